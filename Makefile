@@ -105,7 +105,7 @@ test-cluster: $(VENV)/.dev  ## what needs a Ray cluster, the client's tests on t
 	$(BIN)/python -m pytest -m "cluster and not soak"
 
 test-failures: $(VENV)/.dev  ## kill coordinators and nodes of a cluster under load, and account for every row (an hour)
-	$(BIN)/python -m tests.cluster.failures --coordinator-kills 50 --node-kills 50
+	$(BIN)/python -m tests.cluster.failures --coordinator-kills 50 --node-kills 50 --mirrored-node-kills 50
 
 test-soak: $(VENV)/.dev  ## what takes many minutes: clients killed by the hundred, every layout of ranks
 	$(BIN)/python -m pytest -m soak

@@ -213,7 +213,9 @@ class NodeDescription:
     it has registered. up: it answers; if it does not for long, it is lost, with its rows. memory_used_bytes: of values.
     clients: attached. fetched_bytes: that it got from other nodes; cache_hit_bytes: of other nodes, read again without
     that; cache_used_bytes: of other nodes, kept now. written_bytes, local_read_bytes: that its clients have put,
-    and that they have read from its own memory. Some figures are up to a second old.
+    and that they have read from its own memory. mirror: the number of the node that has a second copy of its bytes; 0
+    for none, or none yet. ended: it is gone, and its rows are read from its mirror. Some figures are up to a second
+    old.
     """
 
     number: int
@@ -227,6 +229,8 @@ class NodeDescription:
     cache_used_bytes: int
     written_bytes: int
     local_read_bytes: int
+    mirror: int = 0
+    ended: bool = False
 
 
 @dataclass(frozen=True, repr=False)

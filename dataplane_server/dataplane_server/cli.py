@@ -56,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             from dataplane_server.cluster.command import serve_cluster  # not before: it needs Ray
 
-            serve_cluster(config, flags.cluster_name, flags.ray_address, _cache_bytes(flags))
+            cache_bytes, mirrored = _cache_bytes(flags), flags.cluster_mirrors
+            serve_cluster(config, flags.cluster_name, flags.ray_address, cache_bytes, mirrored=mirrored)
     except (ImportError, OSError, RecoveryError) as error:
         if sys.stderr.isatty():
             sys.exit(f"dataplane-server: {error}")
@@ -175,6 +176,8 @@ def _add_cluster_flags(parser: argparse.ArgumentParser) -> None:
         ("--ray-address", "ADDRESS", "auto", "of the Ray cluster; auto: of this machine (default: %(default)s)"),
     ):
         parser.add_argument(flag, metavar=metavar, default=default, help=text)
+    help_text = "keep a second copy of each node's rows on another node, in --memory more (default: one copy)"
+    parser.add_argument("--cluster-mirrors", action="store_true", help=help_text)
 
 
 def _cache_bytes(flags: argparse.Namespace) -> int | None:

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ ray: Any = pytest.importorskip("ray")
 MIB = 1 << 20
 MEMORY_BYTES = 256 * MIB
 CACHE_BYTES = 16 * MIB
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # where nodes have their folders
 _HOSTS = ("127.0.0.2", "127.0.0.3")  # by which a driver chooses its node
 
 
@@ -81,6 +83,12 @@ class ThreeNodes:
                     client.drop_partition(partition.partition_id)
 
 
+def remove_folders(name: str) -> None:
+    """What the data plane of this name has left in shared memory."""
+    for folder in SHARED_MEMORY.glob(f"rl-dataplane-{name}-*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _check_invariants(coordinator: Any) -> None:
     coordinator._server.plane.check_invariants()
 
@@ -99,6 +107,7 @@ def three_nodes() -> Iterator[ThreeNodes]:
         config = ServerConfig(listen=("127.0.0.1:0",), http=None, limits=Limits(memory_bytes=MEMORY_BYTES))
         starting = ray.remote(start).options(**on_node(nodes[0]))
         name = f"tests-{os.getpid()}"
+        ending.callback(remove_folders, name)  # also those of nodes that tests killed
         cluster = ray.get(starting.remote(config, name=name, cache_bytes=CACHE_BYTES), timeout=100)
         running = ThreeNodes(machine, ending.enter_context(cluster), nodes)
         running.wait()

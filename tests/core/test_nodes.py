@@ -12,7 +12,7 @@ from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import Admitted, Failed, Grant, Reservation, Waiting
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.calls.node_calls import AddNode, LoseNode
+from dataplane_server.core.calls.node_calls import AddNode, LoseNode, SetMirror
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.rows.regions import NODE_SHIFT, Regions, node_of
 
@@ -161,6 +161,98 @@ def test_a_reader_of_a_lost_row_keeps_its_bytes_from_nothing(cluster: Caller) ->
     cluster.apply(LoseNode(2))
     assert node_of(plan.runs[0].offset) == 2
     assert cluster.used == 8, "until the read ends"
+
+
+# -- mirrors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mirrored(cluster: Caller) -> Caller:
+    """The same cluster with a node 3; node 2 has a row s1, and its mirror on 3."""
+    assert cluster.apply(AddNode("west")) == 3
+    put(cluster, ["s1"], 2)
+    assert cluster.apply(SetMirror(2, 3, "m")) == 0
+    return cluster
+
+
+def removed(caller: Caller) -> int:
+    return caller.plane.partition_info("p").removed_rows["lost"]
+
+
+def test_a_node_that_ends_lives_on_in_its_mirror(mirrored: Caller) -> None:
+    waiting = mirrored.apply(mirrored.put_call(["big"], {"a": [BUDGET]}, node=2))
+    assert isinstance(waiting, Waiting)
+    assert mirrored.apply(LoseNode(2)) == 0
+    (effect,) = mirrored.plane.take_effects()
+    assert isinstance(effect, Failed), "no space will come there"
+    with mirrored.refuses(Reason.NODE_LOST, "node 2"):
+        mirrored.apply(mirrored.put_call(["s"], {"a": [8]}, node=2))
+    (run,) = mirrored.read(["s1"], "a").runs
+    assert node_of(run.offset) == 2
+    assert (mirrored.plane.versions(np.array([run.offset]), np.array([8])) == 0).all()
+    assert list(mirrored.take("a").sample_ids) == ["s1"]
+
+
+def test_a_node_that_lived_on_in_its_mirror_is_lost_with_it(mirrored: Caller) -> None:
+    put(mirrored, ["w1", "w2"], 3)
+    mirrored.apply(LoseNode(2))
+    assert mirrored.apply(LoseNode(3)) == 3
+    assert mirrored.plane.sample("p", "s1").events[-1].reason == "node 2 left the cluster"
+    assert [region.number for region in mirrored.plane.nodes()] == [1]
+
+
+def test_a_node_that_lived_on_in_its_mirror_is_lost_if_the_mirror_is_forgotten(mirrored: Caller) -> None:
+    mirrored.apply(LoseNode(2))
+    assert mirrored.apply(SetMirror(2, 0, "")) == 1
+    assert removed(mirrored) == 1
+
+
+def test_a_node_whose_mirror_ended_before_is_lost_as_one_without(mirrored: Caller) -> None:
+    assert [mirrored.apply(LoseNode(number)) for number in (3, 2)] == [0, 1]
+
+
+def test_a_mirror_that_is_forgotten_saves_nothing(mirrored: Caller) -> None:
+    assert mirrored.apply(SetMirror(2, 0, "")) == 0
+    assert mirrored.apply(LoseNode(2)) == 1
+
+
+def test_losing_a_mirrored_node_twice_loses_nothing(mirrored: Caller) -> None:
+    assert [mirrored.apply(LoseNode(2)) for _ in range(2)] == [0, 0]
+    assert removed(mirrored) == 0
+
+
+def test_a_node_that_has_ended_is_forgotten_with_its_last_byte(mirrored: Caller) -> None:
+    mirrored.apply(LoseNode(2))
+    mirrored.clear(["s1"])
+    assert [region.number for region in mirrored.plane.nodes()] == [1, 3]
+
+
+def test_a_node_without_bytes_leaves_nothing_to_its_mirror(mirrored: Caller) -> None:
+    mirrored.apply(SetMirror(1, 3, "n"))
+    mirrored.apply(LoseNode(1))
+    assert [region.number for region in mirrored.plane.nodes()] == [2, 3]
+
+
+def test_an_arena_that_comes_back_after_its_node_ended_is_a_new_node(mirrored: Caller) -> None:
+    mirrored.apply(LoseNode(2))
+    assert mirrored.apply(AddNode("south")) == 4
+
+
+def test_no_mirror_is_on_a_node_that_is_not_there_or_has_ended(mirrored: Caller) -> None:
+    mirrored.apply(LoseNode(2))
+    for node in (2, 7):
+        with mirrored.refuses(Reason.NODE_LOST, f"node {node}"):
+            mirrored.apply(SetMirror(1, node, "n"))
+    with mirrored.refuses(Reason.NODE_LOST, "node 7"):
+        mirrored.apply(SetMirror(7, 1, "n"))
+
+
+def test_a_mirror_may_itself_live_on_in_one(mirrored: Caller) -> None:
+    """But the mirrors that it had do not."""
+    mirrored.apply(SetMirror(3, 1, "n"))
+    put(mirrored, ["w1"], 3)
+    assert [mirrored.apply(LoseNode(number)) for number in (3, 2)] == [0, 1]
+    assert list(mirrored.take("a").sample_ids) == ["w1"]
 
 
 # -- locality ----------------------------------------------------------------------------------------------------------

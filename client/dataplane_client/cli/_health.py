@@ -67,11 +67,10 @@ def _many_rows(status: ServerStatus) -> str:
 
 
 def _silent_nodes(status: ServerStatus) -> str:
-    silent = [
-        f"{node.number} on {node.host}" if node.host else str(node.number) for node in status.nodes if not node.up
-    ]
+    silent = [node for node in status.nodes if not node.up and not node.ended]
     if not silent:
         return ""
     do, its = ("does", "its") if len(silent) == 1 else ("do", "their")
-    named = f"{'node' if len(silent) == 1 else 'nodes'} {', '.join(silent)}"
-    return f"{named} {do} not answer: if this lasts, {its} rows are lost"
+    names = ", ".join(f"{node.number} on {node.host}" if node.host else str(node.number) for node in silent)
+    fate = "read from mirrors" if all(node.mirror for node in silent) else "lost"
+    return f"node{'s' * (len(silent) > 1)} {names} {do} not answer: if this lasts, {its} rows are {fate}"

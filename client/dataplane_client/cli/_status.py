@@ -14,6 +14,7 @@ from dataplane_client.cli._table import Labelled, Table, figure
 from dataplane_client.cli._text import age_text, bar_text, count_text, duration_text, plural, rate_text, size_text
 from dataplane_client.descriptions import (
     MemoryHolder,
+    NodeDescription,
     PartitionDescription,
     ServerStatus,
     TaskStatus,
@@ -91,12 +92,19 @@ def _server_lines(status: ServerStatus, partitions: Iterable[PartitionDescriptio
 def node_lines(status: ServerStatus) -> Iterator[Labelled]:
     """A line for each node of a cluster."""
     for node in status.nodes:
-        state = f"up on {node.host}" if node.up else "does not answer"
+        state = _node_state(node)
         fetched = (
             f"{size_text(node.fetched_bytes)} of other nodes fetched, {size_text(node.cache_hit_bytes)} read again"
         )
         used = f"{size_text(node.memory_used_bytes)} used, {plural(node.clients, 'client')}"
         yield figure(f"node {node.number}", f"{state}: {used}; {fetched}")
+
+
+def _node_state(node: NodeDescription) -> str:
+    if node.ended:
+        return f"gone, its rows are on node {node.mirror}"
+    state = f"up on {node.host}" if node.up else "does not answer"
+    return f"{state}, mirrored on node {node.mirror}" if node.mirror else state
 
 
 def _holder_text(holder: MemoryHolder) -> str:

@@ -13,14 +13,14 @@ A = TypeVar("A")
 _ANSWER_S = 30.0
 
 
-async def answer_of(call: Awaitable[Any], node: int) -> Any:
-    """What a node's actor answers. Refusal NODE_LOST if it does not, within 30 s."""
+async def answer_of(call: Awaitable[Any], node: int, within_s: float | None = _ANSWER_S) -> Any:
+    """What a node's actor answers. Refusal NODE_LOST if it does not, in time. within_s: None for any time."""
     from ray.exceptions import RayError
 
     try:
-        return await asyncio.wait_for(awaited(call), _ANSWER_S)
+        return await asyncio.wait_for(awaited(call), within_s)
     except asyncio.TimeoutError:
-        raise Refusal(Reason.NODE_LOST, f"node {node} did not answer in {_ANSWER_S:g} s", node=node) from None
+        raise Refusal(Reason.NODE_LOST, f"node {node} did not answer in {within_s} s", node=node) from None
     except RayError as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise Refusal(Reason.NODE_LOST, f"node {node} does not answer: {lines[-1]}", node=node) from None

@@ -1,9 +1,9 @@
-"""The TCP port at which a node gives bytes of its arena to other nodes; they ask by `byte_lines`.
+"""The TCP port at which a node gives bytes to other nodes, of its arena or of a mirror; they ask by `byte_lines`.
 
 The kernel copies from this arena to the network, and on the other node from there into that arena. Ray's object store
 would copy them four times more. A line, that is a connection, begins with the port's secret, and then carries a
-request at a time: the number that this node must have, and runs; the answer is a byte (Given) and, after OK, the bytes
-of the runs, one after another. Bytes are not encrypted.
+request at a time: the number of the node whose bytes are asked for, and runs; the answer is a byte (Given) and, after
+OK, the bytes of the runs, one after another. Bytes are not encrypted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _AT_ONCE_BYTES = 64 << 10
 
 
 class Given(IntEnum):
-    """OTHER_NODE: this arena is not, or not yet, known as that node. OUTSIDE: a run is not within the arena."""
+    """OTHER_NODE: no arena here is, or not yet, known as that node's. OUTSIDE: a run is not within the arena."""
 
     OK = 0
     OTHER_NODE = 1
@@ -50,11 +50,10 @@ class Given(IntEnum):
 
 
 class BytePort:
-    """`listen`, later `close` once. number: what the coordinator knows this arena by; 0 for none."""
+    """`listen`, later `close` once. arena_of: what is here of a node, by its number, or None."""
 
-    def __init__(self, arena: Arena, number: Callable[[], int]) -> None:
-        self._arena = arena
-        self._number = number
+    def __init__(self, arena_of: Callable[[int], Arena | None]) -> None:
+        self._arena_of = arena_of
         self._secret = secrets.token_bytes(_SECRET_BYTES)
         self._threads = ThreadPoolExecutor(_THREADS, "byte-port")
         self._lines: dict[asyncio.Task[None], socket.socket] = {}
@@ -88,22 +87,21 @@ class BytePort:
                         return
                     table = await asyncio.wait_for(_exactly(line, 16 * count), STALL_S)
                     await self._answer(line, number, Runs(*np.frombuffer(table, "<i8").reshape(2, -1)))
-            except (OSError, EOFError, asyncio.TimeoutError):
-                return  # the other end has gone, or is no node
+            except (OSError, EOFError, ValueError, asyncio.TimeoutError):
+                return  # the other end has gone, or is no node; or a mirror was removed
 
     async def _answer(self, line: socket.socket, number: int, runs: Runs) -> None:
-        if number != self._number():
-            given = Given.OTHER_NODE
-        else:
-            given = Given.OK if are_inside(self._arena, runs.offsets, runs.sizes) else Given.OUTSIDE
-        loop, head = asyncio.get_running_loop(), bytes([given])
-        if given != Given.OK:
-            await loop.sock_sendall(line, head)
+        arena, loop = self._arena_of(number), asyncio.get_running_loop()
+        if arena is None:
+            await loop.sock_sendall(line, bytes([Given.OTHER_NODE]))
+        elif not are_inside(arena, runs.offsets, runs.sizes):
+            await loop.sock_sendall(line, bytes([Given.OUTSIDE]))
         elif runs.sizes.sum() <= _AT_ONCE_BYTES:
-            await asyncio.wait_for(loop.sock_sendall(line, b"".join((head, *pieces(self._arena, runs)))), STALL_S)
+            answer = b"".join((bytes([Given.OK]), *pieces(arena, runs)))
+            await asyncio.wait_for(loop.sock_sendall(line, answer), STALL_S)
         else:
-            await loop.sock_sendall(line, head)
-            await loop.run_in_executor(self._threads, partial(_send, line, self._arena, runs))
+            await loop.sock_sendall(line, bytes([Given.OK]))
+            await loop.run_in_executor(self._threads, partial(_send, line, arena, runs))
 
     async def close(self) -> None:
         """Close the port and all lines. No thread uses the arena afterwards."""

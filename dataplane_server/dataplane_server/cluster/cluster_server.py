@@ -15,6 +15,7 @@ from dataplane_server.access.gate import Gate
 from dataplane_server.cluster.home_arena import HomeArena
 from dataplane_server.cluster.members import Member, Members
 from dataplane_server.cluster.messages import Beat, Registration
+from dataplane_server.cluster.mirrors import Mirrors
 from dataplane_server.cluster.placing import PlacingShell
 from dataplane_server.cluster.relay_calls import RelayCalls, on_its_node
 from dataplane_server.cluster.relay_endpoint import RelayEndpoint
@@ -38,12 +39,17 @@ _GRACE_S = 2.0
 
 
 class ClusterServer(Server):
-    """The coordinator's server. home: its arena, which a life was begun with, if there is one."""
+    """The coordinator's server. home: its arena, which a life was begun with, if there is one. mirrored: whether each
+    node gets a mirror.
+    """
 
     _keeps_snapshots = False
 
-    def __init__(self, config: ServerConfig, home: HomeArena, life: Life | None = None) -> None:
+    def __init__(
+        self, config: ServerConfig, home: HomeArena, life: Life | None = None, *, mirrored: bool = False
+    ) -> None:
         self._home = home
+        self._mirrored = mirrored
         super().__init__(config, life)
         if life is not None:
             home.holders = self._holders
@@ -66,7 +72,8 @@ class ClusterServer(Server):
 
     def _new_values(self) -> Values:
         self.members = Members(self.plane)
-        self._cluster_values = ClusterValues(self.plane, self.members, self._home)
+        self.mirrors = Mirrors(self._shell, self.members, makes=self._mirrored)
+        self._cluster_values = ClusterValues(self.plane, self.members, self.mirrors, self._home)
         return self._cluster_values
 
     def _new_servicer(self, values: Values) -> DataPlaneServicer:
@@ -92,19 +99,20 @@ class ClusterServer(Server):
     async def stop(self, grace_s: float | None = None) -> None:
         self._relays.draining = True
         await asyncio.gather(super().stop(_GRACE_S if grace_s is None else grace_s), self._relays.close())
-        await self._cluster_values.close()
+        await asyncio.gather(self._cluster_values.close(), self.mirrors.close())
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     def knows(self, registration: Registration) -> bool:
         """Whether the core may have placed values in this arena, perhaps for a former coordinator."""
-        return _name_of(registration) in [region.name for region in self.plane.nodes()]
+        return _name_of(registration) in [region.name for region in self.plane.nodes() if not region.ended]
 
     def add_node(self, registration: Registration, actor: object) -> Member:
         """A node's actor has its arena. Its number is that which the arena had, if the core knows it."""
         self._resume()
         for region in self.plane.nodes():
-            if ray_node_of(region) == registration.ray_node and region.name != _name_of(registration):
+            of_this_node = ray_node_of(region) == registration.ray_node and not region.ended
+            if of_this_node and region.name != _name_of(registration):
                 self.lose_node(region.number, "its arena is gone")
         member = Member(self._shell.apply(AddNode(_name_of(registration))), registration, actor)
         self.members.add(member)
@@ -131,11 +139,12 @@ class ClusterServer(Server):
         return self._relays.orphans(member.number)
 
     def lose_node(self, number: int, why: str) -> None:
-        """A node is gone, and the rows with it of which it had a value."""
+        """A node is gone, and the rows with it of which it had a value, unless it has a mirror."""
         self.members.remove(number)
         self._relays.lose(number)
         rows = self._shell.apply(LoseNode(number))
         self._log.warning("node_lost", node=number, rows=rows, why=why)
+        self.mirrors.ended(number)
 
 
 def ray_node_of(region: Region) -> str:
@@ -160,7 +169,9 @@ class ClusterServicer(DataPlaneServicer):
         response = await super().GetServerStatus(request, context)
         members = {member.number: member for member in self._members}
         for region in self._plane.nodes():
-            node = response.nodes.add(number=region.number, memory_used_bytes=region.used)
+            mirror = 0 if region.mirror is None else region.mirror.on
+            node = response.nodes.add(number=region.number, mirror=mirror, ended=region.ended)
+            node.memory_used_bytes = region.used
             node.written_bytes = self._members.written_bytes[region.number]
             node.local_read_bytes = self._members.local_read_bytes[region.number]
             if (member := members.get(region.number)) is not None:

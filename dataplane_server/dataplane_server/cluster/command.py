@@ -20,7 +20,9 @@ from dataplane_server.observe.log import now_text
 _CONNECT_S = 5.0
 
 
-def serve_cluster(config: ServerConfig, name: str, ray_address: str, cache_bytes: int | None) -> None:
+def serve_cluster(
+    config: ServerConfig, name: str, ray_address: str, cache_bytes: int | None, *, mirrored: bool = False
+) -> None:
     """Run a cluster until SIGTERM or SIGINT. Raises OSError if there is no Ray, or the cluster cannot start there."""
     import ray
 
@@ -31,7 +33,7 @@ def serve_cluster(config: ServerConfig, name: str, ray_address: str, cache_bytes
             ray.init(ray_address, namespace=None, log_to_driver=False, logging_level=logging.WARNING)
         for number in (signal.SIGTERM, signal.SIGINT):  # after Ray, which has handlers of its own
             signal.signal(number, lambda *_: stopping.set())
-        cluster = start(config, name=name, cache_bytes=cache_bytes)
+        cluster = start(config, name=name, cache_bytes=cache_bytes, mirrored=mirrored)
     except (OSError, ray.exceptions.RayError) as error:
         raise OSError(f"the cluster cannot start: {error}") from error
     with cluster:

@@ -48,13 +48,14 @@ class LostLogError(Exception):
 class ClusterOptions:
     """name: of the coordinator's actor. host: the address of its machine, at which nodes reach it. cache_bytes: of each
     node, for bytes of other nodes, beside its budget (limits.memory_bytes). folder: of the nodes' arenas and sockets;
-    None for one in shared memory, named after the coordinator and the node.
+    None for one in shared memory, named after the coordinator and the node. mirrored: whether each node gets a mirror.
     """
 
     name: str
     host: str
     cache_bytes: int
     folder: str | None = None
+    mirrored: bool = False
 
 
 class Coordinator:
@@ -143,8 +144,9 @@ class Coordinator:
             server.make_home(member)
             await self._start(server)
         host, port, members = self._options.host, self._relay_port, server.members
-        others, told = members.added_since(0), members.added
-        return Registered(member.number, member.secret, host, port, others, server.plane.incarnation, told)
+        kept = server.mirrors.returned(member)
+        others, told = members.placed_since(0), members.placed
+        return Registered(member.number, member.secret, host, port, others, server.plane.incarnation, told, kept)
 
     async def _check_rows(self, registration: Registration, server: ClusterServer) -> None:
         """Serve no more, if a node has rows of a former coordinator whose log is not here. LostLogError."""
@@ -175,7 +177,7 @@ class Coordinator:
         if member is None:
             return BeatAnswer(False)
         members = server.members
-        return BeatAnswer(True, members.added_since(beat.told), server.orphans(member), members.added)
+        return BeatAnswer(True, members.placed_since(beat.told), server.orphans(member), members.placed)
 
     async def _recovered(self) -> ClusterServer:
         await self._until(self._relaying)
@@ -209,7 +211,7 @@ class Coordinator:
             known = bool(segments(folder))
         home = HomeArena(known=known)
         life = await next_life(self._config, threading.Event(), home)
-        self._server = ClusterServer(self._config, home, life)
+        self._server = ClusterServer(self._config, home, life, mirrored=self._options.mirrored)
         self._relay_port = self._server.recover(self._options.host)
         if life is not None and life.recovery is None and not self._config.accept_loss:
             await self._look_after_nodes(self._server)
@@ -226,7 +228,8 @@ class Coordinator:
 
     async def _look_after_nodes(self, server: ClusterServer) -> None:
         members = {member.number: member for member in server.members}
-        silent = [region for region in server.plane.nodes() if not _is_up(members.get(region.number))]
+        there = [region for region in server.plane.nodes() if not region.ended]
+        silent = [region for region in there if not _is_up(members.get(region.number))]
         alive = await asyncio.to_thread(self._nodes.alive, set(map(ray_node_of, silent)))
         up = {member.registration.ray_node for member in members.values() if member.is_up}
         for ray_node in alive:
@@ -241,6 +244,7 @@ class Coordinator:
         self._silent_since = {one.number: self._silent_since.get(one.number, now) for one in silent}
         for region in silent:
             self._judge(server, region, now - self._silent_since[region.number], alive)
+        server.mirrors.look_after()
 
     def _judge(self, server: ClusterServer, region: Region, silent_s: float, alive: list[str]) -> None:
         """Lose a node that does not come back."""

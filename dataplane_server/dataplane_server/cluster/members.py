@@ -1,7 +1,8 @@
 """The nodes of a cluster as the coordinator knows them: their actors, their last signs of life, their secrets.
 
 The core knows which arenas there are (AddNode, LoseNode). What is here is of this life of the coordinator only: a node
-that the core knows from a former life is away until its actor registers.
+that the core knows from a former life is away until its actor registers. The bytes of a node that has ended may be read
+from another one, its mirror.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Members:
     def __init__(self, plane: DataPlane) -> None:
         self._plane = plane
         self._members: dict[int, Member] = {}
-        self._added: list[int] = []
+        self._places: dict[int, BytePlace] = {}  # where the bytes of nodes are read
+        self._placed: list[int] = []
         self.written_bytes: Counter[int] = Counter()
         self.local_read_bytes: Counter[int] = Counter()
 
@@ -65,21 +67,35 @@ class Members:
     def add(self, member: Member) -> None:
         """Know a node, in place of what was known of it."""
         self._members[member.number] = member
-        self._added.append(member.number)
+        self._place(member.number, member)
+
+    def stand_in(self, number: int, keeper: Member) -> None:
+        """The bytes of a node that has ended are read from another one."""
+        self._place(number, keeper)
+
+    def _place(self, number: int, member: Member) -> None:
+        self._places[number] = member.registration.bytes_at
+        self._placed.append(number)
 
     @property
-    def added(self) -> int:
-        """How many were added so far, also those that are lost."""
-        return len(self._added)
+    def placed(self) -> int:
+        """How many places there were so far, also those of nodes that are lost."""
+        return len(self._placed)
 
-    def added_since(self, added: int) -> dict[int, BytePlace]:
-        """Where the nodes give bytes that were added after the first `added`."""
-        there = (self._members.get(number) for number in self._added[added:])
-        return {member.number: member.registration.bytes_at for member in there if member is not None}
+    def placed_since(self, placed: int) -> dict[int, BytePlace]:
+        """Where the bytes of nodes are, as far as this is new after the first `placed`."""
+        return {number: self._places[number] for number in self._placed[placed:] if number in self._places}
+
+    def place_of(self, number: int) -> BytePlace:
+        """Where the bytes of a node are. Refusal NODE_LOST if nothing that has them has registered."""
+        if number not in self._places:
+            raise _not_there(number)
+        return self._places[number]
 
     def remove(self, number: int) -> None:
-        """Forget a node that is lost."""
+        """Forget a node that has ended."""
         self._members.pop(number, None)
+        self._places.pop(number, None)
 
     def of_arena(self, arena_id: str) -> Member | None:
         return next((member for member in self if member.registration.arena_id == arena_id), None)
@@ -91,7 +107,7 @@ class Members:
         """Refusal NODE_LOST if its actor has not registered."""
         found = self.find(number)
         if found is None:
-            raise Refusal(Reason.NODE_LOST, f"node {number} is not there", node=number)
+            raise _not_there(number)
         return found
 
     def on(self, ray_node: str) -> Member | None:
@@ -107,5 +123,9 @@ class Members:
     @property
     def holders(self) -> list[int]:
         """Nodes with clients of a former life, or of which nothing is known yet."""
-        known = [region.number for region in self._plane.nodes()]
+        known = [region.number for region in self._plane.nodes() if not region.ended]
         return [number for number in known if number not in self._members or self._members[number].former]
+
+
+def _not_there(number: int) -> Refusal:
+    return Refusal(Reason.NODE_LOST, f"node {number} is not there", node=number)

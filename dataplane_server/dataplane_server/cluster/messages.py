@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 BEAT_S = 0.5
 
@@ -33,7 +34,7 @@ class Registration:
     file, named "arena", and the socket are. memory_bytes: what the core may place, from the arena's begin; the cache is
     behind it. file_bytes: of both. nonce: names the arena to clients. former: clients of former lives of the arena or
     of the coordinator that may still use the arena. bytes_at: where it gives bytes to other nodes. incarnation: of the
-    coordinator that it registered with before; empty if there was none.
+    coordinator that it registered with before; empty if there was none. mirrors: that it has of other nodes, by name.
     """
 
     arena_id: str
@@ -48,6 +49,7 @@ class Registration:
     former: int
     bytes_at: BytePlace
     incarnation: str
+    mirrors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class Registered:
     """The answer to a Registration. secret: proves to the relay port that a connection is of this node's actor.
 
     relay_host, relay_port: where the coordinator serves relayed frames. others: with this node or without it.
-    incarnation: of the coordinator's state, which a restart from its log keeps. told: as in BeatAnswer.
+    incarnation: of the coordinator's state, which a restart from its log keeps. told: as in BeatAnswer. mirrors: those
+    of the registration that the node keeps; it removes the others.
     """
 
     number: int
@@ -65,6 +68,17 @@ class Registered:
     others: Nodes
     incarnation: str
     told: int = 0
+    mirrors: tuple[str, ...] = ()
+
+
+class Mirrored(IntEnum):
+    """What became of a write in a mirror. UNKNOWN: the node has no such mirror. NO_SOURCE: the node that has the bytes
+    does not give them.
+    """
+
+    DONE = 0
+    UNKNOWN = 1
+    NO_SOURCE = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
 """The actor of a node: it owns the node's arena, serves the node's clients, and gives and takes bytes of other nodes.
+It keeps mirrors of other nodes, too, if it is told to.
 
 An actor that is restarted on its node finds the arena's file as its former life left it. It beats as long as it lives;
 what the coordinator makes of that is in `cluster.messages`.
@@ -11,11 +12,11 @@ import contextlib
 import mmap
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -26,7 +27,8 @@ from dataplane_server.cluster.byte_port import BytePort
 from dataplane_server.cluster.cache import Cache
 from dataplane_server.cluster.fetching import Fetching
 from dataplane_server.cluster.gateway import Gateway
-from dataplane_server.cluster.messages import BEAT_S, Beat, BeatAnswer, BytePlace, Registered, Registration
+from dataplane_server.cluster.kept_mirrors import KeptMirrors
+from dataplane_server.cluster.messages import BEAT_S, Beat, BeatAnswer, BytePlace, Mirrored, Registered, Registration
 from dataplane_server.cluster.node_folder import NodeFolder, default_folder, sweep
 from dataplane_server.cluster.ray_nodes import this_address, this_node
 from dataplane_server.cluster.relay import Relay
@@ -36,6 +38,8 @@ from dataplane_server.core.rows.regions import NODE_SHIFT, WITHIN_NODE
 from dataplane_server.service.values import digests_of
 from dataplane_server.storage.arena import Arena
 from rl_dataplane.v1 import local_pb2 as pb
+
+A = TypeVar("A")
 
 _WARM_BYTES = 64 << 20
 _AGAIN_S = 0.05
@@ -73,13 +77,14 @@ class NodeActor:
         self._fetching = Fetching(self._arena, self._cache, self._take)
         self._gateway = Gateway(self._arena, self._cache, self._fetching)
         self._gateway.listen(self._folder.socket, options.socket_mode)
-        self._port = BytePort(self._arena, lambda: self._number)
-        self._bytes_at = self._port.listen(this_address())
         self._lines = ByteLines()
+        self._mirrors = KeptMirrors(self._folder.path, options.memory_bytes, self._lines)
+        self._port = BytePort(self._arena_of)
+        self._bytes_at = self._port.listen(this_address())
         self._others: dict[int, BytePlace] = {}
         self._told = 0  # how many of them
         self._orphans: tuple[bytes, ...] = ()  # of which the coordinator has asked
-        self._scattering: set[asyncio.Task[None]] = set()  # for the coordinator
+        self._writing: set[asyncio.Task[Any]] = set()  # for the coordinator
         self._life = asyncio.get_running_loop().create_task(self._live())
         self._life.add_done_callback(_end_of)
         self._warming = asyncio.get_running_loop().create_task(self._warm(cache_at))
@@ -90,6 +95,9 @@ class NodeActor:
     def _number(self) -> int:
         """Of this node; 0 while no coordinator knows it."""
         return 0 if self._gateway.relay is None else self._gateway.relay.node
+
+    def _arena_of(self, node: int) -> Arena | None:
+        return self._arena if node == self._number else self._mirrors.arena_of(node)
 
     async def prefetch(self, lease: bytes) -> None:
         """Bring bytes of other nodes here, before a client asks for them. Does nothing if that fails."""
@@ -107,12 +115,17 @@ class NodeActor:
             sources, targets, sizes = table[nodes == node].T
             runs = Runs(sources & WITHIN_NODE, sizes)
             data = await (gather(self._arena, runs.offsets, sizes) if node == self._number else self._taken(node, runs))
-            if self._gateway.relay is None or self._gateway.relay.secret != secret:
-                raise Refusal(Reason.NODE_LOST, "this node has another coordinator now", node=node)
-            task = asyncio.ensure_future(scatter(self._arena, data, targets & WITHIN_NODE, sizes))
-            self._scattering.add(task)
-            task.add_done_callback(self._scattering.discard)
-            await task
+            await self._write_for(secret, scatter(self._arena, data, targets & WITHIN_NODE, sizes))
+
+    async def _write_for(self, secret: bytes, work: Coroutine[Any, Any, A]) -> A:
+        """Write to memory, unless this node has another coordinator by now."""
+        if self._gateway.relay is None or self._gateway.relay.secret != secret:
+            work.close()
+            raise Refusal(Reason.NODE_LOST, "this node has another coordinator now", node=self._number)
+        task = asyncio.get_running_loop().create_task(work)
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+        return await task
 
     async def digests(self, offsets: Int64Array, sizes: Int64Array) -> bytes:
         """The XXH3-128 of each run in this arena, as `service.values` has them."""
@@ -131,6 +144,27 @@ class NodeActor:
         if place is None:
             raise Refusal(Reason.NODE_LOST, f"node {node} is not known here", node=node)
         await self._lines.read(place, node, runs, into)
+
+    # -- mirrors -------------------------------------------------------------------------------------------------------
+
+    async def make_mirror(self, name: str, node: int) -> None:
+        """A mirror of a node, still without bytes. OSError if there is no space for it."""
+        await self._mirrors.make(name, node)
+
+    async def fill_mirror(self, name: str, source: BytePlace, end: int) -> Mirrored:
+        """Fetch all bytes of the node up to an offset. source: where it gives them."""
+        return await self._mirrors.fill(name, source, end)
+
+    async def follow(
+        self, secret: bytes, name: str, source: BytePlace, offsets: Int64Array, sizes: Int64Array
+    ) -> Mirrored:
+        """Fetch the bytes of a write. secret: as of copy."""
+        runs = Runs(offsets & WITHIN_NODE, sizes)
+        return await self._write_for(secret, self._mirrors.follow(name, source, runs))
+
+    async def drop_mirror(self, name: str) -> None:
+        """Remove it, if it is there."""
+        self._mirrors.drop(name)
 
     async def _warm(self, cache_at: int) -> None:
         """Touch the cache, so that no read waits for the system to clear its pages."""
@@ -164,7 +198,7 @@ class NodeActor:
 
     async def _register(self, coordinator: Any) -> None:
         self._gateway.lose_relay()  # before former clients are counted
-        await asyncio.gather(*self._scattering, return_exceptions=True)
+        await asyncio.gather(*self._writing, return_exceptions=True)
         registration = Registration(
             arena_id=self._arena_id,
             ray_node=self._ray_node,
@@ -178,12 +212,15 @@ class NodeActor:
             former=self._former_clients,
             bytes_at=self._bytes_at,
             incarnation=self._folder.incarnation,
+            mirrors=self._mirrors.names,
         )
         registered: Registered | None = await awaited(coordinator.register.remote(registration))
         if registered is None:
             self._begin_anew()
         self._others, self._told = dict(registered.others), registered.told
         self._folder.incarnation = registered.incarnation
+        for name in set(registration.mirrors) - set(registered.mirrors):
+            self._mirrors.drop(name)
         host, port = registered.relay_host, registered.relay_port
         self._gateway.use(Relay(host, port, registered.secret, registered.number))
 
@@ -225,6 +262,7 @@ class NodeActor:
         await asyncio.gather(self._life, self._warming, return_exceptions=True)
         await self._gateway.close()
         await asyncio.gather(self._fetching.close(), self._lines.close(), self._port.close())
+        self._mirrors.close()
         self._arena.close()
         if not keep:
             self._folder.remove()

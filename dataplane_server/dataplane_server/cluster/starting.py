@@ -54,13 +54,15 @@ def start(
     ray_address: str | None = None,
     cache_bytes: int | None = None,
     folder: str | None = None,
+    mirrored: bool = False,
 ) -> Cluster:
     """Run a data plane on the nodes of a Ray cluster; if one of this name runs already, find it.
 
     config: as of a server; limits.memory_bytes is each node's. The coordinator runs on this node, and Ray restarts it
     there or, if the node is gone, elsewhere. ray_address: where Ray is, unless this program is connected already; None
     for the cluster of this machine, or a new one of this machine alone. cache_bytes: of each node, for bytes of others
-    (default: a quarter of its memory). folder: of the nodes' arenas (default: in shared memory).
+    (default: a quarter of its memory). folder: of the nodes' arenas (default: in shared memory). mirrored: whether
+    another node keeps a second copy of each node's rows, which takes memory_bytes of it, too.
 
     Blocks until the cluster serves, for some seconds. Raises ray.exceptions.RayError if it cannot start, ValueError for
     settings that cannot be.
@@ -74,9 +76,8 @@ def start(
         raise ValueError("direct: a cluster has no such port; its clients use the memory of their nodes")
     if not ray.is_initialized():
         ray.init(address=ray_address, namespace=NAMESPACE, log_to_driver=False)
-    options = ClusterOptions(
-        name, this_address(), config.limits.memory_bytes // 4 if cache_bytes is None else cache_bytes, folder
-    )
+    cache_bytes = config.limits.memory_bytes // 4 if cache_bytes is None else cache_bytes
+    options = ClusterOptions(name, this_address(), cache_bytes, folder, mirrored)
     actor: Any = ray.remote(Coordinator)
     coordinator = actor.options(
         name=name,

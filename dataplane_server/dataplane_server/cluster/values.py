@@ -1,7 +1,8 @@
 """Values of a cluster, for calls that the coordinator serves: some are on its own node, others are fetched.
 
-A node actor does what needs the bytes of a write: it copies what rows have already and takes digests. So what happens
-to the rows meanwhile is found out when the write is finished: the core refuses an append whose rows have changed.
+A node actor does what needs the bytes of a write: it copies what rows have already and takes digests; and another one
+takes the bytes into its mirror, if there is one. So what happens to the rows meanwhile is found out when the write is
+finished: the core refuses an append whose rows have changed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataplane_server.cluster.asking import answer_of
 from dataplane_server.cluster.byte_lines import ByteLines
 from dataplane_server.cluster.home_arena import HomeArena
 from dataplane_server.cluster.members import Members
+from dataplane_server.cluster.mirrors import Mirrors
 from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.values import Int64Array, Run, Runs
 from dataplane_server.core.plane import DataPlane
@@ -33,9 +35,10 @@ _WINDOW_BYTES = 64 << 20
 class ClusterValues:
     """The values of all nodes."""
 
-    def __init__(self, plane: DataPlane, members: Members, home: HomeArena) -> None:
+    def __init__(self, plane: DataPlane, members: Members, mirrors: Mirrors, home: HomeArena) -> None:
         self._plane = plane
         self._members = members
+        self._mirrors = mirrors
         self._home = home
         self._lines = ByteLines()
 
@@ -50,23 +53,29 @@ class ClusterValues:
 
     def digests(self, reservation: Reservation) -> bytes | Awaitable[bytes]:
         layout = self._plane.once_layout(reservation.ticket)
-        if layout is None and not reservation.copies:
-            return b""
-        return self._by_node(reservation, layout)
-
-    async def _by_node(self, reservation: Reservation, layout: tuple[Int64Array, Int64Array] | None) -> bytes:
-        """Have the node of a write copy what its rows have, and take the digests of what is put once."""
-        offsets = [copy.target for copy in reservation.copies] + [run.offset for run in reservation.runs]
-        if not offsets:
+        first = [copy.target for copy in reservation.copies[:1]] + [run.offset for run in reservation.runs[:1]]
+        if not first:
             return b"" if layout is None else _of_nothing(layout[1].size)
-        node = node_of(offsets[0])
-        member = self._members.get(node)
+        node = node_of(first[0])
+        if layout is None and not reservation.copies and not self._mirrors.follows(node):
+            return b""
+        return self._by_node(node, reservation, layout)
+
+    async def _by_node(
+        self, node: int, reservation: Reservation, layout: tuple[Int64Array, Int64Array] | None
+    ) -> bytes:
+        """Have the node of a write copy what its rows have, and take the digests of what is put once; and its mirror,
+        all that is written.
+        """
+        member, digests = self._members.get(node), b""
         if reservation.copies:
             await to_its_end(answer_of(member.actor.copy.remote(member.secret, reservation.copies), node))
-        if layout is None:
-            return b""
-        base = node << NODE_SHIFT
-        digests: bytes = await answer_of(member.actor.digests.remote(layout[0].ravel() - base, layout[1].ravel()), node)
+        if layout is not None:
+            offsets, sizes = layout[0].ravel() - (node << NODE_SHIFT), layout[1].ravel()
+            digests = await answer_of(member.actor.digests.remote(offsets, sizes), node)
+        if self._mirrors.follows(node):
+            copied = [Run(copy.target, copy.size_bytes) for copy in reservation.copies]
+            await to_its_end(self._mirrors.follow(node, Runs.of([*copied, *reservation.runs])))
         return digests
 
     def complete(self, reservation: Reservation) -> None:
@@ -95,7 +104,7 @@ class ClusterValues:
         return [pieces[run] if run in pieces else self._home.view(run) for run in runs]
 
     async def _taken(self, node: int, runs: list[Run]) -> dict[Run, memoryview]:
-        wanted, place = Runs.of(runs), self._members.get(node).registration.bytes_at
+        wanted, place = Runs.of(runs), self._members.place_of(node)
         data = np.empty(wanted.sizes.sum(), np.uint8).data
         within = Runs(wanted.offsets & WITHIN_NODE, wanted.sizes)
         await self._lines.read(place, node, within, [data])

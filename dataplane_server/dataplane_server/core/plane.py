@@ -37,7 +37,7 @@ from dataplane_server.core.calls.names import check_distinct
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import Call
 from dataplane_server.core.calls.values import Int64Array
-from dataplane_server.core.rows.regions import Region
+from dataplane_server.core.rows.regions import Mirror, Region
 from dataplane_server.core.state.answers import Answers
 from dataplane_server.core.state.descriptions import describe_partition, describe_task
 from dataplane_server.core.state.partition import Partition
@@ -141,8 +141,16 @@ class DataPlane:
         return [*self._state.space.free_ranges(), *self._state.space.pending_ranges()]
 
     def nodes(self) -> list[Region]:
-        """The nodes of a cluster that are there, for reading."""
+        """The nodes of a cluster that are there or live on in mirrors, for reading."""
         return self._verbs.nodes.up()
+
+    def mirror_of(self, node: int) -> Mirror | None:
+        """As `Nodes.mirror_of`, of a cluster."""
+        return self._verbs.nodes.mirror_of(node)
+
+    def used_end_of(self, node: int) -> int:
+        """No byte of a node is in use from this offset on, within the node. Refusal NODE_LOST."""
+        return self._verbs.nodes.used_end_of(node)
 
     def versions(self, offsets: Int64Array, sizes: Int64Array) -> Int64Array:
         """As `Nodes.versions`, of a cluster."""

@@ -115,6 +115,7 @@ class Turn:
             requests.Drain: self._drain,
             node_calls.AddNode: lambda call, now: v.nodes.add(call),
             node_calls.LoseNode: lambda call, now: v.nodes.lose(call),
+            node_calls.SetMirror: lambda call, now: v.nodes.set_mirror(call),
             life_calls.Recover: self._recover,
             life_calls.LetGo: self._let_go,
             life_calls.BeginSnapshot: lambda call, now: v.reads.begin_snapshot(call.name),

@@ -118,19 +118,15 @@ class LocalCalls:
 
     def finish_write(self, request: pb.FinishWriteRequest, session: LocalSession) -> Answer:
         digests = self._values.digests(session.reservation(request.handle).reservation)
+        shared = session.take_reservation(request.handle)
         if isinstance(digests, bytes):
-            return self._finish_taken(request.handle, session, digests)
-        return self._finish_later(request.handle, session, digests)
+            return self._finish(shared.reservation, shared.applied, digests)
+        return self._finish_later(shared, digests)
 
-    async def _finish_later(
-        self, handle: int, session: LocalSession, digests: Awaitable[bytes]
-    ) -> pb.LocalWriteResponse:
-        """Until the digests are there, the session holds the reservation: it aborts the write of a client that dies."""
-        return self._finish_taken(handle, session, await digests)
-
-    def _finish_taken(self, handle: int, session: LocalSession, digests: bytes) -> pb.LocalWriteResponse:
-        shared = session.take_reservation(handle)
-        return self._finish(shared.reservation, shared.applied, digests)
+    async def _finish_later(self, shared: SharedReservation, digests: Awaitable[bytes]) -> pb.LocalWriteResponse:
+        """The session holds the reservation no more, as its end would free what is being read and written here."""
+        with self._shell.aborted_on_error(shared.reservation.ticket):
+            return self._finish(shared.reservation, shared.applied, await digests)
 
     def _put_applied(self, result: Result, size_bytes: int) -> pb.LocalWriteResponse:
         put = cast("PutResult", result)  # a ticket finishes as it began

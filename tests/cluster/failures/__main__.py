@@ -7,15 +7,17 @@ all; the files of its round stay.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from functools import partial
 from pathlib import Path
 
 from tests.cluster.failures.campaigns import Clients, campaign
-from tests.cluster.failures.local_cluster import LocalCluster, ray_nodes
+from tests.cluster.failures.local_cluster import LocalCluster, pid_of, ray_nodes
 from tests.cluster.failures.pauses import told
 
 _NODES = 3
@@ -27,7 +29,7 @@ class CoordinatorKills:
     """Kills of the coordinator's process."""
 
     title = "until the coordinator serves again"
-    rows_vanish = False
+    rows_vanish = mirrored = False
 
     def __init__(self) -> None:
         self.took: list[float] = []
@@ -49,13 +51,26 @@ class NodeKills(CoordinatorKills):
         clients.join(cluster.add_node())
 
 
+class MirroredNodeKills(NodeKills):
+    """Kills of nodes that have mirrors, half of them with the coordinator at the same time."""
+
+    title = "until the dead node is read from its mirror"
+    rows_vanish, mirrored = False, True
+
+    def strike(self, cluster: LocalCluster, clients: Clients, dice: random.Random) -> None:
+        cluster.wait_for_mirrors()
+        if dice.random() < 0.5:
+            os.kill(pid_of(cluster.coordinator), signal.SIGKILL)
+        super().strike(cluster, clients, dice)
+
+
 def kill(kind: CoordinatorKills, kills: int, seconds: float, seed: int) -> None:
     """Rounds, until there were enough kills. The files of a round in which a client paused for long are kept."""
     paused = list[float]()
     with ray_nodes(_NODES) as nodes:
         while len(kind.took) < kills:
             folder = Path(tempfile.mkdtemp(prefix="failures-"))
-            with LocalCluster(nodes, f"dp-fail-{seed}", folder / "data") as cluster:
+            with LocalCluster(nodes, f"dp-fail-{seed}", folder / "data", mirrored=kind.mirrored) as cluster:
                 strike = partial(kind.strike, cluster)
                 outcome = campaign(cluster, folder / "histories", seconds, seed, strike, rows_vanish=kind.rows_vanish)
             paused += outcome.pauses.values()
@@ -87,10 +102,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--coordinator-kills", type=int, default=0)
     parser.add_argument("--node-kills", type=int, default=0)
+    parser.add_argument("--mirrored-node-kills", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=60.0, help="of a round")
     parser.add_argument("--seed", type=int, default=1, help="of the first round")
     chosen = parser.parse_args()
-    for kind, kills in ((CoordinatorKills(), chosen.coordinator_kills), (NodeKills(), chosen.node_kills)):
+    wanted = {
+        CoordinatorKills(): chosen.coordinator_kills,
+        NodeKills(): chosen.node_kills,
+        MirroredNodeKills(): chosen.mirrored_node_kills,
+    }
+    for kind, kills in wanted.items():
         if kills:
             kill(kind, kills, chosen.seconds, chosen.seed)
 

@@ -104,7 +104,7 @@ class Outcome:
 def campaign(
     cluster: LocalCluster, folder: Path, seconds: float, seed: int, strike: Strike, *, rows_vanish: bool
 ) -> Outcome:
-    """Have faults strike again and again while clients work. rows_vanish: with nodes that are killed."""
+    """Have faults strike again and again while clients work. rows_vanish: with nodes that are killed, else none may."""
     with connect(cluster.outside) as client:
         client.register_partition(PARTITION, FIELDS, 0, TASKS, per_token_fields=["tokens"])
     clients = Clients(cluster, folder, seconds, seed, rows_vanish=rows_vanish)
@@ -118,7 +118,7 @@ def campaign(
         history = running.result()
         pinging.result()
     found, counts = judged(history, clients.outside, cluster.errors())
-    found += disagreements_on_lost_rows(history, clients.dead)
+    found += disagreements_on_lost_rows(history, clients.dead if rows_vanish else ())
     counts |= {"lost rows": len(history.lost), "strikes": len(faults)}
     return Outcome(found, counts, pauses(folder, history, faults))
 

@@ -17,9 +17,12 @@ def start_plane(three_nodes: ThreeNodes, tmp_path: Path) -> Iterator[Callable[..
     """Start a data plane, whose rows are kept in the folder `data` of the test's, if they are to be."""
     with ExitStack() as ending:
 
-        def begin(*, durable: bool = True, memory_bytes: int = 4 * MIB, home: str = "") -> LocalCluster:
+        def begin(
+            *, durable: bool = True, memory_bytes: int = 4 * MIB, home: str = "", mirrored: bool = False
+        ) -> LocalCluster:
             data = tmp_path / "data" if durable else None
-            plane = LocalCluster(three_nodes.machine, f"failures-{os.getpid()}", data, memory_bytes, home=home)
+            name = f"failures-{os.getpid()}"
+            plane = LocalCluster(three_nodes.machine, name, data, memory_bytes, home=home, mirrored=mirrored)
             ending.enter_context(plane)
             plane.wait_for_nodes()
             return plane

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import time
@@ -12,8 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from ray.cluster_utils import Cluster as RayCluster
-from tests.cluster.three_nodes import on_node, ray
+from tests.cluster.three_nodes import SHARED_MEMORY, on_node, ray, remove_folders
 
 from dataplane_client.client import connect
 from dataplane_server.cluster.coordinator import NAMESPACE
@@ -23,7 +23,6 @@ from dataplane_server.core.calls.limits import Limits
 
 MIB = 1 << 20
 _NODE = {"num_cpus": 1, "object_store_memory": 80 * MIB}
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # where nodes have their folders
 _WAIT_S = 60.0
 
 
@@ -51,7 +50,7 @@ class LocalCluster:
 
     machine: the Ray cluster. data: its directory, or None. memory_bytes, cache_bytes: of each node. outside: its
     address for programs that are not in the Ray cluster, always the same. home: the node on which the coordinator
-    begins, the head unless another is named.
+    begins, the head unless another is named. mirrored: whether nodes get mirrors.
     """
 
     def __init__(
@@ -62,6 +61,8 @@ class LocalCluster:
         memory_bytes: int = 16 * MIB,
         cache_bytes: int = MIB,
         home: str = "",
+        *,
+        mirrored: bool = False,
     ) -> None:
         self.machine = machine
         self.name = name
@@ -77,21 +78,21 @@ class LocalCluster:
             log_history_bytes=0,
         )
         starting = ray.remote(start).options(**on_node(self.home))
-        self._cluster: Cluster = ray.get(starting.remote(config, name=name, cache_bytes=cache_bytes), timeout=_WAIT_S)
+        started = starting.remote(config, name=name, cache_bytes=cache_bytes, mirrored=mirrored)
+        self._cluster: Cluster = ray.get(started, timeout=_WAIT_S)
 
     def __enter__(self) -> LocalCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._cluster.stop()
-        for folder in self.folders:
-            shutil.rmtree(folder, ignore_errors=True)
+        remove_folders(self.name)
 
     # -- what is there -------------------------------------------------------------------------------------------------
 
     @property
     def folders(self) -> list[Path]:
-        return sorted(_SHARED_MEMORY.glob(f"rl-dataplane-{self.name}-*"))
+        return sorted(SHARED_MEMORY.glob(f"rl-dataplane-{self.name}-*"))
 
     @property
     def coordinator(self) -> Any:
@@ -115,6 +116,15 @@ class LocalCluster:
 
         wait_until(all_up)
         return found
+
+    def wait_for_mirrors(self) -> None:
+        """Wait until each node that is up has one."""
+        with connect(self.outside) as client:
+            wait_until(lambda: all(node.mirror for node in client.server_status().nodes if node.up))
+
+    def put_on(self, ray_node: str, field: str, *rows: str, group: str = "") -> None:
+        """Have a process on a node put sevens, four of each row of partition p, perhaps as a group."""
+        ray.get(ray.remote(_put).options(**on_node(ray_node)).remote(self.address, field, rows, group), timeout=_WAIT_S)
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
@@ -156,6 +166,17 @@ class LocalCluster:
         logs = Path(self.machine.head_node.get_logs_dir_path()).glob("worker-*.err")
         lines = [line for path in logs for line in path.read_text(errors="replace").splitlines()]
         return "\n".join(line for line in lines if '"level": "error"' in line or line.startswith("Traceback"))
+
+
+def _put(address: str, field: str, rows: tuple[str, ...], group: str) -> None:
+    values = {field: torch.full((len(rows), 4), 7.0)}
+    with connect(address, transport="shm") as client:
+        if group:
+            reserved = client.reserve_group("p", group, rows)
+            reserved.put(rows, values)
+            reserved.commit()
+        else:
+            client.put_samples(rows, "p", values)
 
 
 def wait_until(holds: Callable[[], object]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.cluster.failures.local_cluster import LocalCluster, add_ray_node
-from tests.cluster.three_nodes import ThreeNodes, on_node, ray
+from tests.cluster.three_nodes import ThreeNodes, ray
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import NotFoundError
@@ -32,9 +32,9 @@ def test_exactly_the_rows_with_values_on_a_dead_node_are_lost(plane: LocalCluste
     node = plane.add_node()
     trainer.put_samples(["here", "written there", "both"], "p", {"x": torch.ones(3, 4)})
     held = trainer.claim("p", "train", ["x"], 2)  # "here" and "written there"
-    _on(node, plane.address, "x", "there")
-    _on(node, plane.address, "y", "written there")
-    _on(node, plane.address, "x", "of a", "group", group="g")
+    plane.put_on(node, "x", "there")
+    plane.put_on(node, "y", "written there")
+    plane.put_on(node, "x", "of a", "group", group="g")
     plane.kill_node(node)
     rows = ["here", "written there", "both", "there", "of a", "group"]
     events = {row: trainer.sample("p", row).events for row in rows}
@@ -61,7 +61,7 @@ def test_when_its_own_node_dies_the_coordinator_goes_on_elsewhere_without_the_ro
         client.register_partition("p", ["x", "y"], 0, ["train"])
         client.put_samples(["here", "also here"], "p", {"x": torch.ones(2, 4)})
         claim = client.claim("p", "train", ["x"], 1)
-        _on(home, plane.address, "x", "there")
+        plane.put_on(home, "x", "there")
         plane.kill_node(home)
         assert ray.get(plane.coordinator.addresses.remote(), timeout=60)["listen"] == [plane.outside]
         assert claim.commit() == 1
@@ -73,24 +73,8 @@ def test_when_its_own_node_dies_the_coordinator_goes_on_elsewhere_without_the_ro
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kills", ["--coordinator-kills", "--node-kills"])
+@pytest.mark.parametrize("kills", ["--coordinator-kills", "--node-kills", "--mirrored-node-kills"])
 def test_histories_of_clients_hold_whatever_part_of_the_cluster_is_killed(kills: str) -> None:
     command = [sys.executable, "-m", "tests.cluster.failures", kills, "50"]
     ended = subprocess.run(command, cwd=_ROOT, capture_output=True, encoding="utf-8", check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-
-
-def _on(ray_node: str, address: str, field: str, *rows: str, group: str = "") -> None:
-    """Have a process on a node put values of rows."""
-    ray.get(ray.remote(_put).options(**on_node(ray_node)).remote(address, field, rows, group), timeout=60)
-
-
-def _put(address: str, field: str, rows: tuple[str, ...], group: str) -> None:
-    values = {field: torch.zeros(len(rows), 4)}
-    with connect(address, transport="shm") as client:
-        if group:
-            reserved = client.reserve_group("p", group, rows)
-            reserved.put(rows, values)
-            reserved.commit()
-        else:
-            client.put_samples(rows, "p", values)

@@ -38,7 +38,7 @@ class Other:
 
     def begin(self) -> None:
         """Its actor listens, at a new place."""
-        self.port = BytePort(self.arena, lambda: self.number)
+        self.port = BytePort(lambda number: self.arena if number == self.number else None)
         self.place = self.port.listen("127.0.0.1")
 
     async def read(self, runs: Runs, *sizes: int) -> bytes:

@@ -46,7 +46,7 @@ class Node:
         self.fetching = Fetching(self.arena, cache, self._take)
         self.gateway = Gateway(self.arena, cache, self.fetching)
         self.gateway.listen(folder / "socket")
-        self.port, self.lines = BytePort(self.arena, lambda: self.number), ByteLines()
+        self.port, self.lines = BytePort(lambda number: self.arena if number == self.number else None), ByteLines()
         self.bytes_at = self.port.listen("127.0.0.1")
 
     async def _take(self, node: int, runs: Runs, into: Sequence[memoryview]) -> None:

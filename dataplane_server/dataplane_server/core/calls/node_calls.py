@@ -18,8 +18,21 @@ class AddNode(Call[int]):
 
 @dataclass(frozen=True, slots=True)
 class LoseNode(Call[int]):
-    """A node and its arena are gone. Removes the rows of which a value was there, with the other rows of their groups;
-    calls that wait for its space end. Answered with the number of rows. A node that was lost before loses none.
+    """A node and its arena are gone; calls that wait for its space end. If it has a mirror, it lives on there. If not,
+    the rows of which it had a value are removed, with the other rows of their groups. So are those of nodes that lived
+    on in mirrors here. Answered with the number of rows. A node that was lost before loses none.
     """
 
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetMirror(Call[int]):
+    """Node `on` has all bytes of a node, now and after each write that is finished from now on, as the mirror of this
+    name. on: 0 if no node does. If the node lived on in its mirror, its rows are removed as by LoseNode. Answered with
+    their number.
+    """
+
+    number: int
+    on: int
+    name: str

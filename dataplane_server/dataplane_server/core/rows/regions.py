@@ -4,6 +4,9 @@ An offset has the node's number in its upper bits, so whatever keeps offsets kee
 runs, copies. Numbers of nodes ascend and are never used again. A node that is lost keeps its region until the last of
 its bytes is released; nothing is placed there any more.
 
+A node may have a *mirror*: another node that has all its bytes, too. If such a node ends, it lives on in its mirror:
+its bytes stay, nothing is placed there any more, and it is lost once the mirror is.
+
 Other nodes keep copies of bytes that they have read. A copy of a run is good for as long as no byte of the run was
 released, since only then other values may be there. `versions` tells that: it counts releases by blocks of the region,
 so a release nearby makes a copy count as old, never the other way round.
@@ -14,6 +17,7 @@ so a release nearby makes a copy count as old, never the other way round.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,14 +41,25 @@ def node_of(offset: int) -> int:
     return offset >> NODE_SHIFT
 
 
+class Mirror(NamedTuple):
+    """A second copy of a node's bytes. on: the node that has it. name: by which that node knows it."""
+
+    on: int
+    name: str
+
+
 class Region(Space):
-    """The space of one node. base: what its offsets begin with. name: of the arena. lost: nothing is placed here."""
+    """The space of one node. base: what its offsets begin with. name: of the arena. mirror: with all its bytes. ended:
+    it lives on in its mirror. lost: its bytes are gone. Nothing is placed where a node has ended or is lost.
+    """
 
     def __init__(self, number: int, name: str, capacity: int) -> None:
         super().__init__(capacity)
         self.number = number
         self.name = name
         self.base = number << NODE_SHIFT
+        self.mirror: Mirror | None = None
+        self.ended = False
         self.lost = False
         self._block_bytes = -(-capacity // _BLOCKS)
         self._released: npt.NDArray[np.int64] = np.zeros(_BLOCKS, np.int64)  # how often bytes of each block were
@@ -78,7 +93,7 @@ class Regions(Releases):
 
     def add(self, name: str, capacity: int) -> int:
         """A region for the arena of this name, which may be known already. Returns its number."""
-        known = next((region for region in self._nodes.values() if region.name == name and not region.lost), None)
+        known = next((region for region in self if region.name == name and not region.ended), None)
         if known is not None:
             if known.capacity != capacity:
                 message = f"node {known.number} has {known.capacity} bytes of memory, and comes back with {capacity}"
@@ -91,25 +106,56 @@ class Regions(Releases):
         self.freed = True  # calls may wait for space of any node
         return self._next - 1
 
-    def lose(self, number: int) -> None:
-        """Place nothing there any more."""
-        self.region(number).lost = True
-        self._forget_empty(number)
+    def lose(self, number: int) -> list[int]:
+        """A node and all mirrors that it had are gone. Returns the nodes whose bytes are: this one, unless it has a
+        mirror, and those that lived on here.
+        """
+        region = self.region(number)
+        region.ended = True
+        mirrored = [other for other in self if other.mirror is not None and other.mirror.on == number]
+        for other in mirrored:
+            other.mirror = None
+        return [one.number for one in (region, *mirrored) if self._is_gone(one)]
+
+    def set_mirror(self, number: int, mirror: Mirror | None) -> bool:
+        """A node has this mirror from now on, or has none any more. Returns whether its bytes are gone with it. Refusal
+        NODE_LOST if either is not there.
+        """
+        region = self.region(number)
+        if mirror is not None:
+            self.placeable(mirror.on)
+        region.mirror = mirror
+        return self._is_gone(region)
+
+    def _is_gone(self, region: Region) -> bool:
+        """Whether no node has the bytes of this one any more; then place nothing there, and forget it once it is
+        empty. A node that has just ended is forgotten, too, if it is empty.
+        """
+        region.lost = region.ended and region.mirror is None
+        self._forget_empty(region.number)
+        return region.lost
 
     def region(self, number: int) -> Region:
-        """A node that is there. Refusal NODE_LOST."""
+        """A node that is there, or lives on in a mirror. Refusal NODE_LOST."""
         found = self._nodes.get(number)
         if found is None or found.lost:
-            raise Refusal(Reason.NODE_LOST, f"node {number} has left the cluster", node=number)
+            raise _has_left(number)
         return found
 
+    def placeable(self, number: int) -> Region:
+        """A node on which values are placed. Refusal NODE_LOST."""
+        region = self.region(number)
+        if region.ended:
+            raise _has_left(number)
+        return region
+
     def __iter__(self) -> Iterator[Region]:
-        """All nodes that are there."""
+        """All nodes that are there, or live on in a mirror."""
         return (region for region in self._nodes.values() if not region.lost)
 
     def _forget_empty(self, number: int) -> None:
         region = self._nodes[number]
-        if region.lost and not region.used and not self._deferred:
+        if region.ended and not region.used and not self._deferred:
             del self._nodes[number]
 
     # -- as Space ------------------------------------------------------------------------------------------------------
@@ -127,10 +173,10 @@ class Regions(Releases):
         return sum(region.free for region in self)
 
     def capacity_of(self, node: int) -> int:
-        return self.region(node).capacity
+        return self.placeable(node).capacity
 
     def free_of(self, node: int) -> int:
-        return self.region(node).free
+        return self.placeable(node).free
 
     @property
     def nodes(self) -> int:
@@ -139,7 +185,7 @@ class Regions(Releases):
 
     def allocate_columns(self, row_bytes: Int64Array, node: int = 0) -> tuple[Int64Array, tuple[Run, ...]] | None:
         """As of Space, on one node."""
-        region = self.region(node)
+        region = self.placeable(node)
         placed = region.allocate_columns(row_bytes)
         if placed is None:
             return None
@@ -183,6 +229,10 @@ class Regions(Releases):
     def merge_pending(self, count: int) -> None:
         for region in self._nodes.values():
             region.merge_pending(count)
+
+
+def _has_left(number: int) -> Refusal:
+    return Refusal(Reason.NODE_LOST, f"node {number} has left the cluster", node=number)
 
 
 AnySpace = Space | Regions

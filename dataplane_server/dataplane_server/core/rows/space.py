@@ -53,6 +53,11 @@ class Space(Releases):
         """All offsets are below."""
         return self.capacity
 
+    @property
+    def used_end(self) -> int:
+        """No byte from here on is in use."""
+        return self._start_of.get(self.capacity, self.capacity)
+
     nodes = 1
     """How many arenas there are; `Regions` has more."""
 

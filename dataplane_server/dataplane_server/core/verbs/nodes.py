@@ -1,4 +1,4 @@
-"""Nodes that come and go. A row is on the nodes where its values are, and is lost with any of them.
+"""Nodes that come and go. A row is on the nodes where its values are, and is lost with any of them that has no mirror.
 
 A lost row is removed, claimed or not: its claim goes on without it, as after a clear. A group of which a row is lost
 is of no use, so the others go as well; one that is still reserved is rolled back, and its producer is told when it
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from dataplane_server.core.calls.node_calls import AddNode, LoseNode
+from dataplane_server.core.calls.node_calls import AddNode, LoseNode, SetMirror
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Int64Array
 from dataplane_server.core.rows.group_table import Group, with_groups
-from dataplane_server.core.rows.regions import NODE_SHIFT, Region, Regions, node_of
+from dataplane_server.core.rows.regions import NODE_SHIFT, Mirror, Region, Regions, node_of
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import Fact, State
 from dataplane_server.core.verbs.admission import Admission
@@ -32,16 +32,31 @@ class Nodes:
         return self._regions.add(call.name, self._state.limits.memory_bytes)
 
     def lose(self, call: LoseNode) -> int:
-        if call.number not in [region.number for region in self._regions]:
+        if call.number not in [region.number for region in self._regions if not region.ended]:
             return 0
         gone = Refusal(Reason.NODE_LOST, f"node {call.number} left the cluster", node=call.number)
         for ticket in self._admission.tickets_of(call.number):
             self._writes.fail(ticket, gone)
-        self._regions.lose(call.number)
-        return sum(_lose_rows(self._state, partition, call.number) for partition in self._state.partitions.values())
+        return self._lose_rows(self._regions.lose(call.number))
+
+    def set_mirror(self, call: SetMirror) -> int:
+        gone = self._regions.set_mirror(call.number, Mirror(call.on, call.name) if call.on else None)
+        return self._lose_rows([call.number] if gone else [])
+
+    def _lose_rows(self, numbers: list[int]) -> int:
+        partitions = self._state.partitions.values()
+        return sum(_lose_rows(self._state, partition, number) for number in numbers for partition in partitions)
+
+    def mirror_of(self, number: int) -> Mirror | None:
+        """The mirror of a node that has not ended, if it has one. Refusal NODE_LOST."""
+        return self._regions.placeable(number).mirror
+
+    def used_end_of(self, number: int) -> int:
+        """No byte of a node that has not ended is in use from this offset on, within the node. Refusal NODE_LOST."""
+        return self._regions.placeable(number).used_end
 
     def up(self) -> list[Region]:
-        """The nodes that are there; none unless this is a cluster."""
+        """The nodes that are there, or live on in mirrors; none unless this is a cluster."""
         return list(self._regions) if isinstance(self._state.space, Regions) else []
 
     def versions(self, offsets: Int64Array, sizes: Int64Array) -> Int64Array:
