@@ -5,9 +5,14 @@ Handles that clients see are shown by `tests/integration/wire/test_local_handles
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
+from typing import cast
+
 import numpy as np
 import pytest
 
+from dataplane_server.byte_streams import to_its_end
 from dataplane_server.core.calls.answers import CommitResult, PutResult, Reservation
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits
@@ -16,8 +21,11 @@ from dataplane_server.core.calls.requests import BeginRead, ClearSamples, Finish
 from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.observe.metrics import Metrics
+from dataplane_server.service.local_calls import LocalCalls
 from dataplane_server.service.local_session import Lease, LocalSession, SharedReservation
 from dataplane_server.service.shell import Shell
+from dataplane_server.service.values import ArenaValues
+from dataplane_server.storage.arena import Arena
 from rl_dataplane.v1 import local_pb2 as pb
 
 
@@ -95,3 +103,37 @@ def test_sessions_have_names_that_nobody_guesses(plane: Plane) -> None:
     tokens = {LocalSession(plane.shell).token for _ in range(100)}
     assert {len(token) for token in tokens} == {16}
     assert len(tokens) == 100
+
+
+class SlowValues(ArenaValues):
+    """Whose digests take until `done`."""
+
+    def __init__(self, plane: DataPlane) -> None:
+        super().__init__(plane, Arena(100))
+        self.done = asyncio.Event()
+
+    def digests(self, reservation: Reservation) -> Awaitable[bytes]:  # type: ignore[override]  # as of a cluster
+        return self._digests()
+
+    async def _digests(self) -> bytes:
+        await to_its_end(self.done.wait())
+        return b""
+
+
+async def test_a_write_that_is_being_finished_outlives_its_session() -> None:
+    """Its bytes may be read and copied meanwhile, so their places must not be given to another row."""
+    held = Plane()
+    values = SlowValues(held.plane)
+    calls = LocalCalls(held.shell, values, Metrics(held.plane, lambda: True))
+    held.session.hold(1, held.room(40))
+    answer = calls.finish_write(pb.FinishWriteRequest(handle=1), held.session)
+    finishing = asyncio.ensure_future(cast("Awaitable[object]", answer))
+    await asyncio.sleep(0)
+    held.session.end()
+    finishing.cancel()
+    await asyncio.sleep(0.01)
+    assert held.used == 40
+    values.done.set()
+    with pytest.raises(asyncio.CancelledError):
+        await finishing
+    assert held.used == 0

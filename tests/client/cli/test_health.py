@@ -24,6 +24,8 @@ HOLDERS = (MemoryHolder("rollout-0", 501, 0, 0),)
 FIGURES = dict.fromkeys([one.name for one in fields(NodeDescription)], 0)
 UP = NodeDescription(**FIGURES | {"number": 1, "host": "host-a", "up": True})  # type: ignore[arg-type]
 SILENT = NodeDescription(**FIGURES | {"number": 2, "host": "host-b", "up": False})  # type: ignore[arg-type]
+MIRRORED = replace(SILENT, number=4, mirror=1)
+ENDED = replace(MIRRORED, ended=True)
 UNHEARD = NodeDescription(**FIGURES | {"number": 3, "host": "", "up": False})  # type: ignore[arg-type]
 
 
@@ -49,6 +51,15 @@ UNHEARD = NodeDescription(**FIGURES | {"number": 3, "host": "", "up": False})  #
         ({"nodes": (UP, UP)}, []),
         ({"nodes": (UP, SILENT)}, ["node 2 on host-b does not answer: if this lasts, its rows are lost"]),
         ({"nodes": (UNHEARD, SILENT)}, ["nodes 3, 2 on host-b do not answer: if this lasts, their rows are lost"]),
+        (
+            {"nodes": (UP, MIRRORED)},
+            ["node 4 on host-b does not answer: if this lasts, its rows are read from mirrors"],
+        ),
+        (
+            {"nodes": (MIRRORED, SILENT)},
+            ["nodes 4 on host-b, 2 on host-b do not answer: if this lasts, their rows are lost"],
+        ),
+        ({"nodes": (UP, ENDED)}, []),
     ],
 )
 def test_a_server_is_unhealthy_for_these_reasons_only(changes: dict[str, object], beginnings: list[str]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from tests.client.cli.reading import read, run
 from tests.cluster.failures.local_cluster import LocalCluster, add_ray_node, wait_until
 from tests.cluster.three_nodes import ThreeNodes, on_node, ray
 
@@ -71,6 +72,9 @@ def test_a_dead_node_is_forgotten_with_its_mirror_once_its_rows_are_cleared(
     plane.put_on(node, "x", "there")
     plane.kill_node(node)
     (ended,) = (one for one in trainer.server_status().nodes if one.ended)
+    shown = run("status", "-s", plane.outside)[1]
+    assert f"node {ended.number}  gone, its rows are on node {ended.mirror}: 16 B used" in " ".join(read(shown))
+    assert shown.count("mirrored on node") == 3
     mirrors = [path for folder in plane.folders for path in folder.glob(f"mirror-{ended.number}-*")]
     assert len(mirrors) == 1
     trainer.clear_samples(["there"], "p")
