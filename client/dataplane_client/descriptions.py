@@ -213,9 +213,8 @@ class NodeDescription:
     it has registered. up: it answers; if it does not for long, it is lost, with its rows. memory_used_bytes: of values.
     clients: attached. fetched_bytes: that it got from other nodes; cache_hit_bytes: of other nodes, read again without
     that; cache_used_bytes: of other nodes, kept now. written_bytes, local_read_bytes: that its clients have put,
-    and that they have read from its own memory. mirror: the number of the node that has a second copy of its bytes; 0
-    for none, or none yet. ended: it is gone, and its rows are read from its mirror. Some figures are up to a second
-    old.
+    and that they have read from its own memory. mirrors: the numbers of the nodes that have a copy of all its bytes,
+    too. ended: it is gone, and its rows are read from a mirror. Some figures are up to a second old.
     """
 
     number: int
@@ -229,7 +228,7 @@ class NodeDescription:
     cache_used_bytes: int
     written_bytes: int
     local_read_bytes: int
-    mirror: int = 0
+    mirrors: tuple[int, ...] = ()
     ended: bool = False
 
 
@@ -392,7 +391,8 @@ def server_status(message: pb.GetServerStatusResponse) -> ServerStatus:
 
 
 def _node(message: pb.Node) -> NodeDescription:
-    return NodeDescription(**{field.name: getattr(message, field.name) for field in fields(NodeDescription)})
+    told = {field.name: getattr(message, field.name) for field in fields(NodeDescription)}
+    return NodeDescription(**told | {"mirrors": tuple(message.mirrors)})
 
 
 def dead_letter(message: pb.DeadLetter) -> DeadLetter:

@@ -87,8 +87,11 @@ class Nodes:
         """Calls that fill mirrors of a node."""
         return [call for call in self.asked("fill_mirror") if call[3] == self.members.place_of(number)]
 
+    def mirrors_of(self, number: int) -> tuple[Mirror, ...]:
+        return next(region.mirrors for region in self.caller.plane.nodes() if region.number == number)
+
     def mirror(self, number: int) -> Mirror | None:
-        return self.caller.plane.mirror_of(number)
+        return next(iter(self.caller.plane.mirrors_of(number)), None)
 
     def follow(self, number: int) -> asyncio.Task[None]:
         return asyncio.create_task(self.mirrors.follow(number, RUNS))
@@ -109,6 +112,15 @@ def mirrored(nodes: Nodes) -> Nodes:
     nodes.caller.apply(SetMirror(1, 3, "m"))
     nodes.mirrors.returned(nodes.register(3, mirrors=("m",)))
     return nodes
+
+
+def end_with_a_row(nodes: Nodes, number: int) -> None:
+    """A node dies that has a row."""
+    nodes.caller.register()
+    nodes.caller.put(nodes.caller.put_call(["s"], {"a": [8]}, node=number))
+    nodes.members.remove(number)
+    nodes.caller.apply(LoseNode(number))
+    nodes.mirrors.place_ended()
 
 
 async def until(holds: Callable[[], object]) -> None:
@@ -191,6 +203,19 @@ async def test_a_mirror_of_a_node_that_is_forgotten_is_removed(mirrored: Nodes) 
     assert ("drop_mirror", 3, "m") in mirrored.calls
 
 
+async def test_a_node_that_has_ended_gets_a_second_mirror_from_the_first(mirrored: Nodes) -> None:
+    end_with_a_row(mirrored, 1)
+    mirrored.mirrors.look_after()
+    await until(lambda: len(mirrored.mirrors_of(1)) == 2)
+    (_, on, name, node, size_bytes) = next(call for call in mirrored.asked("make_mirror") if call[3] == 1)
+    assert (on, node, size_bytes) == (2, 1, 8), "for its row alone"
+    filled = next(call for call in mirrored.asked("fill_mirror") if call[2] == name)
+    assert filled[3].port == 3
+    mirrored.caller.apply(LoseNode(3))
+    mirrored.mirrors.place_ended()
+    assert mirrored.members.place_of(1).port == 2
+
+
 # -- writes ------------------------------------------------------------------------------------------------------------
 
 
@@ -270,9 +295,7 @@ async def test_a_mirror_that_reaches_the_node_at_last_is_kept(mirrored: Nodes) -
 
 
 async def test_a_write_on_a_node_that_has_ended_is_refused(mirrored: Nodes) -> None:
-    mirrored.caller.register()
-    mirrored.caller.put(mirrored.caller.put_call(["s"], {"a": [8]}, node=1))
-    mirrored.caller.apply(LoseNode(1))
+    end_with_a_row(mirrored, 1)
     with pytest.raises(Refusal, match="node 1"):
         await mirrored.follow(1)
 
@@ -291,12 +314,8 @@ async def test_a_node_that_comes_back_without_its_mirror_has_none(mirrored: Node
 
 
 async def test_the_bytes_of_a_node_that_has_ended_are_where_its_mirror_is(mirrored: Nodes) -> None:
-    mirrored.caller.register()
-    mirrored.caller.put(mirrored.caller.put_call(["s"], {"a": [8]}, node=1))
-    mirrored.members.remove(1)
-    mirrored.caller.apply(LoseNode(1))
     told = mirrored.members.placed
-    mirrored.mirrors.ended(1)
+    end_with_a_row(mirrored, 1)
     assert mirrored.members.place_of(1).port == 3
     again = mirrored.register(3, mirrors=("m",))
     again.registration = replace(again.registration, bytes_at=BytePlace("127.0.0.1", 33, b""))

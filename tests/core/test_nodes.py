@@ -14,7 +14,7 @@ from dataplane_server.core.calls.answers import Admitted, Failed, Grant, Reserva
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.node_calls import AddNode, LoseNode, SetMirror
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.rows.regions import NODE_SHIFT, Regions, node_of
+from dataplane_server.core.rows.regions import NODE_SHIFT, Mirror, Regions, node_of
 
 BUDGET = 1024
 
@@ -203,7 +203,7 @@ def test_a_node_that_lived_on_in_its_mirror_is_lost_with_it(mirrored: Caller) ->
 
 def test_a_node_that_lived_on_in_its_mirror_is_lost_if_the_mirror_is_forgotten(mirrored: Caller) -> None:
     mirrored.apply(LoseNode(2))
-    assert mirrored.apply(SetMirror(2, 0, "")) == 1
+    assert mirrored.apply(SetMirror(2, 3, "")) == 1
     assert removed(mirrored) == 1
 
 
@@ -212,8 +212,21 @@ def test_a_node_whose_mirror_ended_before_is_lost_as_one_without(mirrored: Calle
 
 
 def test_a_mirror_that_is_forgotten_saves_nothing(mirrored: Caller) -> None:
-    assert mirrored.apply(SetMirror(2, 0, "")) == 0
+    assert mirrored.apply(SetMirror(2, 3, "")) == 0
     assert mirrored.apply(LoseNode(2)) == 1
+
+
+def test_a_node_lives_on_until_its_last_mirror_is_lost(mirrored: Caller) -> None:
+    mirrored.apply(LoseNode(2))
+    mirrored.apply(SetMirror(2, 1, "n"))
+    assert mirrored.apply(LoseNode(3)) == 0
+    assert list(mirrored.take("a").sample_ids) == ["s1"]
+    assert mirrored.apply(LoseNode(1)) == 1
+
+
+def test_a_mirror_takes_the_place_of_a_former_one_on_its_node(mirrored: Caller) -> None:
+    mirrored.apply(SetMirror(2, 3, "newer"))
+    assert mirrored.plane.mirrors_of(2) == (Mirror(3, "newer"),)
 
 
 def test_losing_a_mirrored_node_twice_loses_nothing(mirrored: Caller) -> None:

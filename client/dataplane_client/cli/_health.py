@@ -72,5 +72,5 @@ def _silent_nodes(status: ServerStatus) -> str:
         return ""
     do, its = ("does", "its") if len(silent) == 1 else ("do", "their")
     names = ", ".join(f"{node.number} on {node.host}" if node.host else str(node.number) for node in silent)
-    fate = "read from mirrors" if all(node.mirror for node in silent) else "lost"
+    fate = "read from mirrors" if all(node.mirrors for node in silent) else "lost"
     return f"node{'s' * (len(silent) > 1)} {names} {do} not answer: if this lasts, {its} rows are {fate}"

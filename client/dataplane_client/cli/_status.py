@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dataplane_client.cli._health import Health, health_of
@@ -102,9 +102,13 @@ def node_lines(status: ServerStatus) -> Iterator[Labelled]:
 
 def _node_state(node: NodeDescription) -> str:
     if node.ended:
-        return f"gone, its rows are on node {node.mirror}"
+        return f"gone, its rows are on {_numbered(node.mirrors)}"
     state = f"up on {node.host}" if node.up else "does not answer"
-    return f"{state}, mirrored on node {node.mirror}" if node.mirror else state
+    return f"{state}, mirrored on {_numbered(node.mirrors)}" if node.mirrors else state
+
+
+def _numbered(nodes: Sequence[int]) -> str:
+    return f"node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}"
 
 
 def _holder_text(holder: MemoryHolder) -> str:

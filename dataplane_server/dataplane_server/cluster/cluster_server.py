@@ -144,7 +144,7 @@ class ClusterServer(Server):
         self._relays.lose(number)
         rows = self._shell.apply(LoseNode(number))
         self._log.warning("node_lost", node=number, rows=rows, why=why)
-        self.mirrors.ended(number)
+        self.mirrors.place_ended()
 
 
 def ray_node_of(region: Region) -> str:
@@ -169,8 +169,8 @@ class ClusterServicer(DataPlaneServicer):
         response = await super().GetServerStatus(request, context)
         members = {member.number: member for member in self._members}
         for region in self._plane.nodes():
-            mirror = 0 if region.mirror is None else region.mirror.on
-            node = response.nodes.add(number=region.number, mirror=mirror, ended=region.ended)
+            mirrors = [mirror.on for mirror in region.mirrors]
+            node = response.nodes.add(number=region.number, mirrors=mirrors, ended=region.ended)
             node.memory_used_bytes = region.used
             node.written_bytes = self._members.written_bytes[region.number]
             node.local_read_bytes = self._members.local_read_bytes[region.number]

@@ -16,6 +16,7 @@ from dataplane_server.cluster.messages import BytePlace, Mirrored
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.values import Run, Runs
 from dataplane_server.storage.arena import Arena
+from dataplane_server.storage.arena_file import arena_bytes
 
 _PREFIX = "mirror-"
 _CHUNK_BYTES = 8 << 20
@@ -34,11 +35,10 @@ class _KeptMirror:
 
 
 class KeptMirrors:
-    """Takes those that a former life of the actor left in the folder. size_bytes: of the memory of every node."""
+    """Takes those that a former life of the actor left in the folder."""
 
-    def __init__(self, folder: Path, size_bytes: int, lines: ByteLines) -> None:
+    def __init__(self, folder: Path, lines: ByteLines) -> None:
         self._folder = folder
-        self._size_bytes = size_bytes
         self._lines = lines
         self._kept: dict[str, _KeptMirror] = {}
         for path in folder.glob(f"{_PREFIX}*"):
@@ -47,12 +47,9 @@ class KeptMirrors:
     def _take(self, path: Path) -> None:
         try:
             _, node, name = path.name.split("-")
-            self._kept[name] = _KeptMirror(int(node), self._open(path))
+            self._kept[name] = _KeptMirror(int(node), Arena(arena_bytes(path), file=path))
         except (OSError, ValueError):  # it is not complete, or of another size
             path.unlink(missing_ok=True)
-
-    def _open(self, path: Path) -> Arena:
-        return Arena(self._size_bytes, file=path)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -62,9 +59,9 @@ class KeptMirrors:
         """The newest mirror of a node."""
         return next((kept.arena for kept in reversed(self._kept.values()) if kept.node == node), None)
 
-    async def make(self, name: str, node: int) -> None:
+    async def make(self, name: str, node: int, size_bytes: int) -> None:
         """A mirror without bytes. Takes about a second for 10 GiB. OSError if there is no space."""
-        arena = await asyncio.to_thread(self._open, self._path(name, node))
+        arena = await asyncio.to_thread(Arena, size_bytes, file=self._path(name, node))
         self._kept[name] = _KeptMirror(node, arena)
 
     async def fill(self, name: str, source: BytePlace, end: int) -> Mirrored:

@@ -71,7 +71,8 @@ class Members:
 
     def stand_in(self, number: int, keeper: Member) -> None:
         """The bytes of a node that has ended are read from another one."""
-        self._place(number, keeper)
+        if self._places.get(number) != keeper.registration.bytes_at:
+            self._place(number, keeper)
 
     def _place(self, number: int, member: Member) -> None:
         self._places[number] = member.registration.bytes_at

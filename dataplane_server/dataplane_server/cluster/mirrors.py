@@ -1,9 +1,10 @@
-"""Which node has the mirror of which: a second copy of all its bytes, so that its rows outlive it.
+"""Which nodes have mirrors of which: second copies of all bytes of a node, so that its rows outlive it.
 
 A mirror is made on another node, of another host if there is one, and filled while writes go on. A write on a node that
 has a mirror, or whose mirror is being filled, is finished when its bytes are there, too. Once a mirror is filled, the
 core knows it (SetMirror), and so does the next coordinator, by the log. A mirror that cannot follow is forgotten before
-a write is finished without it; then another one is made.
+a write is finished without it; then another one is made. A node that has ended gets a second mirror, filled from the
+first.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from typing import Any
 
 from dataplane_server.cluster.asking import answer_of
@@ -21,7 +22,7 @@ from dataplane_server.cluster.messages import Mirrored
 from dataplane_server.core.calls.node_calls import SetMirror
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Runs
-from dataplane_server.core.rows.regions import MAX_NODES, Mirror
+from dataplane_server.core.rows.regions import MAX_NODES, Mirror, Region
 from dataplane_server.observe.log import get_log
 from dataplane_server.service.shell import Shell
 
@@ -52,24 +53,21 @@ class Mirrors:
 
     def follows(self, node: int) -> bool:
         """Whether a write on a node has to be followed. Refusal NODE_LOST if the node is gone."""
-        return self._mirror_of(node) is not None
+        return bool(self._mirrors_of(node))
 
     async def follow(self, node: int, runs: Runs) -> None:
-        """Wait until the mirror of a node, if it has one, has the bytes of a write. Refusal NODE_LOST if the node is
-        gone.
-        """
-        mirror = self._mirror_of(node)
-        if mirror is None:
-            return
-        outcome = await self._followed(node, mirror, runs)
-        source = self._members.find(node)
-        if outcome == Mirrored.NO_SOURCE and (source is None or not source.is_up):
-            raise Refusal(Reason.NODE_LOST, f"node {node} does not give its bytes to its mirror", node=node)
-        if outcome != Mirrored.DONE and self._mirror_of(node) == mirror:
-            self._forget(node, mirror, outcome.name.lower())
+        """Wait until the mirrors of a node have the bytes of a write. Refusal NODE_LOST if the node is gone."""
+        for mirror in self._mirrors_of(node):
+            outcome = await self._followed(node, mirror, runs)
+            source = self._members.find(node)
+            if outcome == Mirrored.NO_SOURCE and (source is None or not source.is_up):
+                raise Refusal(Reason.NODE_LOST, f"node {node} does not give its bytes to its mirror", node=node)
+            if outcome != Mirrored.DONE and mirror in self._mirrors_of(node):
+                self._forget(node, mirror, outcome.name.lower())
 
-    def _mirror_of(self, node: int) -> Mirror | None:
-        return self._filling.get(node) or self._plane.mirror_of(node)
+    def _mirrors_of(self, node: int) -> tuple[Mirror, ...]:
+        known, filling = self._plane.mirrors_of(node), self._filling.get(node)
+        return known if filling is None else (*known, filling)
 
     async def _followed(self, node: int, mirror: Mirror, runs: Runs) -> Mirrored:
         """Ask again while the mirror may come back. It is not asked again where an earlier call may still be under way
@@ -94,81 +92,89 @@ class Mirrors:
 
     def _forget(self, node: int, mirror: Mirror, why: str) -> None:
         """Finish writes without it from now on."""
-        if self._filling.pop(node, None) is None:
-            self._shell.apply(SetMirror(node, 0, ""))
+        if self._filling.get(node) == mirror:
+            del self._filling[node]
+        else:
+            self._shell.apply(SetMirror(node, mirror.on, ""))
         self._not_before[node, mirror.on] = time.monotonic() + _LATER_S
         self._log.warning("mirror_lost", node=node, on=mirror.on, why=why)
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     def returned(self, member: Member) -> tuple[str, ...]:
-        """A node has registered. Returns the names of the mirrors that it keeps; what lives on there is read there."""
-        names, kept = member.registration.mirrors, list[str]()
+        """A node has registered. Returns the names of the mirrors that it keeps."""
+        kept = list[str]()
         for region in self._plane.nodes():
-            mirror = region.mirror
-            if mirror is None or mirror.on != member.number:
-                continue
-            if mirror.name not in names:
-                self._forget(region.number, mirror, "its node has lost it")
-                continue
-            kept.append(mirror.name)
-            self._there.add(mirror)
-            if region.ended:
-                self._members.stand_in(region.number, member)
+            for mirror in region.mirrors:
+                if mirror.on != member.number:
+                    continue
+                if mirror.name in member.registration.mirrors:
+                    kept.append(mirror.name)
+                    self._there.add(mirror)
+                else:
+                    self._forget(region.number, mirror, "its node has lost it")
+        self.place_ended()
         return tuple(kept)
 
-    def ended(self, number: int) -> None:
-        """A node has ended. If it lives on in its mirror, it is read there from now on."""
-        mirror = next((one.mirror for one in self._plane.nodes() if one.number == number), None)
-        keeper = None if mirror is None else self._members.find(mirror.on)
-        if keeper is not None:
-            self._members.stand_in(number, keeper)
+    def place_ended(self) -> None:
+        """Have the bytes of nodes that have ended be read where a mirror is."""
+        for region in self._plane.nodes():
+            keeper = next(self._keepers_of(region), None) if region.ended else None
+            if keeper is not None:
+                self._members.stand_in(region.number, keeper)
+
+    def _keepers_of(self, region: Region) -> Iterator[Member]:
+        """Nodes with a mirror, as far as they have registered."""
+        found = (self._members.find(mirror.on) for mirror in region.mirrors)
+        return (keeper for keeper in found if keeper is not None)
 
     # -- making them ---------------------------------------------------------------------------------------------------
 
     def look_after(self) -> None:
         """Remove mirrors that are wanted no more, and begin to make those that are missing."""
         regions = self._plane.nodes()
-        wanted = {region.mirror for region in regions if region.mirror is not None} | {*self._making.values()}
+        wanted = {mirror for region in regions for mirror in region.mirrors} | {*self._making.values()}
         for mirror in self._there - wanted:
             keeper = self._members.find(mirror.on)
             if keeper is not None:
                 keeper.actor.drop_mirror.remote(mirror.name)
         self._there &= wanted
         for region in regions if self._makes else ():
-            if region.mirror is None and region.number not in self._making:
-                self._begin(region.number)
+            if len(region.mirrors) < 1 + region.ended and region.number not in self._making:
+                self._begin(region)
 
-    def _begin(self, node: int) -> None:
-        source = self._members.find(node)
-        keeper = None if source is None or not source.is_up else self._keeper_for(source)
+    def _begin(self, region: Region) -> None:
+        source = next(self._keepers_of(region), None) if region.ended else self._members.find(region.number)
+        keeper = None if source is None or not source.is_up else self._keeper_for(region, source)
         if source is not None and keeper is not None:
-            mirror = self._making[node] = Mirror(keeper.number, secrets.token_hex(8))
+            mirror = self._making[region.number] = Mirror(keeper.number, secrets.token_hex(8))
             self._there.add(mirror)
-            task = asyncio.get_running_loop().create_task(self._make(source, keeper, mirror))
+            task = asyncio.get_running_loop().create_task(self._make(region, source, keeper, mirror))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _keeper_for(self, source: Member) -> Member | None:
-        """A node of another host, if there is one, with as few mirrors as any."""
+    def _keeper_for(self, region: Region, source: Member) -> Member | None:
+        """A node of another host than the bytes, if there is one, with as few mirrors as any."""
         load, now = Counter(mirror.on for mirror in self._there), time.monotonic()
+        taken = {region.number, *(mirror.on for mirror in region.mirrors)}
 
         def rank(member: Member) -> tuple[bool, int, int]:
             same_host = member.registration.host == source.registration.host
-            return same_host, load[member.number], (member.number - source.number) % MAX_NODES
+            return same_host, load[member.number], (member.number - region.number) % MAX_NODES
 
-        others = [one for one in self._members if one.is_up and one.number != source.number]
-        ready = [one for one in others if self._not_before.get((source.number, one.number), 0.0) <= now]
+        others = [one for one in self._members if one.is_up and one.number not in taken]
+        ready = [one for one in others if self._not_before.get((region.number, one.number), 0.0) <= now]
         return min(ready, key=rank, default=None)
 
-    async def _make(self, source: Member, keeper: Member, mirror: Mirror) -> None:
+    async def _make(self, region: Region, source: Member, keeper: Member, mirror: Mirror) -> None:
         """Make and fill a mirror, and tell the core, unless a write goes on without it meanwhile."""
-        node, why = source.number, ""
+        node, why = region.number, ""
+        size_bytes = region.used_end if region.ended else region.capacity
         try:
-            await _answer_of(keeper, keeper.actor.make_mirror.remote(mirror.name, node))
+            await _answer_of(keeper, keeper.actor.make_mirror.remote(mirror.name, node, size_bytes))
             self._filling[node] = mirror  # from here on, writes follow
-            place, end = source.registration.bytes_at, self._plane.used_end_of(node)
-            outcome = await _answer_of(keeper, keeper.actor.fill_mirror.remote(mirror.name, place, end))
+            filling = keeper.actor.fill_mirror.remote(mirror.name, source.registration.bytes_at, region.used_end)
+            outcome = await _answer_of(keeper, filling)
             if outcome != Mirrored.DONE:
                 why = outcome.name.lower()
             elif self._filling.get(node) is mirror:

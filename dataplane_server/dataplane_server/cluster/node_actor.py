@@ -78,7 +78,7 @@ class NodeActor:
         self._gateway = Gateway(self._arena, self._cache, self._fetching)
         self._gateway.listen(self._folder.socket, options.socket_mode)
         self._lines = ByteLines()
-        self._mirrors = KeptMirrors(self._folder.path, options.memory_bytes, self._lines)
+        self._mirrors = KeptMirrors(self._folder.path, self._lines)
         self._port = BytePort(self._arena_of)
         self._bytes_at = self._port.listen(this_address())
         self._others: dict[int, BytePlace] = {}
@@ -147,9 +147,9 @@ class NodeActor:
 
     # -- mirrors -------------------------------------------------------------------------------------------------------
 
-    async def make_mirror(self, name: str, node: int) -> None:
+    async def make_mirror(self, name: str, node: int, size_bytes: int) -> None:
         """A mirror of a node, still without bytes. OSError if there is no space for it."""
-        await self._mirrors.make(name, node)
+        await self._mirrors.make(name, node, size_bytes)
 
     async def fill_mirror(self, name: str, source: BytePlace, end: int) -> Mirrored:
         """Fetch all bytes of the node up to an offset. source: where it gives them."""

@@ -144,13 +144,9 @@ class DataPlane:
         """The nodes of a cluster that are there or live on in mirrors, for reading."""
         return self._verbs.nodes.up()
 
-    def mirror_of(self, node: int) -> Mirror | None:
-        """As `Nodes.mirror_of`, of a cluster."""
-        return self._verbs.nodes.mirror_of(node)
-
-    def used_end_of(self, node: int) -> int:
-        """No byte of a node is in use from this offset on, within the node. Refusal NODE_LOST."""
-        return self._verbs.nodes.used_end_of(node)
+    def mirrors_of(self, node: int) -> tuple[Mirror, ...]:
+        """As `Nodes.mirrors_of`, of a cluster."""
+        return self._verbs.nodes.mirrors_of(node)
 
     def versions(self, offsets: Int64Array, sizes: Int64Array) -> Int64Array:
         """As `Nodes.versions`, of a cluster."""

@@ -103,6 +103,11 @@ class ArenaFile:
             os.close(descriptor)
 
 
+def arena_bytes(path: Path) -> int:
+    """How many bytes the arena has whose file is at path. OSError."""
+    return path.stat().st_size - mmap.PAGESIZE
+
+
 def is_used(path: Path) -> bool:
     """Whether a server or a client has the arena at path. OSError if it cannot be opened."""
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)

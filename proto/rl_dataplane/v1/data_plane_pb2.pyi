@@ -4594,7 +4594,7 @@ class Node(_message.Message):
     CACHE_USED_BYTES_FIELD_NUMBER: _builtins.int
     WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
     LOCAL_READ_BYTES_FIELD_NUMBER: _builtins.int
-    MIRROR_FIELD_NUMBER: _builtins.int
+    MIRRORS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Counts the nodes that ever came, from 1."""
@@ -4618,10 +4618,12 @@ class Node(_message.Message):
     """Bytes of values that its attached clients have put and committed since the coordinator began."""
     local_read_bytes: _builtins.int
     """The same of what they have read from this node's own memory."""
-    mirror: _builtins.int
-    """The node that has a second copy of all its bytes; 0 for none, or none yet."""
     ended: _builtins.bool
-    """Whether it is gone, and its rows are read from its mirror until they are cleared."""
+    """Whether it is gone, and its rows are read from a mirror until they are cleared."""
+    @_builtins.property
+    def mirrors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The nodes that have a copy of all its bytes, too."""
+
     def __init__(
         self,
         *,
@@ -4636,12 +4638,12 @@ class Node(_message.Message):
         cache_used_bytes: _builtins.int = ...,
         written_bytes: _builtins.int = ...,
         local_read_bytes: _builtins.int = ...,
-        mirror: _builtins.int = ...,
+        mirrors: _abc.Iterable[_builtins.int] | None = ...,
         ended: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_hit_bytes", b"cache_hit_bytes", "cache_used_bytes", b"cache_used_bytes", "clients", b"clients", "ended", b"ended", "fetched_bytes", b"fetched_bytes", "host", b"host", "local_read_bytes", b"local_read_bytes", "memory_used_bytes", b"memory_used_bytes", "mirror", b"mirror", "name", b"name", "number", b"number", "up", b"up", "written_bytes", b"written_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_hit_bytes", b"cache_hit_bytes", "cache_used_bytes", b"cache_used_bytes", "clients", b"clients", "ended", b"ended", "fetched_bytes", b"fetched_bytes", "host", b"host", "local_read_bytes", b"local_read_bytes", "memory_used_bytes", b"memory_used_bytes", "mirrors", b"mirrors", "name", b"name", "number", b"number", "up", b"up", "written_bytes", b"written_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

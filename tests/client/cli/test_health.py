@@ -24,7 +24,7 @@ HOLDERS = (MemoryHolder("rollout-0", 501, 0, 0),)
 FIGURES = dict.fromkeys([one.name for one in fields(NodeDescription)], 0)
 UP = NodeDescription(**FIGURES | {"number": 1, "host": "host-a", "up": True})  # type: ignore[arg-type]
 SILENT = NodeDescription(**FIGURES | {"number": 2, "host": "host-b", "up": False})  # type: ignore[arg-type]
-MIRRORED = replace(SILENT, number=4, mirror=1)
+MIRRORED = replace(SILENT, number=4, mirrors=(1,))
 ENDED = replace(MIRRORED, ended=True)
 UNHEARD = NodeDescription(**FIGURES | {"number": 3, "host": "", "up": False})  # type: ignore[arg-type]
 

@@ -118,9 +118,9 @@ class LocalCluster:
         return found
 
     def wait_for_mirrors(self) -> None:
-        """Wait until each node that is up has one."""
+        """Wait until each node has one, and each that has ended, two."""
         with connect(self.outside) as client:
-            wait_until(lambda: all(node.mirror for node in client.server_status().nodes if node.up))
+            wait_until(lambda: all(len(one.mirrors) > one.ended for one in client.server_status().nodes))
 
     def put_on(self, ray_node: str, field: str, *rows: str, group: str = "") -> None:
         """Have a process on a node put sevens, four of each row of partition p, perhaps as a group."""

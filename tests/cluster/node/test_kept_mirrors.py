@@ -54,14 +54,14 @@ def source() -> Source:
 
 
 def begin(folder: Path, source: Source) -> KeptMirrors:
-    return KeptMirrors(folder, SIZE, cast("ByteLines", source))
+    return KeptMirrors(folder, cast("ByteLines", source))
 
 
 @pytest.fixture
 async def mirrors(tmp_path: Path, source: Source) -> AsyncIterator[KeptMirrors]:
     """With a mirror of node 3, still empty."""
     mirrors = begin(tmp_path, source)
-    await mirrors.make("m", 3)
+    await mirrors.make("m", 3, SIZE)
     yield mirrors
     mirrors.close()
 
@@ -151,7 +151,7 @@ async def test_the_next_life_of_the_actor_has_the_mirrors(mirrors: KeptMirrors, 
 
 
 async def test_other_nodes_read_the_newest_mirror_of_a_node(mirrors: KeptMirrors, source: Source) -> None:
-    await mirrors.make("newer", 3)
+    await mirrors.make("newer", 3, SIZE)
     await mirrors.follow("newer", PLACE, source.write(16, b"one"))
     port, lines, read = BytePort(mirrors.arena_of), ByteLines(), bytearray(3)
     place = port.listen("127.0.0.1")

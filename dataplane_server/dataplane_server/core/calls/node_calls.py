@@ -29,8 +29,8 @@ class LoseNode(Call[int]):
 @dataclass(frozen=True, slots=True)
 class SetMirror(Call[int]):
     """Node `on` has all bytes of a node, now and after each write that is finished from now on, as the mirror of this
-    name. on: 0 if no node does. If the node lived on in its mirror, its rows are removed as by LoseNode. Answered with
-    their number.
+    name; or has them no more, if the name is empty. If the node lived on there alone, its rows are then removed as by
+    LoseNode. Answered with their number.
     """
 
     number: int

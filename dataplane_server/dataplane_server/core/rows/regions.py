@@ -4,8 +4,8 @@ An offset has the node's number in its upper bits, so whatever keeps offsets kee
 runs, copies. Numbers of nodes ascend and are never used again. A node that is lost keeps its region until the last of
 its bytes is released; nothing is placed there any more.
 
-A node may have a *mirror*: another node that has all its bytes, too. If such a node ends, it lives on in its mirror:
-its bytes stay, nothing is placed there any more, and it is lost once the mirror is.
+A node may have *mirrors*: other nodes that have all its bytes, too. If such a node ends, it lives on in its mirrors:
+its bytes stay, nothing is placed there any more, and it is lost once the last mirror is.
 
 Other nodes keep copies of bytes that they have read. A copy of a run is good for as long as no byte of the run was
 released, since only then other values may be there. `versions` tells that: it counts releases by blocks of the region,
@@ -49,8 +49,8 @@ class Mirror(NamedTuple):
 
 
 class Region(Space):
-    """The space of one node. base: what its offsets begin with. name: of the arena. mirror: with all its bytes. ended:
-    it lives on in its mirror. lost: its bytes are gone. Nothing is placed where a node has ended or is lost.
+    """The space of one node. base: what its offsets begin with. name: of the arena. mirrors: with all its bytes. ended:
+    it lives on in them. lost: its bytes are gone. Nothing is placed where a node has ended or is lost.
     """
 
     def __init__(self, number: int, name: str, capacity: int) -> None:
@@ -58,7 +58,7 @@ class Region(Space):
         self.number = number
         self.name = name
         self.base = number << NODE_SHIFT
-        self.mirror: Mirror | None = None
+        self.mirrors: tuple[Mirror, ...] = ()
         self.ended = False
         self.lost = False
         self._block_bytes = -(-capacity // _BLOCKS)
@@ -108,35 +108,35 @@ class Regions(Releases):
 
     def lose(self, number: int) -> list[int]:
         """A node and all mirrors that it had are gone. Returns the nodes whose bytes are: this one, unless it has a
-        mirror, and those that lived on here.
+        mirror, and those that lived on here alone.
         """
-        region = self.region(number)
-        region.ended = True
-        mirrored = [other for other in self if other.mirror is not None and other.mirror.on == number]
-        for other in mirrored:
-            other.mirror = None
-        return [one.number for one in (region, *mirrored) if self._is_gone(one)]
+        self.region(number).ended = True
+        for region in self:
+            region.mirrors = tuple(mirror for mirror in region.mirrors if mirror.on != number)
+        return [region.number for region in list(self) if self._is_gone(region)]
 
-    def set_mirror(self, number: int, mirror: Mirror | None) -> bool:
-        """A node has this mirror from now on, or has none any more. Returns whether its bytes are gone with it. Refusal
-        NODE_LOST if either is not there.
+    def set_mirror(self, number: int, mirror: Mirror) -> bool:
+        """A node has this mirror from now on; if it has no name, none on that node any more. Returns whether its bytes
+        are gone with it. Refusal NODE_LOST if either is not there.
         """
         region = self.region(number)
-        if mirror is not None:
+        others = tuple(other for other in region.mirrors if other.on != mirror.on)
+        if mirror.name:
             self.placeable(mirror.on)
-        region.mirror = mirror
+            others += (mirror,)
+        region.mirrors = others
         return self._is_gone(region)
 
     def _is_gone(self, region: Region) -> bool:
         """Whether no node has the bytes of this one any more; then place nothing there, and forget it once it is
         empty. A node that has just ended is forgotten, too, if it is empty.
         """
-        region.lost = region.ended and region.mirror is None
+        region.lost = region.ended and not region.mirrors
         self._forget_empty(region.number)
         return region.lost
 
     def region(self, number: int) -> Region:
-        """A node that is there, or lives on in a mirror. Refusal NODE_LOST."""
+        """A node that is there, or lives on in mirrors. Refusal NODE_LOST."""
         found = self._nodes.get(number)
         if found is None or found.lost:
             raise _has_left(number)
@@ -150,7 +150,7 @@ class Regions(Releases):
         return region
 
     def __iter__(self) -> Iterator[Region]:
-        """All nodes that are there, or live on in a mirror."""
+        """All nodes that are there, or live on in mirrors."""
         return (region for region in self._nodes.values() if not region.lost)
 
     def _forget_empty(self, number: int) -> None:

@@ -40,20 +40,16 @@ class Nodes:
         return self._lose_rows(self._regions.lose(call.number))
 
     def set_mirror(self, call: SetMirror) -> int:
-        gone = self._regions.set_mirror(call.number, Mirror(call.on, call.name) if call.on else None)
+        gone = self._regions.set_mirror(call.number, Mirror(call.on, call.name))
         return self._lose_rows([call.number] if gone else [])
 
     def _lose_rows(self, numbers: list[int]) -> int:
         partitions = self._state.partitions.values()
         return sum(_lose_rows(self._state, partition, number) for number in numbers for partition in partitions)
 
-    def mirror_of(self, number: int) -> Mirror | None:
-        """The mirror of a node that has not ended, if it has one. Refusal NODE_LOST."""
-        return self._regions.placeable(number).mirror
-
-    def used_end_of(self, number: int) -> int:
-        """No byte of a node that has not ended is in use from this offset on, within the node. Refusal NODE_LOST."""
-        return self._regions.placeable(number).used_end
+    def mirrors_of(self, number: int) -> tuple[Mirror, ...]:
+        """The mirrors of a node that has not ended. Refusal NODE_LOST."""
+        return self._regions.placeable(number).mirrors
 
     def up(self) -> list[Region]:
         """The nodes that are there, or live on in mirrors; none unless this is a cluster."""
