@@ -4,8 +4,8 @@
 
 Starts a Ray cluster of three nodes on this machine. The coordinator is on the first; a process on the second puts
 TransferQueue's workload, and processes on the second and the third get it: by TransferQueue's module, by our client,
-and by our module in its place. Systems take turns in every round, and every round has new rows. The goals are of the
-client.
+and by our module in its place. Systems take turns in every round. A turn is a few puts and gets in a row, as in a run
+that uses one system, and its medians count; every put has new rows. The goals are of the client.
 
 The floor on the same node copies the bytes into a warm buffer, once for a put and once for a get. Across nodes a get is
 Ray's own transfer: the actor on the second node returns the same bytes as one array to the process on the third.
@@ -33,7 +33,7 @@ from dataplane_server.cluster.starting import start
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from session import in_ms, in_times, table
-from timing import Steps, alternate
+from timing import Steps, alternate, in_a_row
 from workload import Workload
 
 _MOST_BYTES = 256 << 20
@@ -44,6 +44,7 @@ _PLACES = ("same node", "across nodes")
 _STEPS = ("put", "get", "total")
 _GOALS = {"same node": 5.0, "across nodes": 2.0}
 _OF_RAY = 0.8
+_IN_A_ROW = 3
 _WIDTH = 190
 _HEADINGS = (
     "ms",
@@ -111,7 +112,8 @@ def main() -> None:
         for workload in _workloads(options.quick):
             size_bytes = nodes.prepare(workload)
             systems = (TRANSFER_QUEUE, OURS, OUR_MODULE, RAY)
-            found = alternate({name: partial(nodes.round, name, workload) for name in systems}, rounds, 1)
+            turns = {name: in_a_row(partial(nodes.round, name, workload), _IN_A_ROW) for name in systems}
+            found = alternate(turns, rounds, 1)
             name = f"{workload.name} {workload.kind}"
             rows, met = _compared(name, found)
             size = f"{workload.rows} x {workload.fields} x {workload.length}, {size_bytes / 1e6:.0f} MB"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cluster.failures.local_cluster import MIB, LocalCluster
@@ -17,12 +18,9 @@ def start_plane(three_nodes: ThreeNodes, tmp_path: Path) -> Iterator[Callable[..
     """Start a data plane, whose rows are kept in the folder `data` of the test's, if they are to be."""
     with ExitStack() as ending:
 
-        def begin(
-            *, durable: bool = True, memory_bytes: int = 4 * MIB, home: str = "", mirrored: bool = False
-        ) -> LocalCluster:
-            data = tmp_path / "data" if durable else None
-            name = f"failures-{os.getpid()}"
-            plane = LocalCluster(three_nodes.machine, name, data, memory_bytes, home=home, mirrored=mirrored)
+        def begin(*, durable: bool = True, memory_bytes: int = 4 * MIB, **settings: Any) -> LocalCluster:
+            data, name = tmp_path / "data" if durable else None, f"failures-{os.getpid()}"
+            plane = LocalCluster(three_nodes.machine, name, data, memory_bytes, **settings)
             ending.enter_context(plane)
             plane.wait_for_nodes()
             return plane

@@ -50,7 +50,7 @@ class LocalCluster:
 
     machine: the Ray cluster. data: its directory, or None. memory_bytes, cache_bytes: of each node. outside: its
     address for programs that are not in the Ray cluster, always the same. home: the node on which the coordinator
-    begins, the head unless another is named. mirrored: whether nodes get mirrors.
+    begins, the head unless another is named. mirrored: whether nodes get mirrors. settings: others of the server.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class LocalCluster:
         home: str = "",
         *,
         mirrored: bool = False,
+        **settings: Any,
     ) -> None:
         self.machine = machine
         self.name = name
@@ -76,6 +77,7 @@ class LocalCluster:
             data_dir=data,
             durability="memory" if data is None else "process",
             log_history_bytes=0,
+            **settings,
         )
         starting = ray.remote(start).options(**on_node(self.home))
         started = starting.remote(config, name=name, cache_bytes=cache_bytes, mirrored=mirrored)

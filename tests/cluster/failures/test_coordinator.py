@@ -56,14 +56,36 @@ def test_a_coordinator_without_the_log_of_its_nodes_rows_says_what_is_gone(plane
     with connect(plane.address) as client:
         client.register_partition("p", ["x"], 0, ["train"])
         client.put_samples(["a"], "p", {"x": torch.ones(1)})
-    for path in (tmp_path / "data").iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    empty(tmp_path / "data")
     with pytest.raises(Exception, match=r"data has no log of the rows in /dev/shm/\S+ on \S+: put the log back, or"):
         plane.kill_coordinator()
     with pytest.raises(UnavailableError, match=r"LostLogError: .*data has no log of the rows"):
         connect(plane.address, connect_timeout_s=3.0)
     with pytest.raises(UnavailableError, match=re.escape(plane.outside)):
         connect(plane.outside, connect_timeout_s=1.0)
+
+
+def empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def test_a_coordinator_that_accepts_the_loss_of_its_log_begins_anew(
+    start_plane: Callable[..., LocalCluster], tmp_path: Path
+) -> None:
+    plane = start_plane(accept_loss=True)
+    with connect(plane.address, transport="shm") as client:
+        client.register_partition("p", ["x"], 0, ["train"])
+        old = client.put_samples(["a"], "p", {"x": torch.full((1, 1000), 7)})
+        read = client.get_data(old, ["x"])["x"]
+        empty(tmp_path / "data")
+        plane.kill_coordinator()
+        with pytest.raises(NotFoundError, match="'p'"):
+            client.get_data(old, ["x"])
+        client.register_partition("p", ["x"], 0, ["train"])
+        client.put_samples(["b"], "p", {"x": torch.full((1, 1000), 8)})
+        assert client.get_samples(["b"], "p", ["x"])["x"].tolist() == [[8] * 1000]
+        assert read.tolist() == [[7] * 1000], "what a client maps stays its own"
 
 
 def test_a_coordinator_that_keeps_no_log_begins_anew_and_what_clients_read_before_stays_theirs(
