@@ -223,9 +223,9 @@ def _show_next_limits(console: Console, inputs: dict[str, Any], times: ServiceTi
             f"{calls_per_s * 8 / 1_000 * inputs['gateway_us'] / 1e6:.2f} of a core",
         ),
         (
-            "relay connections",
-            f"{inputs['relay_connection_bytes'] / 1e3:.1f} kB each, 2 for each client",
-            f"{16_000 * inputs['relay_connection_bytes'] / 1e6:.0f} MB and 16,000 descriptors for 8,000 clients",
+            "connections of clients",
+            f"{inputs['relay_connection_bytes'] / 1e3:.1f} kB each, 3 for each client",
+            f"{24_000 * inputs['relay_connection_bytes'] / 1e6:.0f} MB and 24,000 descriptors for 8,000 clients",
         ),
         ("resident rows", "4,000,000 by default for each coordinator", f"{4e6 / _TARGET_ROWS_PER_S:.0f} s of rows"),
         (

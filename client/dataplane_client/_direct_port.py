@@ -44,9 +44,9 @@ class DirectAddress:
         return pb.DirectResponse.FromString(body)
 
 
-def opened(address: DirectAddress, timeout_s: float) -> socket.socket:
-    """A connection. Blocks; raises OSError."""
-    line = socket.create_connection((address.host, address.port), max(timeout_s, 1e-3))
+def opened(address: tuple[str, int], timeout_s: float) -> socket.socket:
+    """A connection to a host and port. Blocks; raises OSError."""
+    line = socket.create_connection(address, max(timeout_s, 1e-3))
     prepare_line(line)
     return line
 

@@ -49,7 +49,8 @@ class SharedArena:
     memory behind it is not to be trusted.
 
     can_write: whether the server gave the right to write. inline_bytes: values of up to this many bytes travel in
-    messages; none do in a cluster.
+    messages; none do in a cluster. calls_at: host and port where the session may be joined, too, for all calls but
+    reads; None if nowhere.
     """
 
     def __init__(self, address: str, nonce: bytes) -> None:
@@ -71,6 +72,7 @@ class SharedArena:
         self.traces = response.traces  # whether requests may carry a trace context
         self._size = response.arena_bytes
         self.can_write = len(self._descriptors) > 1
+        self.calls_at = (response.calls_host, response.calls_port) if response.calls_port else None
         self.inline_bytes = 0 if response.bare_messages else INLINE_BYTES
         for descriptor in self._descriptors:
             if memory_nonce(response.proof, descriptor) != nonce:

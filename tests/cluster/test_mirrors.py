@@ -9,18 +9,23 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
-from tests.core.caller import Caller
 
 from dataplane_server.cluster import mirrors as module
 from dataplane_server.cluster.members import Member, Members
 from dataplane_server.cluster.messages import BytePlace, Mirrored, Registration
 from dataplane_server.cluster.mirrors import Mirrors
+from dataplane_server.core.calls.answers import Reservation
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.node_calls import AddNode, LoseNode, SetMirror
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.values import Run, Runs
+from dataplane_server.core.calls.requests import FinishWrite, PutSamples, RegisterPartition
+from dataplane_server.core.calls.values import Definition, Run, Runs
+from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.rows.regions import Mirror
+from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service.shell import Shell
 
 RayError = pytest.importorskip("ray.exceptions").RayError
@@ -58,12 +63,13 @@ class Nodes:
     """Nodes 1 to 3 of two hosts, and what their actors were asked."""
 
     def __init__(self) -> None:
-        self.caller = Caller(Limits(memory_bytes=1024, cluster=True))
-        self.members = Members(self.caller.plane)
+        self.plane = DataPlane(Limits(memory_bytes=1024, cluster=True))
+        self.shell = Shell(self.plane, Metrics(self.plane, lambda: True))
+        self.members = Members(self.plane)
         self.calls: list[tuple[Any, ...]] = []
-        self.mirrors = Mirrors(cast("Shell", self.caller), self.members, makes=True)
+        self.mirrors = Mirrors(self.shell, self.members, makes=True)
         for number, host in enumerate(("north", "north", "south"), 1):
-            self.caller.apply(AddNode(f"arena-{number}"))
+            self.shell.apply(AddNode(f"arena-{number}"))
             self.register(number, host)
 
     def register(self, number: int, host: str = "north", mirrors: tuple[str, ...] = ()) -> Member:
@@ -88,10 +94,10 @@ class Nodes:
         return [call for call in self.asked("fill_mirror") if call[3] == self.members.place_of(number)]
 
     def mirrors_of(self, number: int) -> tuple[Mirror, ...]:
-        return next(region.mirrors for region in self.caller.plane.nodes() if region.number == number)
+        return next(region.mirrors for region in self.plane.nodes() if region.number == number)
 
     def mirror(self, number: int) -> Mirror | None:
-        return next(iter(self.caller.plane.mirrors_of(number)), None)
+        return next(iter(self.plane.mirrors_of(number)), None)
 
     def follow(self, number: int) -> asyncio.Task[None]:
         return asyncio.create_task(self.mirrors.follow(number, RUNS))
@@ -109,17 +115,25 @@ async def nodes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Nodes]:
 @pytest.fixture
 def mirrored(nodes: Nodes) -> Nodes:
     """The mirror of node 1 is on node 3."""
-    nodes.caller.apply(SetMirror(1, 3, "m"))
+    nodes.shell.apply(SetMirror(1, 3, "m"))
     nodes.mirrors.returned(nodes.register(3, mirrors=("m",)))
     return nodes
 
 
+def put(nodes: Nodes, number: int, size_bytes: int) -> None:
+    """A row on a node."""
+    column = ColumnSpec("x", Shape("jagged", "uint8", ()), np.array([size_bytes], np.int64))
+    nodes.shell.apply(RegisterPartition("register", Definition("p", ("x",), ("train",))))
+    begun = nodes.shell.apply(PutSamples("put", "p", ["s"], [column], node=number))
+    assert isinstance(begun, Reservation)
+    nodes.shell.apply(FinishWrite(begun.ticket))
+
+
 def end_with_a_row(nodes: Nodes, number: int) -> None:
     """A node dies that has a row."""
-    nodes.caller.register()
-    nodes.caller.put(nodes.caller.put_call(["s"], {"a": [8]}, node=number))
+    put(nodes, number, 8)
     nodes.members.remove(number)
-    nodes.caller.apply(LoseNode(number))
+    nodes.shell.apply(LoseNode(number))
     nodes.mirrors.place_ended()
 
 
@@ -141,7 +155,7 @@ async def test_mirrors_are_on_other_hosts_as_evenly_as_can_be(nodes: Nodes) -> N
 
 
 async def test_none_is_made_unless_it_is_wanted(nodes: Nodes) -> None:
-    mirrors = Mirrors(cast("Shell", nodes.caller), nodes.members, makes=False)
+    mirrors = Mirrors(nodes.shell, nodes.members, makes=False)
     mirrors.look_after()
     await asyncio.sleep(0.01)
     assert not nodes.calls
@@ -165,8 +179,7 @@ async def test_writes_follow_from_before_the_fill_on_and_the_core_knows_after_it
 
 
 async def test_a_fill_takes_what_is_in_use(nodes: Nodes) -> None:
-    nodes.caller.register()
-    nodes.caller.put(nodes.caller.put_call(["s"], {"a": [100]}, node=1))
+    put(nodes, 1, 100)
     nodes.mirrors.look_after()
     await until(lambda: nodes.fills_of(1))
     (_, on, _, _, end) = nodes.fills_of(1)[0]
@@ -198,7 +211,7 @@ async def test_a_mirror_that_a_write_went_on_without_while_it_was_filled_is_none
 
 
 async def test_a_mirror_of_a_node_that_is_forgotten_is_removed(mirrored: Nodes) -> None:
-    mirrored.caller.apply(LoseNode(1))
+    mirrored.shell.apply(LoseNode(1))
     mirrored.mirrors.look_after()
     assert ("drop_mirror", 3, "m") in mirrored.calls
 
@@ -211,7 +224,7 @@ async def test_a_node_that_has_ended_gets_a_second_mirror_from_the_first(mirrore
     assert (on, node, size_bytes) == (2, 1, 8), "for its row alone"
     filled = next(call for call in mirrored.asked("fill_mirror") if call[2] == name)
     assert filled[3].port == 3
-    mirrored.caller.apply(LoseNode(3))
+    mirrored.shell.apply(LoseNode(3))
     mirrored.mirrors.place_ended()
     assert mirrored.members.place_of(1).port == 2
 

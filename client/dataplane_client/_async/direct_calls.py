@@ -97,7 +97,9 @@ class AsyncDirectCalls(AsyncFrameCalls):
             self._put_back(connection)
 
     async def _open_connection(self, deadline: Deadline) -> LocalConnection:
-        return LocalConnection(await run_in_thread(partial(opened, self._address, deadline.left_s)))
+        return LocalConnection(
+            await run_in_thread(partial(opened, (self._address.host, self._address.port), deadline.left_s))
+        )
 
     async def _begin(self, connection: LocalConnection, deadline: Deadline) -> None:
         request = request_frame(pb.LOCAL_METHOD_DIRECT, pb.DirectRequest(nonce=self._address.nonce))

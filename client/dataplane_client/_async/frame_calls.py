@@ -88,7 +88,7 @@ class AsyncFrameCalls(ABC):
         except TimeoutError:
             raise DeadlineError(f"{verb} at {self._target}: no answer before the deadline") from None
         except (OSError, EOFError) as error:
-            why = getattr(error, "strerror", None) or error
+            why = getattr(error, "strerror", None) or str(error)  # not itself: a circle would keep the arena mapped
             raise UnavailableError(f"{verb} at {self._target}: the {self._kind} connection broke: {why}") from None
 
     async def _exchange(

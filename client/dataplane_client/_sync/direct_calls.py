@@ -95,7 +95,9 @@ class DirectCalls(FrameCalls):
             self._put_back(connection)
 
     def _open_connection(self, deadline: Deadline) -> LocalConnection:
-        return LocalConnection(run_in_thread(partial(opened, self._address, deadline.left_s)))
+        return LocalConnection(
+            run_in_thread(partial(opened, (self._address.host, self._address.port), deadline.left_s))
+        )
 
     def _begin(self, connection: LocalConnection, deadline: Deadline) -> None:
         request = request_frame(pb.LOCAL_METHOD_DIRECT, pb.DirectRequest(nonce=self._address.nonce))

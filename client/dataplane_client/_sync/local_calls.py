@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -13,30 +12,49 @@ from google.protobuf.message import Message
 from dataplane_client._arena_writes import fill_runs
 from dataplane_client._column_messages import column_layouts, int64s
 from dataplane_client._deadline import Deadline
+from dataplane_client._direct_port import opened
 from dataplane_client._leased_views import leased_columns
-from dataplane_client._local_protocol import LOCAL_WRITES, request_frame
+from dataplane_client._local_protocol import LOCAL_WRITES
 from dataplane_client._placement import Destination, PlacedColumn, ReadBuffers, blame_server
 from dataplane_client._shared_arena import SharedArena
-from dataplane_client._sync.frame_calls import FrameCalls
-from dataplane_client._sync.runtime import LocalConnection, Work, run_in_thread, sleep
+from dataplane_client._sync.runtime import LocalConnection, run_in_thread
+from dataplane_client._sync.session_calls import AsyncSessionCalls
 from dataplane_client.columns_layout import WireColumn, join_values, total_bytes
 from dataplane_client.errors import InternalError
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 
-_CROWDED = (errno.EAGAIN, errno.EMFILE, errno.ENFILE)  # the server's backlog is full, or no descriptor is left here
-_CROWDED_PAUSE_S = 0.01
+_CONNECT_S = 2.0
 _LONG_COPY_BYTES = 2 << 20
 
 
-class LocalCalls(FrameCalls):
-    """The calls of one attached session."""
+class LocalCalls(AsyncSessionCalls):
+    """The calls of one attached session. In a cluster, connections are to the coordinator, which saves the way through
+    the actor of the client's node; but reads go there, as it may have to fetch values.
+    """
 
-    transport = "shm"
+    _reaches_coordinator = True
 
     def __init__(self, target: str, arena: SharedArena) -> None:
-        super().__init__(target, traces=arena.traces)
-        self._arena = arena
+        super().__init__(target, arena)
+        self._reads: AsyncSessionCalls = self if arena.calls_at is None else AsyncSessionCalls(target, arena)
+
+    def close(self) -> None:
+        super().close()
+        if self._reads is not self:
+            self._reads.close()
+
+    def _open_connection(self, deadline: Deadline) -> LocalConnection:
+        """Where there is no coordinator, the local socket decides what that means."""
+        if self._arena.calls_at is not None and self._reaches_coordinator:
+            try:
+                connect = partial(opened, self._arena.calls_at, min(deadline.left_s, _CONNECT_S))
+                return LocalConnection(run_in_thread(connect))
+            except TimeoutError:  # something between drops what this host sends
+                self._reaches_coordinator = False
+            except OSError:
+                pass
+        return super()._open_connection(deadline)
 
     def takes(self, columns: Sequence[WireColumn]) -> bool:
         """Whether these values can be written: in the message, or into memory that this process may write."""
@@ -79,8 +97,7 @@ class LocalCalls(FrameCalls):
         message = pb.LocalReadRequest(request=request, handle=handle, inline_bytes=self._arena.inline_bytes)
         n_rows, leased = len(request.sample_ids), True
         try:
-            number, deadline = pb.LOCAL_METHOD_READ, Deadline(timeout_s)
-            found = self._call("ReadColumns", number, message, pb.LocalReadResponse, deadline, traceparent)
+            found = self._reads.lease(message, Deadline(timeout_s), traceparent)
             leased = found.HasField("lease")
             layouts = column_layouts(found.header, request)
             if not leased:
@@ -104,32 +121,6 @@ class LocalCalls(FrameCalls):
 
     def _blame_server(self) -> contextlib.AbstractContextManager[None]:
         return blame_server(f"ReadColumns at {self._target}")
-
-    # -- connections ---------------------------------------------------------------------------------------------------
-
-    _kind = "local"
-
-    def _exchange(
-        self, frame: bytes, deadline: Deadline, own: list[LocalConnection] | None, after: Work | None
-    ) -> tuple[int, bytes]:
-        self._arena.release()  # sends handles that an earlier release could not send
-        return super()._exchange(frame, deadline, own, after)
-
-    def _begin(self, connection: LocalConnection, deadline: Deadline) -> None:
-        join = request_frame(pb.LOCAL_METHOD_JOIN, pb.JoinRequest(session=self._arena.token))
-        outcome, _ = connection.exchange(join, deadline.left_s)
-        if outcome == pb.LOCAL_OUTCOME_ERROR:
-            raise ConnectionError("the server has ended the session")
-
-    def _open_connection(self, deadline: Deadline) -> LocalConnection:
-        """A new connection. A full backlog is no error: it means that many callers connect at once, so it waits."""
-        while True:
-            try:
-                return LocalConnection.open(self._arena.address, deadline.left_s)
-            except OSError as error:
-                if error.errno not in _CROWDED or not deadline.left_s:
-                    raise
-            sleep(_CROWDED_PAUSE_S)
 
 
 def _copy(copy: Callable[[], None], size_bytes: int) -> None:

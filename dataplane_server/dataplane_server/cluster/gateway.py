@@ -112,6 +112,8 @@ class Gateway:
             proof=self._arena.proof,
             bare_messages=True,
         )
+        if self.relay is not None:
+            response.calls_host, response.calls_port = self.relay.host, self.relay.port
         frame = frame_of(pb.LOCAL_OUTCOME_UNSPECIFIED, response.SerializeToString())
         session = NodeSession(relayed.session, self._cache.release)
         self._sessions[session.token] = session

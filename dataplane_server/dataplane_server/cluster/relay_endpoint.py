@@ -1,4 +1,5 @@
-"""The port where node actors relay the frames of their clients, and the sessions of these clients.
+"""The port where node actors relay the frames of their clients, and the sessions of these clients. Clients make most
+calls here themselves, by connections that join their sessions.
 
 A connection that says that its client is gone ends what the client holds. One that ends without a word tells that the
 node actor has gone: its clients still map the arena, and may read and write there. So what they hold stays until the
@@ -97,7 +98,7 @@ class RelayEndpoint(FrameEndpoint[RelaySession]):
 
 
 class RelayedConnection(LocalConnection):
-    """A connection of a node actor for one of a client."""
+    """A connection of a node actor for one of a client, or one by which a client joins its session."""
 
     def __init__(self, endpoint: RelayEndpoint, peer: socket.socket) -> None:
         super().__init__(endpoint, peer)
@@ -106,8 +107,10 @@ class RelayedConnection(LocalConnection):
         self._is_gone = False  # the client, for certain
 
     def _open(self, method: int, body: bytes) -> None:
-        if self._is_relay or method != pb.LOCAL_METHOD_RELAY:
-            return super()._open(method, body) if self._is_relay else self.close()
+        if self._is_relay or method == pb.LOCAL_METHOD_JOIN:
+            return super()._open(method, body)
+        if method != pb.LOCAL_METHOD_RELAY:
+            return self.close()
         try:
             request = self._relays.messages.parse(pb.RelayRequest, body, "frame body")
             self.session = self._relays.admit(request)

@@ -25,47 +25,47 @@ _sym_db = _symbol_database.Default()
 from rl_dataplane.v1 import data_plane_pb2 as rl__dataplane_dot_v1_dot_data__plane__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1brl_dataplane/v1/local.proto\x12\x0frl_dataplane.v1\x1a rl_dataplane/v1/data_plane.proto\"\x0f\n\rAttachRequest\"\x80\x01\n\x0e\x41ttachResponse\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x13\n\x0b\x61rena_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06traces\x18\x04 \x01(\x08\x12\r\n\x05proof\x18\x05 \x01(\x0c\x12\x15\n\rbare_messages\x18\x06 \x01(\x08J\x04\x08\x03\x10\x04R\x0cnonce_offset\">\n\x0cRelayRequest\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x0c\n\x04node\x18\x02 \x01(\r\x12\x10\n\x08\x61ttaches\x18\x03 \x01(\x08\"0\n\rRelayResponse\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0e\n\x06traces\x18\x02 \x01(\x08\"\x1e\n\rDirectRequest\x12\r\n\x05nonce\x18\x01 \x01(\x0c\" \n\x0e\x44irectResponse\x12\x0e\n\x06traces\x18\x01 \x01(\x08\"\x1e\n\x0bJoinRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\"\x0e\n\x0cJoinResponse\"\x1f\n\x0cLetGoRequest\x12\x0f\n\x07handles\x18\x01 \x03(\x04\"L\n\tArenaRuns\x12\x0f\n\x07offsets\x18\x01 \x01(\x0c\x12\r\n\x05sizes\x18\x02 \x01(\x0c\x12\r\n\x05nodes\x18\x03 \x01(\x0c\x12\x10\n\x08versions\x18\x04 \x01(\x0c\"t\n\x0fLocalPutRequest\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32!.rl_dataplane.v1.PutSamplesHeader\x12\x0e\n\x06handle\x18\x02 \x01(\x04\x12\x13\n\x06values\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x42\t\n\x07_values\"x\n\x12LocalCommitRequest\x12\x32\n\x06header\x18\x01 \x01(\x0b\x32\".rl_dataplane.v1.CommitClaimHeader\x12\x0e\n\x06handle\x18\x02 \x01(\x04\x12\x13\n\x06values\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x42\t\n\x07_values\"$\n\x12\x46inishWriteRequest\x12\x0e\n\x06handle\x18\x01 \x01(\x04\"\xbe\x01\n\x12LocalWriteResponse\x12\x31\n\x0breservation\x18\x01 \x01(\x0b\x32\x1a.rl_dataplane.v1.ArenaRunsH\x00\x12\x32\n\x03put\x18\x02 \x01(\x0b\x32#.rl_dataplane.v1.PutSamplesResponseH\x00\x12\x36\n\x06\x63ommit\x18\x03 \x01(\x0b\x32$.rl_dataplane.v1.CommitClaimResponseH\x00\x42\t\n\x07outcome\"n\n\x10LocalReadRequest\x12\x34\n\x07request\x18\x01 \x01(\x0b\x32#.rl_dataplane.v1.ReadColumnsRequest\x12\x0e\n\x06handle\x18\x02 \x01(\x04\x12\x14\n\x0cinline_bytes\x18\x03 \x01(\r\"\x8f\x01\n\x11LocalReadResponse\x12\x32\n\x06header\x18\x01 \x01(\x0b\x32\".rl_dataplane.v1.ReadColumnsHeader\x12\x10\n\x06values\x18\x02 \x01(\x0cH\x00\x12+\n\x05lease\x18\x03 \x01(\x0b\x32\x1a.rl_dataplane.v1.ArenaRunsH\x00\x42\x07\n\x05place*\xbe\t\n\x0bLocalMethod\x12\x1c\n\x18LOCAL_METHOD_UNSPECIFIED\x10\x00\x12\x17\n\x13LOCAL_METHOD_ATTACH\x10\x01\x12\x15\n\x11LOCAL_METHOD_JOIN\x10\x02\x12\x17\n\x13LOCAL_METHOD_LET_GO\x10\x03\x12\x14\n\x10LOCAL_METHOD_PUT\x10\x04\x12\x17\n\x13LOCAL_METHOD_COMMIT\x10\x05\x12\x1d\n\x19LOCAL_METHOD_FINISH_WRITE\x10\x06\x12\x15\n\x11LOCAL_METHOD_READ\x10\x07\x12\x16\n\x12LOCAL_METHOD_RELAY\x10\x08\x12\x1c\n\x18LOCAL_METHOD_CLIENT_GONE\x10\t\x12\x17\n\x13LOCAL_METHOD_DIRECT\x10\n\x12#\n\x1fLOCAL_METHOD_REGISTER_PARTITION\x10\x10\x12\x1f\n\x1bLOCAL_METHOD_DROP_PARTITION\x10\x11\x12\x1e\n\x1aLOCAL_METHOD_CLAIM_SAMPLES\x10\x12\x12\x1e\n\x1aLOCAL_METHOD_RELEASE_CLAIM\x10\x13\x12\x1e\n\x1aLOCAL_METHOD_CLEAR_SAMPLES\x10\x14\x12\'\n#LOCAL_METHOD_GET_CONSUMPTION_STATUS\x10\x15\x12\x1e\n\x1aLOCAL_METHOD_GET_PARTITION\x10\x16\x12 \n\x1cLOCAL_METHOD_LIST_PARTITIONS\x10\x17\x12\"\n\x1eLOCAL_METHOD_GET_SERVER_STATUS\x10\x18\x12\x1c\n\x18LOCAL_METHOD_CLAIM_SHARD\x10\x19\x12\x1c\n\x18LOCAL_METHOD_ADOPT_CLAIM\x10\x1a\x12\x1b\n\x17LOCAL_METHOD_RESET_TASK\x10\x1b\x12\"\n\x1eLOCAL_METHOD_LIST_DEAD_LETTERS\x10\x1c\x12\x1e\n\x1aLOCAL_METHOD_RESERVE_GROUP\x10\x1d\x12\x1d\n\x19LOCAL_METHOD_FINISH_GROUP\x10\x1e\x12\x1c\n\x18LOCAL_METHOD_ABORT_GROUP\x10\x1f\x12\x1b\n\x17LOCAL_METHOD_GET_SAMPLE\x10 \x12!\n\x1dLOCAL_METHOD_EXTEND_PARTITION\x10!\x12 \n\x1cLOCAL_METHOD_CLOSE_PARTITION\x10\"\x12\x1d\n\x19LOCAL_METHOD_LIST_SAMPLES\x10#\x12\x1c\n\x18LOCAL_METHOD_LIST_CLAIMS\x10$\x12\x1e\n\x1aLOCAL_METHOD_LIST_SESSIONS\x10%\x12 \n\x1cLOCAL_METHOD_CREATE_SNAPSHOT\x10&\x12!\n\x1dLOCAL_METHOD_RESTORE_SNAPSHOT\x10\'\x12#\n\x1fLOCAL_METHOD_SET_WEIGHT_VERSION\x10(\x12\x1d\n\x19LOCAL_METHOD_SET_POLICIES\x10)\x12\x1d\n\x19LOCAL_METHOD_DRAW_SAMPLES\x10*\x12\x1e\n\x1aLOCAL_METHOD_EXPLAIN_WAITS\x10+*F\n\x0cLocalOutcome\x12\x1d\n\x19LOCAL_OUTCOME_UNSPECIFIED\x10\x00\x12\x17\n\x13LOCAL_OUTCOME_ERROR\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1brl_dataplane/v1/local.proto\x12\x0frl_dataplane.v1\x1a rl_dataplane/v1/data_plane.proto\"\x0f\n\rAttachRequest\"\xa8\x01\n\x0e\x41ttachResponse\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x13\n\x0b\x61rena_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06traces\x18\x04 \x01(\x08\x12\r\n\x05proof\x18\x05 \x01(\x0c\x12\x15\n\rbare_messages\x18\x06 \x01(\x08\x12\x12\n\ncalls_host\x18\x07 \x01(\t\x12\x12\n\ncalls_port\x18\x08 \x01(\rJ\x04\x08\x03\x10\x04R\x0cnonce_offset\">\n\x0cRelayRequest\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x0c\n\x04node\x18\x02 \x01(\r\x12\x10\n\x08\x61ttaches\x18\x03 \x01(\x08\"0\n\rRelayResponse\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0e\n\x06traces\x18\x02 \x01(\x08\"\x1e\n\rDirectRequest\x12\r\n\x05nonce\x18\x01 \x01(\x0c\" \n\x0e\x44irectResponse\x12\x0e\n\x06traces\x18\x01 \x01(\x08\"\x1e\n\x0bJoinRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\"\x0e\n\x0cJoinResponse\"\x1f\n\x0cLetGoRequest\x12\x0f\n\x07handles\x18\x01 \x03(\x04\"L\n\tArenaRuns\x12\x0f\n\x07offsets\x18\x01 \x01(\x0c\x12\r\n\x05sizes\x18\x02 \x01(\x0c\x12\r\n\x05nodes\x18\x03 \x01(\x0c\x12\x10\n\x08versions\x18\x04 \x01(\x0c\"t\n\x0fLocalPutRequest\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32!.rl_dataplane.v1.PutSamplesHeader\x12\x0e\n\x06handle\x18\x02 \x01(\x04\x12\x13\n\x06values\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x42\t\n\x07_values\"x\n\x12LocalCommitRequest\x12\x32\n\x06header\x18\x01 \x01(\x0b\x32\".rl_dataplane.v1.CommitClaimHeader\x12\x0e\n\x06handle\x18\x02 \x01(\x04\x12\x13\n\x06values\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x42\t\n\x07_values\"$\n\x12\x46inishWriteRequest\x12\x0e\n\x06handle\x18\x01 \x01(\x04\"\xbe\x01\n\x12LocalWriteResponse\x12\x31\n\x0breservation\x18\x01 \x01(\x0b\x32\x1a.rl_dataplane.v1.ArenaRunsH\x00\x12\x32\n\x03put\x18\x02 \x01(\x0b\x32#.rl_dataplane.v1.PutSamplesResponseH\x00\x12\x36\n\x06\x63ommit\x18\x03 \x01(\x0b\x32$.rl_dataplane.v1.CommitClaimResponseH\x00\x42\t\n\x07outcome\"n\n\x10LocalReadRequest\x12\x34\n\x07request\x18\x01 \x01(\x0b\x32#.rl_dataplane.v1.ReadColumnsRequest\x12\x0e\n\x06handle\x18\x02 \x01(\x04\x12\x14\n\x0cinline_bytes\x18\x03 \x01(\r\"\x8f\x01\n\x11LocalReadResponse\x12\x32\n\x06header\x18\x01 \x01(\x0b\x32\".rl_dataplane.v1.ReadColumnsHeader\x12\x10\n\x06values\x18\x02 \x01(\x0cH\x00\x12+\n\x05lease\x18\x03 \x01(\x0b\x32\x1a.rl_dataplane.v1.ArenaRunsH\x00\x42\x07\n\x05place*\xbe\t\n\x0bLocalMethod\x12\x1c\n\x18LOCAL_METHOD_UNSPECIFIED\x10\x00\x12\x17\n\x13LOCAL_METHOD_ATTACH\x10\x01\x12\x15\n\x11LOCAL_METHOD_JOIN\x10\x02\x12\x17\n\x13LOCAL_METHOD_LET_GO\x10\x03\x12\x14\n\x10LOCAL_METHOD_PUT\x10\x04\x12\x17\n\x13LOCAL_METHOD_COMMIT\x10\x05\x12\x1d\n\x19LOCAL_METHOD_FINISH_WRITE\x10\x06\x12\x15\n\x11LOCAL_METHOD_READ\x10\x07\x12\x16\n\x12LOCAL_METHOD_RELAY\x10\x08\x12\x1c\n\x18LOCAL_METHOD_CLIENT_GONE\x10\t\x12\x17\n\x13LOCAL_METHOD_DIRECT\x10\n\x12#\n\x1fLOCAL_METHOD_REGISTER_PARTITION\x10\x10\x12\x1f\n\x1bLOCAL_METHOD_DROP_PARTITION\x10\x11\x12\x1e\n\x1aLOCAL_METHOD_CLAIM_SAMPLES\x10\x12\x12\x1e\n\x1aLOCAL_METHOD_RELEASE_CLAIM\x10\x13\x12\x1e\n\x1aLOCAL_METHOD_CLEAR_SAMPLES\x10\x14\x12\'\n#LOCAL_METHOD_GET_CONSUMPTION_STATUS\x10\x15\x12\x1e\n\x1aLOCAL_METHOD_GET_PARTITION\x10\x16\x12 \n\x1cLOCAL_METHOD_LIST_PARTITIONS\x10\x17\x12\"\n\x1eLOCAL_METHOD_GET_SERVER_STATUS\x10\x18\x12\x1c\n\x18LOCAL_METHOD_CLAIM_SHARD\x10\x19\x12\x1c\n\x18LOCAL_METHOD_ADOPT_CLAIM\x10\x1a\x12\x1b\n\x17LOCAL_METHOD_RESET_TASK\x10\x1b\x12\"\n\x1eLOCAL_METHOD_LIST_DEAD_LETTERS\x10\x1c\x12\x1e\n\x1aLOCAL_METHOD_RESERVE_GROUP\x10\x1d\x12\x1d\n\x19LOCAL_METHOD_FINISH_GROUP\x10\x1e\x12\x1c\n\x18LOCAL_METHOD_ABORT_GROUP\x10\x1f\x12\x1b\n\x17LOCAL_METHOD_GET_SAMPLE\x10 \x12!\n\x1dLOCAL_METHOD_EXTEND_PARTITION\x10!\x12 \n\x1cLOCAL_METHOD_CLOSE_PARTITION\x10\"\x12\x1d\n\x19LOCAL_METHOD_LIST_SAMPLES\x10#\x12\x1c\n\x18LOCAL_METHOD_LIST_CLAIMS\x10$\x12\x1e\n\x1aLOCAL_METHOD_LIST_SESSIONS\x10%\x12 \n\x1cLOCAL_METHOD_CREATE_SNAPSHOT\x10&\x12!\n\x1dLOCAL_METHOD_RESTORE_SNAPSHOT\x10\'\x12#\n\x1fLOCAL_METHOD_SET_WEIGHT_VERSION\x10(\x12\x1d\n\x19LOCAL_METHOD_SET_POLICIES\x10)\x12\x1d\n\x19LOCAL_METHOD_DRAW_SAMPLES\x10*\x12\x1e\n\x1aLOCAL_METHOD_EXPLAIN_WAITS\x10+*F\n\x0cLocalOutcome\x12\x1d\n\x19LOCAL_OUTCOME_UNSPECIFIED\x10\x00\x12\x17\n\x13LOCAL_OUTCOME_ERROR\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rl_dataplane.v1.local_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LOCALMETHOD']._serialized_start=1299
-  _globals['_LOCALMETHOD']._serialized_end=2513
-  _globals['_LOCALOUTCOME']._serialized_start=2515
-  _globals['_LOCALOUTCOME']._serialized_end=2585
+  _globals['_LOCALMETHOD']._serialized_start=1339
+  _globals['_LOCALMETHOD']._serialized_end=2553
+  _globals['_LOCALOUTCOME']._serialized_start=2555
+  _globals['_LOCALOUTCOME']._serialized_end=2625
   _globals['_ATTACHREQUEST']._serialized_start=82
   _globals['_ATTACHREQUEST']._serialized_end=97
   _globals['_ATTACHRESPONSE']._serialized_start=100
-  _globals['_ATTACHRESPONSE']._serialized_end=228
-  _globals['_RELAYREQUEST']._serialized_start=230
-  _globals['_RELAYREQUEST']._serialized_end=292
-  _globals['_RELAYRESPONSE']._serialized_start=294
-  _globals['_RELAYRESPONSE']._serialized_end=342
-  _globals['_DIRECTREQUEST']._serialized_start=344
-  _globals['_DIRECTREQUEST']._serialized_end=374
-  _globals['_DIRECTRESPONSE']._serialized_start=376
-  _globals['_DIRECTRESPONSE']._serialized_end=408
-  _globals['_JOINREQUEST']._serialized_start=410
-  _globals['_JOINREQUEST']._serialized_end=440
-  _globals['_JOINRESPONSE']._serialized_start=442
-  _globals['_JOINRESPONSE']._serialized_end=456
-  _globals['_LETGOREQUEST']._serialized_start=458
-  _globals['_LETGOREQUEST']._serialized_end=489
-  _globals['_ARENARUNS']._serialized_start=491
-  _globals['_ARENARUNS']._serialized_end=567
-  _globals['_LOCALPUTREQUEST']._serialized_start=569
-  _globals['_LOCALPUTREQUEST']._serialized_end=685
-  _globals['_LOCALCOMMITREQUEST']._serialized_start=687
-  _globals['_LOCALCOMMITREQUEST']._serialized_end=807
-  _globals['_FINISHWRITEREQUEST']._serialized_start=809
-  _globals['_FINISHWRITEREQUEST']._serialized_end=845
-  _globals['_LOCALWRITERESPONSE']._serialized_start=848
-  _globals['_LOCALWRITERESPONSE']._serialized_end=1038
-  _globals['_LOCALREADREQUEST']._serialized_start=1040
-  _globals['_LOCALREADREQUEST']._serialized_end=1150
-  _globals['_LOCALREADRESPONSE']._serialized_start=1153
-  _globals['_LOCALREADRESPONSE']._serialized_end=1296
+  _globals['_ATTACHRESPONSE']._serialized_end=268
+  _globals['_RELAYREQUEST']._serialized_start=270
+  _globals['_RELAYREQUEST']._serialized_end=332
+  _globals['_RELAYRESPONSE']._serialized_start=334
+  _globals['_RELAYRESPONSE']._serialized_end=382
+  _globals['_DIRECTREQUEST']._serialized_start=384
+  _globals['_DIRECTREQUEST']._serialized_end=414
+  _globals['_DIRECTRESPONSE']._serialized_start=416
+  _globals['_DIRECTRESPONSE']._serialized_end=448
+  _globals['_JOINREQUEST']._serialized_start=450
+  _globals['_JOINREQUEST']._serialized_end=480
+  _globals['_JOINRESPONSE']._serialized_start=482
+  _globals['_JOINRESPONSE']._serialized_end=496
+  _globals['_LETGOREQUEST']._serialized_start=498
+  _globals['_LETGOREQUEST']._serialized_end=529
+  _globals['_ARENARUNS']._serialized_start=531
+  _globals['_ARENARUNS']._serialized_end=607
+  _globals['_LOCALPUTREQUEST']._serialized_start=609
+  _globals['_LOCALPUTREQUEST']._serialized_end=725
+  _globals['_LOCALCOMMITREQUEST']._serialized_start=727
+  _globals['_LOCALCOMMITREQUEST']._serialized_end=847
+  _globals['_FINISHWRITEREQUEST']._serialized_start=849
+  _globals['_FINISHWRITEREQUEST']._serialized_end=885
+  _globals['_LOCALWRITERESPONSE']._serialized_start=888
+  _globals['_LOCALWRITERESPONSE']._serialized_end=1078
+  _globals['_LOCALREADREQUEST']._serialized_start=1080
+  _globals['_LOCALREADREQUEST']._serialized_end=1190
+  _globals['_LOCALREADRESPONSE']._serialized_start=1193
+  _globals['_LOCALREADRESPONSE']._serialized_end=1336
 # @@protoc_insertion_point(module_scope)

@@ -300,6 +300,8 @@ class AttachResponse(_message.Message):
     TRACES_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
     BARE_MESSAGES_FIELD_NUMBER: _builtins.int
+    CALLS_HOST_FIELD_NUMBER: _builtins.int
+    CALLS_PORT_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     """Names the session for JOIN."""
     arena_bytes: _builtins.int
@@ -310,6 +312,9 @@ class AttachResponse(_message.Message):
     """With the arena, what the nonce of GetServerStatus is made of."""
     bare_messages: _builtins.bool
     """Whether messages hold no values: PUT and COMMIT always ask for space, and READ always answers with a lease."""
+    calls_host: _builtins.str
+    """Where the session may be joined by TCP, too, for all calls but READ; empty and 0 if nowhere."""
+    calls_port: _builtins.int
     def __init__(
         self,
         *,
@@ -318,10 +323,12 @@ class AttachResponse(_message.Message):
         traces: _builtins.bool = ...,
         proof: _builtins.bytes = ...,
         bare_messages: _builtins.bool = ...,
+        calls_host: _builtins.str = ...,
+        calls_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "bare_messages", b"bare_messages", "proof", b"proof", "session", b"session", "traces", b"traces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "bare_messages", b"bare_messages", "calls_host", b"calls_host", "calls_port", b"calls_port", "proof", b"proof", "session", b"session", "traces", b"traces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

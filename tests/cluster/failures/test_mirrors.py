@@ -126,6 +126,8 @@ def test_a_node_that_lost_its_memory_alone_is_read_from_its_mirror(
     (folder / "arena").unlink()
     plane.kill_node_actor(node)
     plane.put_on(node, "x", "anew")
+    plane.wait_for_mirrors()
+    plane.kill_node(node)
     check_all_there(trainer, 2)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +12,12 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from tests.cluster.failures.local_cluster import MIB, LocalCluster, wait_until
+from tests.cluster.failures.local_cluster import MIB, LocalCluster, pid_of, wait_until
 from tests.cluster.three_nodes import ray
 from tests.integration.wire.local_peer import Lifeline, Peer, put, read
 
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.errors import OutOfSpaceError
+from dataplane_client.errors import DeadlineError, OutOfSpaceError
 from rl_dataplane.v1 import local_pb2 as pb
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("ray"), pytest.mark.timeout(180)]
@@ -48,6 +50,21 @@ def test_rows_and_clients_outlive_the_actor(plane: LocalCluster, here: str, clie
         assert _is_whole(other, "before")
         assert _is_whole(other, "after")
         assert other.partition("p").removed_rows.get("lost", 0) == 0
+
+
+def test_only_reads_pass_the_actor(plane: LocalCluster, here: str, client: DataPlaneClient) -> None:
+    """It is stopped for less time than it may be silent."""
+    pid = pid_of(plane.node_actor(here))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        _put(client, "meanwhile")
+        claim = client.claim("p", "train", ["x"], 1)
+        with pytest.raises(DeadlineError):
+            client.get_samples(["meanwhile"], "p", ["x"], timeout_s=0.2)
+        assert claim.commit() == 1
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert _is_whole(client, "meanwhile")
 
 
 @pytest.mark.parametrize("dies", ["node actor", "coordinator", "both"])

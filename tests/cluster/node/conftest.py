@@ -69,10 +69,11 @@ class Node:
         self.fetching = Fetching(self.arena, self.cache, elsewhere.take)
         self.gateway = Gateway(self.arena, self.cache, self.fetching)
 
-    async def attach(self) -> AsyncLocalCalls:
-        """A client of this node."""
-        attach = partial(SharedArena, str(self.path), self.arena.nonce)
-        return AsyncLocalCalls("node 1", await asyncio.to_thread(attach))
+    async def attach(self, calls_at: tuple[str, int] | None = None) -> AsyncLocalCalls:
+        """A client of this node. calls_at: where it makes calls but reads; None for the node, too."""
+        arena = await asyncio.to_thread(partial(SharedArena, str(self.path), self.arena.nonce))
+        arena.calls_at = calls_at
+        return AsyncLocalCalls("node 1", arena)
 
 
 @pytest.fixture

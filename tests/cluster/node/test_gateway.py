@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import stat
 import tempfile
+import weakref
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -19,8 +22,10 @@ from tests.cluster.node.conftest import MIB, Node, eventually, read, rows
 from tests.cluster.node.relay_server import next_frame
 from tests.integration.wire.local_peer import HEAD, Lifeline, Peer, claim
 
+from dataplane_client._async import local_calls
 from dataplane_client._async.local_calls import AsyncLocalCalls
 from dataplane_client._shared_arena import SharedArena
+from dataplane_client._sync.local_calls import LocalCalls
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import OutOfSpaceError, UnavailableError
 from dataplane_server.access.peers import AllowedPeers
@@ -58,6 +63,57 @@ async def test_calls_reach_the_coordinator(node: Node) -> None:
     client = await node.attach()
     statuses = await asyncio.gather(*(client.unary("GetServerStatus", STATUS, 20.0) for _ in range(8)))
     assert {status.memory_budget_bytes for status in statuses} == {16 << 20}
+
+
+async def test_a_client_is_told_where_to_call_the_coordinator(node: Node) -> None:
+    arena = await asyncio.to_thread(partial(SharedArena, str(node.path), node.arena.nonce))
+    assert arena.calls_at == (cast("Relay", node.gateway.relay).host, cast("Relay", node.gateway.relay).port)
+
+
+async def test_calls_take_the_way_through_the_node_where_the_coordinator_cannot_be_reached(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = server.getsockname()[:2]
+    client = await node.attach(closed)
+    await client.unary("GetServerStatus", STATUS, 20.0)
+    asked = []
+
+    def drops(address: tuple[str, int], timeout_s: float) -> socket.socket:
+        asked.append(address)
+        raise TimeoutError
+
+    monkeypatch.setattr(local_calls, "opened", drops)
+    await asyncio.gather(*(client.unary("GetServerStatus", STATUS, 20.0) for _ in range(2)))
+    await asyncio.gather(*(client.unary("GetServerStatus", STATUS, 20.0) for _ in range(3)))
+    assert asked == [closed], "once is enough"
+    assert (await read(client, 0) == rows()[0].numpy()).all()
+
+
+async def test_a_call_whose_connection_broke_does_not_keep_the_memory_mapped(node: Node) -> None:
+    """The node takes an arena for used until its clients have unmapped it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    arena = await asyncio.to_thread(partial(SharedArena, str(node.path), node.arena.nonce))
+    arena.calls_at = listener.getsockname()[:2]
+    mapped = weakref.ref(arena)
+
+    def call(calls: LocalCalls) -> None:
+        with pytest.raises(UnavailableError, match="the server closed the connection"):
+            calls.unary("GetServerStatus", STATUS, 20.0)
+
+    calling = asyncio.create_task(asyncio.to_thread(call, LocalCalls("node 1", arena)))
+    del arena
+    gc.disable()
+    try:
+        connection, _ = await asyncio.to_thread(listener.accept)
+        assert await asyncio.to_thread(connection.recv, 1 << 16)
+        connection.close()
+        await calling
+        del calling
+        assert mapped() is None
+    finally:
+        gc.enable()
+        listener.close()
 
 
 async def test_the_coordinator_learns_that_a_client_is_gone(node: Node, server: ServerThread) -> None:

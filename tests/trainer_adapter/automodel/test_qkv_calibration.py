@@ -12,7 +12,7 @@ from tests.trainer_adapter.automodel import qkv_cases, setup_cases
 from tests.trainer_adapter.automodel.qkv_cases import MARGIN, PERCENTILE, batches, calibrated_model, expected_scales
 from tests.trainer_adapter.automodel.tiny_policy import batch_of, processed
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM, CodeGenConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trainer_adapter.automodel.data import ProcessedMicrobatch
@@ -190,9 +190,14 @@ def test_values_that_are_not_finite_are_refused_by_name(one_layer: OneLayer) -> 
         calibration.scales()
 
 
+class OfOldForCausalLM(LlamaForCausalLM):
+    """A model of before transformers could exchange the attention of its models."""
+
+    _supports_attention_backend = False
+
+
 def test_models_whose_attention_is_not_registered_are_refused_by_name() -> None:
-    config = CodeGenConfig(vocab_size=8, n_embd=16, n_layer=1, n_head=4, rotary_dim=4)
     eager = LlamaForCausalLM(LlamaConfig(**{**setup_cases.SHAPE, "attn_implementation": "eager"}))
-    for model in (AutoModelForCausalLM.from_config(config), eager):
+    for model in (OfOldForCausalLM(LlamaConfig(**setup_cases.SHAPE)), eager):
         with pytest.raises(ValueError, match=f"cannot calibrate keys and values of {type(model).__name__}: its layers"):
             QkvCalibration(model)
