@@ -44,10 +44,12 @@ class DirectAddress:
         return pb.DirectResponse.FromString(body)
 
 
-def opened(address: tuple[str, int], timeout_s: float) -> socket.socket:
-    """A connection to a host and port. Blocks; raises OSError."""
+def opened(address: tuple[str, int], timeout_s: float, within_s: int = 35) -> socket.socket:
+    """A connection to a host and port, which notices within some seconds that the host is gone. Blocks; raises
+    OSError.
+    """
     line = socket.create_connection(address, max(timeout_s, 1e-3))
-    prepare_line(line)
+    prepare_line(line, within_s)
     return line
 
 

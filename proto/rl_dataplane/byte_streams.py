@@ -13,14 +13,21 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 
 _MOST_PIECES = 1024  # that the kernel takes at once
-_KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 35_000}
+_PROBES = 3
 
 
-def prepare_line(line: socket.socket) -> None:
-    """Have a TCP connection send small frames at once, and notice within 35 s that the peer's host is gone."""
+def prepare_line(line: socket.socket, within_s: int = 35) -> None:
+    """Have a TCP connection send small frames at once, and notice within this time that the peer's host is gone."""
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEPALIVE.items():
+    pause_s = max(1, within_s // 7)
+    options = {
+        "TCP_KEEPIDLE": within_s - _PROBES * pause_s,
+        "TCP_KEEPINTVL": pause_s,
+        "TCP_KEEPCNT": _PROBES,
+        "TCP_USER_TIMEOUT": within_s * 1000,
+    }
+    for option, value in options.items():
         if hasattr(socket, option):  # not everywhere
             line.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 

@@ -25,6 +25,8 @@ from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 
 _CONNECT_S = 2.0
+_NOTICE_S = 10
+"""Until a coordinator whose host is gone has no calls under way."""
 _LONG_COPY_BYTES = 2 << 20
 
 
@@ -37,18 +39,18 @@ class LocalCalls(AsyncSessionCalls):
 
     def __init__(self, target: str, arena: SharedArena) -> None:
         super().__init__(target, arena)
-        self._reads: AsyncSessionCalls = self if arena.calls_at is None else AsyncSessionCalls(target, arena)
+        self._reads = None if arena.calls_at is None else AsyncSessionCalls(target, arena)
 
     def close(self) -> None:
         super().close()
-        if self._reads is not self:
+        if self._reads is not None:
             self._reads.close()
 
     def _open_connection(self, deadline: Deadline) -> LocalConnection:
         """Where there is no coordinator, the local socket decides what that means."""
         if self._arena.calls_at is not None and self._reaches_coordinator:
             try:
-                connect = partial(opened, self._arena.calls_at, min(deadline.left_s, _CONNECT_S))
+                connect = partial(opened, self._arena.calls_at, min(deadline.left_s, _CONNECT_S), _NOTICE_S)
                 return LocalConnection(run_in_thread(connect))
             except TimeoutError:  # something between drops what this host sends
                 self._reaches_coordinator = False
@@ -97,7 +99,7 @@ class LocalCalls(AsyncSessionCalls):
         message = pb.LocalReadRequest(request=request, handle=handle, inline_bytes=self._arena.inline_bytes)
         n_rows, leased = len(request.sample_ids), True
         try:
-            found = self._reads.lease(message, Deadline(timeout_s), traceparent)
+            found = (self._reads or self).lease(message, Deadline(timeout_s), traceparent)
             leased = found.HasField("lease")
             layouts = column_layouts(found.header, request)
             if not leased:
