@@ -18,7 +18,7 @@ from dataplane_client._local_protocol import LOCAL_WRITES
 from dataplane_client._placement import Destination, PlacedColumn, ReadBuffers, blame_server
 from dataplane_client._shared_arena import SharedArena
 from dataplane_client._sync.runtime import LocalConnection, run_in_thread
-from dataplane_client._sync.session_calls import AsyncSessionCalls
+from dataplane_client._sync.session_calls import SessionCalls
 from dataplane_client.columns_layout import WireColumn, join_values, total_bytes
 from dataplane_client.errors import InternalError
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
@@ -30,7 +30,7 @@ _NOTICE_S = 10
 _LONG_COPY_BYTES = 2 << 20
 
 
-class LocalCalls(AsyncSessionCalls):
+class LocalCalls(SessionCalls):
     """The calls of one attached session. In a cluster, connections are to the coordinator, which saves the way through
     the actor of the client's node; but reads go there, as it may have to fetch values.
     """
@@ -39,7 +39,7 @@ class LocalCalls(AsyncSessionCalls):
 
     def __init__(self, target: str, arena: SharedArena) -> None:
         super().__init__(target, arena)
-        self._reads = None if arena.calls_at is None else AsyncSessionCalls(target, arena)
+        self._reads = None if arena.calls_at is None else SessionCalls(target, arena)
 
     def close(self) -> None:
         super().close()

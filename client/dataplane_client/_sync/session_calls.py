@@ -15,7 +15,7 @@ _CROWDED = (errno.EAGAIN, errno.EMFILE, errno.ENFILE)  # the server's backlog is
 _CROWDED_PAUSE_S = 0.01
 
 
-class AsyncSessionCalls(FrameCalls):
+class SessionCalls(FrameCalls):
     """The calls of one attached session."""
 
     transport = "shm"

@@ -30,6 +30,13 @@ def trainer(plane: LocalCluster) -> Iterator[DataPlaneClient]:
         yield client
 
 
+def mirrored_node(plane: LocalCluster) -> str:
+    """A further node of Ray, once it has a mirror."""
+    node = plane.add_node()
+    plane.wait_for_mirrors()
+    return node
+
+
 def values(client: DataPlaneClient, *rows: str) -> list[list[float]]:
     found: list[list[float]] = client.get_samples(list(rows), "p", ["x"])["x"].tolist()
     return found
@@ -51,8 +58,7 @@ def check_all_there(client: DataPlaneClient, rows: int) -> None:
 
 
 def test_rows_of_a_dead_node_are_read_from_its_mirror(plane: LocalCluster, trainer: DataPlaneClient) -> None:
-    node = plane.add_node()
-    plane.wait_for_mirrors()
+    node = mirrored_node(plane)
     trainer.put_samples(["both"], "p", {"y": torch.ones(1, 4)})
     plane.put_on(node, "x", "there", "both")
     plane.put_on(node, "x", "of a", "group", group="g")
@@ -67,8 +73,7 @@ def test_rows_of_a_dead_node_are_read_from_its_mirror(plane: LocalCluster, train
 def test_a_dead_node_is_forgotten_with_its_mirror_once_its_rows_are_cleared(
     plane: LocalCluster, trainer: DataPlaneClient
 ) -> None:
-    node = plane.add_node()
-    plane.wait_for_mirrors()
+    node = mirrored_node(plane)
     plane.put_on(node, "x", "there")
     plane.kill_node(node)
     plane.wait_for_mirrors()
@@ -108,10 +113,7 @@ def test_rows_that_live_on_in_a_mirror_get_another_one(plane: LocalCluster, trai
 
 
 def two_with_the_mirror_of_the_second_on_the_first(plane: LocalCluster) -> tuple[str, str]:
-    first = plane.add_node()
-    plane.wait_for_mirrors()
-    second = plane.add_node()
-    plane.wait_for_mirrors()
+    first, second = mirrored_node(plane), mirrored_node(plane)
     assert mirror_of(plane, second) == first, "it had none"
     return first, second
 
@@ -119,8 +121,7 @@ def two_with_the_mirror_of_the_second_on_the_first(plane: LocalCluster) -> tuple
 def test_a_node_that_lost_its_memory_alone_is_read_from_its_mirror(
     plane: LocalCluster, trainer: DataPlaneClient
 ) -> None:
-    node = plane.add_node()
-    plane.wait_for_mirrors()
+    node = mirrored_node(plane)
     plane.put_on(node, "x", "there")
     (folder,) = (one for one in plane.folders if one.name.endswith(node[:8]))
     (folder / "arena").unlink()
@@ -134,8 +135,7 @@ def test_a_node_that_lost_its_memory_alone_is_read_from_its_mirror(
 def test_a_mirror_outlives_the_coordinator_and_the_actor_of_its_node(
     plane: LocalCluster, trainer: DataPlaneClient
 ) -> None:
-    node = plane.add_node()
-    plane.wait_for_mirrors()
+    node = mirrored_node(plane)
     plane.put_on(node, "x", "there")
     plane.kill_coordinator()
     plane.kill_node_actor(mirror_of(plane, node))
@@ -170,8 +170,7 @@ def test_when_its_own_node_dies_the_coordinator_goes_on_elsewhere_with_all_rows(
 
 
 def test_what_a_node_copies_within_its_memory_is_mirrored(plane: LocalCluster, trainer: DataPlaneClient) -> None:
-    node = plane.add_node()
-    plane.wait_for_mirrors()
+    node = mirrored_node(plane)
     ray.get(ray.remote(_append).options(**on_node(node)).remote(plane.address), timeout=60)
     plane.kill_node(node)
     found = trainer.get_samples(["a", "b"], "q", ["x"])["x"]
