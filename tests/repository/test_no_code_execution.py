@@ -31,13 +31,9 @@ def offences(source: str) -> list[str]:
     return found
 
 
-def test_there_is_something_to_look_at() -> None:
-    assert len(SOURCES) > 60
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=[f"{path.relative_to(ROOT)}" for path in SOURCES])
-def test_a_module_runs_nothing_that_it_reads(path: Path) -> None:
-    assert offences(path.read_text()) == []
+def test_no_module_runs_anything_that_it_reads() -> None:
+    found = {str(path.relative_to(ROOT)): offences(path.read_text()) for path in SOURCES}
+    assert (len(SOURCES) > 60, {file: names for file, names in found.items() if names}) == (True, {})
 
 
 @pytest.mark.parametrize(

@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 SEMANTICS = (ROOT / "docs" / "semantics.md").read_text()
 FOLDERS = "core|integration|client|server|trainer_adapter|deploy|repository"
 NAMED = sorted(set(re.findall(rf"`((?:{FOLDERS})/[\w/]+\.py(?:::\w+)?|conftest\.py)`", SEMANTICS)))
 
 
-@pytest.mark.parametrize("named", NAMED)
-def test_every_test_that_the_guarantees_name_exists(named: str) -> None:
+def test_every_test_that_the_guarantees_name_exists() -> None:
+    assert (len(NAMED) > 30, [named for named in NAMED if not exists(named)]) == (True, [])
+
+
+def exists(named: str) -> bool:
     file, _, name = named.partition("::")
-    source = (ROOT / "tests" / file).read_text()
-    assert not name or re.search(rf"^(async )?def {name}\(", source, flags=re.MULTILINE)
+    path = ROOT / "tests" / file
+    return path.is_file() and bool(not name or re.search(rf"^(async )?def {name}\(", path.read_text(), re.MULTILINE))
 
 
 def test_every_row_of_a_table_of_guarantees_names_a_test() -> None:
