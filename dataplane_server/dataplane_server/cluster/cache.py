@@ -60,13 +60,16 @@ class Cache:
 
     def hold(self, runs: Iterable[RemoteRun]) -> tuple[list[CachedRun], list[CachedRun]] | None:
         """Hold a copy of each distinct run until `release`: those that were there, and new ones, which the caller has
-        to fill. None, and nothing is held, if there is no space for the new ones beside the copies in use.
+        to fill. None, and nothing is held, if there is no space for the new ones beside the copies in use and those
+        that were there. If only pieces too short for them are free, the other unused copies are gone.
         """
         distinct = dict.fromkeys(runs)
         found = [self._known[run] for run in distinct if run in self._known]
+        missing = [run for run in distinct if run not in self._known]
+        if not self._may_fit(missing, found):
+            return None
         for copy in found:
             self._use(copy)
-        missing = [run for run in distinct if run not in self._known]
         offsets = self._place([run.size_bytes for run in missing])
         if offsets is None:
             self.release(found)
@@ -74,6 +77,10 @@ class Cache:
         new = [CachedRun(run, offset) for run, offset in zip(missing, offsets, strict=True)]
         self._known.update(zip(missing, new, strict=True))
         return found, new
+
+    def find(self, run: RemoteRun) -> CachedRun | None:
+        """The copy that `hold` would find. Holds nothing."""
+        return self._known.get(run)
 
     def release(self, copies: Iterable[CachedRun]) -> None:
         """Take back one hold of each."""
@@ -109,17 +116,22 @@ class Cache:
         self._unused_bytes -= copy.run.size_bytes
         self._space.release(copy.offset - self._base, copy.run.size_bytes)
 
+    def _may_fit(self, missing: Sequence[RemoteRun], found: Iterable[CachedRun]) -> bool:
+        """Whether there are enough bytes, in whatever pieces, for new copies beside those in use and those found."""
+        if not missing:
+            return True
+        kept = sum(copy.run.size_bytes for copy in found if not copy.users)
+        room = self._space.free + self._unused_bytes - kept
+        return not self.closed and sum(run.size_bytes for run in missing) <= room
+
     def _place(self, sizes: Sequence[int]) -> list[int] | None:
-        """Offsets for new copies, in order; evicts no more than it must."""
+        """Offsets for new copies, in order; evicts no more than it must. None if free pieces are too short."""
         if not sizes:
             return []
-        total = sum(sizes)
-        if self.closed or total > self._space.free + self._unused_bytes:
-            return None
-        row_bytes = np.array([sizes], np.int64)
+        total, row_bytes = sum(sizes), np.array([sizes], np.int64)
         while self._space.free < total or (placed := self._space.allocate_columns(row_bytes)) is None:
             if not self._unused:
-                return None  # there is space, in pieces that are too short
+                return None
             self.forget([next(iter(self._unused))])
         offsets: list[int] = (placed[0][0] + self._base).tolist()
         return offsets

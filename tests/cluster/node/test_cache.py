@@ -47,12 +47,11 @@ class Reads(RuleBasedStateMachine):
         known = {copy.run for copy in self.in_use - self.forgotten} | set(self.unused)
         before = self.cache.used_bytes
         answer = self.cache.hold(wanted)
+        evicted = [run for run in self.unused if self.cache.find(run) is None]
+        kept = [run for run in self.unused if run not in set(wanted)]
+        assert evicted == kept[: len(evicted)]
         if answer is None:
-            new = sum(run.size_bytes for run in set(wanted) - known)
-            in_use = sum(copy.run.size_bytes for copy in self.in_use)
-            assert new > 0
-            assert new + in_use > SIZE // 4  # what is refused is more than odds and ends
-            self.unused = [run for run in self.unused if run in self.cache._known]
+            self.refused(wanted, known, evicted)
             return
         found, new_ones = answer
         assert {copy.run for copy in found} == known & set(wanted)
@@ -60,13 +59,23 @@ class Reads(RuleBasedStateMachine):
         for copy in new_ones:
             assert BASE <= copy.offset <= BASE + SIZE - copy.run.size_bytes
             self.memory[self.of(copy)] = [copy.run] * copy.run.size_bytes
-        evicted = [run for run in self.unused if run not in self.cache._known]
-        kept = [run for run in self.unused if run not in set(wanted)]
-        assert evicted == kept[: len(evicted)]
         if before + sum(copy.run.size_bytes for copy in new_ones) <= SIZE // 4:
             assert not evicted
-        self.unused = [run for run in kept if run not in evicted]
+        self.unused = kept[len(evicted) :]
         self.reads.append(found + new_ones)
+
+    def refused(self, wanted: list[RemoteRun], known: set[RemoteRun], evicted: list[RemoteRun]) -> None:
+        """Either the new runs are too large, and nothing has changed, or free pieces are too short for them."""
+        new, found = set(wanted) - known, set(wanted) & set(self.unused)
+        in_use = sum(copy.run.size_bytes for copy in self.in_use)
+        needed = sum(run.size_bytes for run in new | found) + in_use
+        assert new
+        assert needed > SIZE // 4  # what is refused is more than odds and ends
+        if needed > SIZE:
+            assert not evicted
+        else:
+            assert set(evicted) == set(self.unused) - found
+            self.unused = [run for run in dict.fromkeys(wanted) if run in found]
 
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
@@ -97,6 +106,29 @@ class Reads(RuleBasedStateMachine):
     def nothing_else_is_in_use(self) -> None:
         in_use = sum(copy.run.size_bytes for copy in self.in_use)
         assert self.cache.used_bytes == in_use + sum(run.size_bytes for run in self.unused)
+
+
+def run(at: int, size_bytes: int, version: int, node: int = 1) -> RemoteRun:
+    return RemoteRun(node, at, size_bytes, version)
+
+
+def test_a_refused_read_leaves_the_order_in_which_copies_go() -> None:
+    cache = Cache(BASE, SIZE)
+    cache.release(held(cache, run(0, 64, 0), run(1, 64, 0), run(2, 64, 0))[1])
+    held(cache, run(3, 8, 0))
+    assert cache.hold([run(0, 64, 0), run(1, 64, 0), run(4, 64, 0), run(5, 64, 0)]) is None
+    held(cache, run(6, 64, 0))
+    assert [cache.find(run(at, 64, 0)) is not None for at in range(3)] == [False, True, True]
+
+
+def test_a_read_is_refused_if_its_copies_lie_so_that_free_pieces_are_too_short() -> None:
+    cache = Cache(BASE, SIZE)
+    cache.release(held(cache, run(0, 8, 0))[1])
+    kept = [run(at, 64, 0) for at in (1, 2, 3)]
+    cache.release(held(cache, *kept)[1])
+    assert cache.hold([*kept, run(4, 64, 0)]) is None  # 8 bytes before them, and 56 behind them
+    assert cache.used_bytes == 3 * 64
+    assert held(cache, *kept)[1] == []
 
 
 TestReads = Reads.TestCase
