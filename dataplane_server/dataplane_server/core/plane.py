@@ -70,6 +70,11 @@ class DataPlane:
         return self._state.incarnation
 
     @property
+    def next_generation(self) -> int:
+        """Above the generations of all rows that there have been."""
+        return self._state.generations.next
+
+    @property
     def parts(self) -> Parts:
         """Its whole state. Setting it makes this the plane that had these parts."""
         return self._state, self._verbs, self._answers, self._history

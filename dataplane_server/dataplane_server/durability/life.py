@@ -110,8 +110,6 @@ class Life:
         """End what the former life left under way, and let sessions go on. To be called right before the server
         listens.
         """
-        if self.recovery is not None and self.recovery.restored:
-            self.plane.apply(Restored(new_incarnation(), time.time_ns() // 1000), self.now())
         self.plane.apply(Recover(self.held, _RECONNECT_S, defer_frees=self.commits is not None), self.now())
         self.plane.take_effects()
 
@@ -130,7 +128,8 @@ class Life:
         DamagedCheckpointError before that leaves it as it is.
         """
         await self.flush()
-        written = prepared.write(self.log.next_record + 1)
+        first_generation = max(self.plane.next_generation, time.time_ns() // 1000)  # the clock may have been set back
+        written = prepared.write(self.log.next_record + 1, Restored(new_incarnation(), first_generation))
         self.plane.apply(LeaveFor(prepared.extra["restored"]), self.now())
         self.plane.end()
         await self.flush()

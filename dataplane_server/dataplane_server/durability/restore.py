@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dataplane_server.core.calls.life_calls import Restored
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.durability.checkpoint import checkpoints, load_checkpoint, read_extra, write_checkpoint
 from dataplane_server.durability.logged_plane import LoggedPlane
@@ -36,10 +37,12 @@ class Prepared:
     now: float
     extra: Mapping[str, Any]
 
-    def write(self, next_record: int) -> Path:
+    def write(self, next_record: int, restored: Restored) -> Path:
         """Write the checkpoint that the next life begins with, under a name that does not count yet. next_record:
-        behind the last record of this life.
+        behind the last record of this life. restored: what sets the state apart from the one that is left.
         """
+        self.plane.apply(restored, self.now)
+        self.plane.take_effects()
         return write_checkpoint(self.folder / _STATE, self.plane, next_record, self.now, self.extra)
 
     def use(self, written: Path) -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from tests.integration.histories.mortal_server import MortalServer
-from tests.server.durability.test_life import LIMITS, begin
+from tests.server.durability.test_life import LIMITS, REGISTER, begin
+from tests.server.durability.test_life import put as put_row
 
 from dataplane_client import ClaimNotFoundError, DataPlaneClient, InvalidArgumentError, PreconditionError, connect
+from dataplane_server.core.calls.life_calls import Restored
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.requests import RegisterPartition
 from dataplane_server.core.calls.values import Definition
@@ -183,3 +185,24 @@ async def test_a_replica_that_follows_goes_on_with_what_was_restored(tmp_path: P
     follower.catch_up()
     assert follower.plane.digest() == after.plane.digest()
     after.arena.close()
+
+
+async def test_rows_after_a_restore_are_newer_than_all_before_it_although_the_clock_was_set_back(
+    tmp_path: Path,
+) -> None:
+    ahead = 1 << 60
+    life = begin(tmp_path / "d")
+    life.plane.apply(REGISTER, life.now())
+    replica = Replica(tmp_path / "d")
+    replica.catch_up()
+    write_snapshot(tmp_path / "snapshots", "s", "q", replica, tmp_path / "d" / "arena")
+    life.plane.apply(Restored("c", ahead), life.now())  # as a restore when the clock was far ahead of now
+    put_row(life.plane, "z", 8)
+    prepared = prepare(Source(tmp_path / "snapshots" / "s", "q2", life.arena.file_bytes), tmp_path / "d", LIMITS)
+    await life.leave_for(prepared)
+    life.arena.close()
+    after = begin(tmp_path / "d")
+    put_row(after.plane, "z", 8)
+    (generation,) = after.plane.partitions["p"].rows.generations(after.plane.partitions["p"].rows.all_slots())
+    after.arena.close()
+    assert generation > ahead
