@@ -28,6 +28,7 @@ from dataplane_server.durability.log_reader import remove_before, segments
 from dataplane_server.durability.replica import Replica, kept
 from dataplane_server.durability.snapshot import SnapshotError, write_snapshot
 from dataplane_server.observe.log import get_log, show_on_stderr
+from dataplane_server.storage.folders import FolderInUse
 
 _POLL_S = 0.2
 _REST = 5
@@ -121,7 +122,7 @@ class _Orders:
 
 
 def _follow(folder: Path, calls: int, history_bytes: int) -> None:
-    orders = _Orders()
+    orders, in_use = _Orders(), FolderInUse(folder)
     with kept(folder):
         replica = Replica(folder)
     replica.at_snapshot = lambda call: _take_snapshot(orders.take(call.name), call.name, replica, folder)
@@ -131,6 +132,7 @@ def _follow(folder: Path, calls: int, history_bytes: int) -> None:
         due = replica.calls - last >= calls or replica.log_bytes - last_bytes >= _MOST_BYTES
         if due and time.monotonic() >= rest_until and not replica.left:
             last, last_bytes = replica.calls, replica.log_bytes
+            in_use.check()  # another server's log may be there
             seconds = _write(folder, replica, history_bytes, orders)
             rest_until = time.monotonic() + _REST * seconds
 

@@ -128,6 +128,7 @@ class Life:
         DamagedCheckpointError before that leaves it as it is.
         """
         await self.flush()
+        self.log.check_folder()
         first_generation = max(self.plane.next_generation, time.time_ns() // 1000)  # the clock may have been set back
         written = prepared.write(self.log.next_record + 1, Restored(new_incarnation(), first_generation))
         self.plane.apply(LeaveFor(prepared.extra["restored"]), self.now())

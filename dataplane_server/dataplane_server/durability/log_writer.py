@@ -4,7 +4,8 @@ A record is in the kernel when `append` returns, so it survives the end of the p
 that of the machine after `sync`. The space of a segment is allocated before its first record, so only a new segment can
 find the disk full.
 
-A segment gets its name when its header is complete, so readers never meet half a header.
+A segment gets its name when its header is complete, so readers never meet half a header. If the folder was moved or
+replaced, no segment begins: it would be in another folder than the others.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import msgpack
 
 from dataplane_server.durability.frames import frame_of
 from dataplane_server.durability.log_reader import FORMAT, MAGIC, LogReader, segment_path, segments
-from dataplane_server.storage.folders import sync_folder
+from dataplane_server.storage.folders import FolderInUse, sync_folder
 
 _UNNAMED = "log.new"
 
@@ -47,6 +48,7 @@ class LogWriter:
         _refuse_to_replace(folder, first)
         self.next_record = first
         self._folder = folder
+        self._in_use = FolderInUse(folder)
         self._header = header
         self._segment_bytes = segment_bytes
         self._synced = synced
@@ -89,10 +91,16 @@ class LogWriter:
         file, self._file = self._file, None
         self._refusal = self._refusal or "it is closed"
         if file is not None:
+            self._in_use.close()
             _end(file, self._position)
+
+    def check_folder(self) -> None:
+        """OSError if the folder was moved or replaced since the log began. Not after `close`."""
+        self._in_use.check()
 
     def _begin_segment(self, room: int) -> None:
         """A segment with space for at least `room` bytes of records."""
+        self.check_folder()
         first = self.next_record
         head = MAGIC + frame_of(msgpack.packb({**self._header, "format": FORMAT, "first": first}))
         size = max(self._segment_bytes, len(head) + room)

@@ -1,7 +1,8 @@
-"""Folders whose names of files are on stable storage."""
+"""Folders: names of files that are on stable storage, and a folder that must stay at its path."""
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -13,3 +14,24 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class FolderInUse:
+    """A folder that a process uses by its path. Keeps it open until `close`."""
+
+    def __init__(self, path: Path) -> None:
+        """OSError if there is no such folder."""
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def check(self) -> None:
+        """OSError if the path is not that of the folder any more: files made there would be in another one."""
+        try:
+            in_place = os.path.samestat(self._path.stat(), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            in_place = False
+        if not in_place:
+            raise OSError(errno.ESTALE, f"{self._path} was moved or replaced while this process used it")
+
+    def close(self) -> None:
+        os.close(self._descriptor)

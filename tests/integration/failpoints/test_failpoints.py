@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import pytest
+import torch
 from tests.integration.failpoints.clients import Told, Worker, work_on
 from tests.integration.failpoints.failpoint import Failpoint, Fault
 from tests.integration.failpoints.lives import Lives
 from tests.integration.failpoints.steps import STEPS, Step
+
+from dataplane_client import UnavailableError, connect
 
 _KILLS = {"kill before", "kill after", "torn"}
 
@@ -78,6 +82,29 @@ def check_end(lives: Lives, fault: Fault, code: int | None, told: tuple[int, str
         return
     assert code == told[0], lives.log
     assert ("No space left" if fault == "ENOSPC" else "Input/output error") in lives.events(told[1])[0]["why"]
+
+
+def test_a_server_whose_directory_was_moved_ends_and_writes_nothing_to_another_one(
+    start: Callable[[str], Lives], tmp_path: Path
+) -> None:
+    lives, data, moved = start("process"), tmp_path / "data", tmp_path / "moved"
+    assert lives.begin() is None, lives.log
+    acknowledged: list[str] = []
+    with connect(lives.address, timeout_s=5.0) as client:
+        client.register_partition("p", ["x"], 0, ["t"])
+        data.rename(moved)
+        data.mkdir()
+        with suppress(UnavailableError):
+            for number in range(10_000):
+                client.put_samples([f"s{number}"], "p", {"x": torch.zeros(1, 1)}, tags=[{"t": "t" * 1000}])
+                acknowledged.append(f"s{number}")
+    assert lives.ended() == 74
+    assert "was moved or replaced" in lives.events("log_failed")[0]["why"]
+    data.rmdir()  # nothing is in it
+    moved.rename(data)
+    assert lives.begin() is None, lives.log
+    with connect(lives.address) as client:
+        assert set(acknowledged) <= set(client.list_samples("p", page_size=10_000).meta.sample_ids)
 
 
 def test_there_are_enough_steps() -> None:
