@@ -46,6 +46,7 @@ from dataplane_server.durability.log_writer import LogWriter
 from dataplane_server.durability.logged_plane import LoggedPlane
 from dataplane_server.durability.replica import Replica
 from dataplane_server.durability.snapshot import (
+    Manifest,
     SnapshotError,
     copy_values,
     read_manifest,
@@ -222,7 +223,7 @@ _FILES = ("ranges", "state", "values")
 
 def snapshot(data: bytes) -> None:
     """A snapshot is verified and copied, or refused in words. The first piece is the manifest, or entries of it that
-    are to be others; the next edit its other files. The manifest has the checksums of ranges and state as edited.
+    are to be others; the next edit its other files. It has the checksums of ranges, state and itself as edited.
     """
     given, *edits = [*pieces(data), b"", b"", b"", b""][: 1 + len(_FILES)]
     base, folder = base_snapshot(), _folder("snapshot")
@@ -252,7 +253,10 @@ def _manifest(files: dict[str, bytes], given: bytes) -> bytes:
     if not isinstance(entries, dict):
         return given
     sums = {name: xxh3_64_hexdigest(files[name]) for name in ("ranges", "state")}
-    return json.dumps({**json.loads(files["manifest.json"]), **sums, **entries}).encode()
+    edited = {**json.loads(files["manifest.json"]), **sums, **entries}
+    with contextlib.suppress(TypeError, RecursionError):  # these entries are refused before the checksum
+        edited["manifest"] = Manifest(**edited).checksum
+    return json.dumps(edited).encode()
 
 
 @functools.cache

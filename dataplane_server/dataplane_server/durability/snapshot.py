@@ -1,6 +1,6 @@
 """Snapshots: one consistent cut of rows, cursors and claims in a folder, from which a server can go on.
 
-    NAME/manifest.json           what it is, and the checksums of the others (XXH3-64)
+    NAME/manifest.json           what it is, and the checksums of the others and of itself (XXH3-64)
     NAME/state                   the core, as a checkpoint
     NAME/ranges                  what `values` has of the arena: pairs of offset and length, int64
     NAME/values                  the arena's file, with holes where nothing was stored
@@ -53,7 +53,7 @@ class SnapshotError(Exception):
 @dataclass(frozen=True)
 class Manifest:
     """request_id: of the call that it was taken for. at: when, in seconds since 1970. rows: of each partition. ranges,
-    state, values: checksums. values_bytes: of the arena that are in use.
+    state, values: checksums. values_bytes: of the arena that are in use. manifest: the checksum of all other entries.
     """
 
     name: str
@@ -67,6 +67,13 @@ class Manifest:
     ranges: str
     values: str
     format: int = FORMAT
+    manifest: str = ""
+
+    @property
+    def checksum(self) -> str:
+        """Of all entries but `manifest`."""
+        entries = {**vars(self), "manifest": ""}
+        return xxh3_64_hexdigest(json.dumps(entries, sort_keys=True).encode())
 
 
 def write_snapshot(folder: Path, name: str, request_id: str, replica: Replica, arena: Path) -> Manifest:
@@ -99,6 +106,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         manifest = Manifest(**json.loads((folder / "manifest.json").read_text()))
         _check_kinds(manifest)
+        checksum = manifest.checksum
     except FileNotFoundError:
         raise SnapshotError(f"there is no snapshot {folder}") from None
     except (TypeError, ValueError, RecursionError) as error:
@@ -106,6 +114,7 @@ def read_manifest(folder: Path) -> Manifest:
     if (manifest.version, manifest.format) != (VERSION, FORMAT):
         wrote = f"version {manifest.version}, format {manifest.format}"
         raise SnapshotError(f"{folder} was written by {wrote}, and this is {VERSION}, format {FORMAT}")
+    _check(folder / "manifest.json", checksum, manifest.manifest)
     return manifest
 
 
@@ -155,6 +164,7 @@ def _write(folder: Path, name: str, request_id: str, replica: Replica, arena: Pa
         xxh3_64_hexdigest(ranges.tobytes()),
         values,
     )
+    manifest = dataclasses.replace(manifest, manifest=manifest.checksum)
     (folder / "manifest.json").write_text(json.dumps(dataclasses.asdict(manifest), indent=2))
     for path in (folder / "ranges", folder / "manifest.json"):
         with path.open("rb") as file:

@@ -22,7 +22,7 @@ from dataplane_server.core.calls.requests import RegisterPartition
 from dataplane_server.core.calls.values import Definition
 from dataplane_server.durability.replica import Replica
 from dataplane_server.durability.restore import Source, prepare
-from dataplane_server.durability.snapshot import SnapshotError, verify_snapshot, write_snapshot
+from dataplane_server.durability.snapshot import Manifest, SnapshotError, verify_snapshot, write_snapshot
 
 ROWS, ENTRIES = 40, 3000
 
@@ -98,6 +98,7 @@ def test_a_snapshot_that_cannot_be_taken_or_used_changes_nothing(server: MortalS
             file.write(b"!")
         manifest = json.loads((folder / "of-another" / "manifest.json").read_text())
         manifest["limits"]["max_rows"] = 1
+        manifest["manifest"] = Manifest(**manifest).checksum
         (folder / "of-another" / "manifest.json").write_text(json.dumps(manifest))
         wrong: list[tuple[Callable[[], object], type[Exception], str]] = [
             (lambda: client.create_snapshot("a"), InvalidArgumentError, "there is a snapshot 'a' already"),
@@ -114,6 +115,21 @@ def test_a_snapshot_that_cannot_be_taken_or_used_changes_nothing(server: MortalS
         verify_snapshot(folder / "changed")
     assert verify_snapshot(folder / "a").rows == {"p": 3}
     assert not [path for path in (tmp_path / "data").iterdir() if path.name.startswith(("restoring", "arena.r"))]
+
+
+def test_every_changed_entry_of_a_manifest_is_named_and_one_without_a_checksum_is_refused(tmp_path: Path) -> None:
+    life = begin(tmp_path / "d")
+    replica = Replica(tmp_path / "d")
+    write_snapshot(tmp_path, "s", "q", replica, tmp_path / "d" / "arena")
+    life.arena.close()
+    path = tmp_path / "s" / "manifest.json"
+    whole = json.loads(path.read_text())
+    assert verify_snapshot(tmp_path / "s").name == "s"
+    other = {"name": "t", "request_id": "r", "at": 1.0, "limits": {}, "rows": {"p": 1}, "values_bytes": 1}
+    for entry, value in {**other, "manifest": ""}.items():
+        path.write_text(json.dumps({**whole, entry: value}))
+        with pytest.raises(SnapshotError, match=r"manifest\.json was changed"):
+            verify_snapshot(tmp_path / "s")
 
 
 # -- a restore that is cut short --------------------------------------------------------------------------------------
