@@ -206,7 +206,7 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
         tracing=flags.tracing,
         reflection=flags.reflection,
         accept_loss=flags.accept_loss,
-        durability=flags.durability or ("memory" if folder is None else "process"),
+        durability=flags.durability,
         data_dir=None if folder is None else Path(folder),
         snapshot_dir=None if flags.snapshot_dir is None else Path(flags.snapshot_dir),
         standby=flags.standby is not None,

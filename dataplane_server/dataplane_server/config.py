@@ -49,7 +49,8 @@ class ServerConfig:
     tracing: create a span of every call with OpenTelemetry's global tracer provider, which the program sets up.
     reflection: answer gRPC reflection, for tools such as grpcurl; needs grpcio-reflection.
     durability: "memory": rows live as long as the process. "process": they survive its death in data_dir, not that of
-        the machine. "disk": they survive that, too; each answer waits until what it tells is on stable storage.
+        the machine. "disk": they survive that, too; each answer waits until what it tells is on stable storage. By
+        default "process" with a data_dir, and "memory" without.
     data_dir: a directory of this server alone, on a volume that outlives the process; for "process" and "disk".
     snapshot_dir: where snapshots are; by default `snapshots` in data_dir.
     standby: wait until no other server uses data_dir, and then take over from it.
@@ -76,7 +77,7 @@ class ServerConfig:
     allowed_groups: frozenset[int] = frozenset()
     tracing: bool = False
     reflection: bool = False
-    durability: Durability = "memory"
+    durability: Durability = None  # type: ignore[assignment]  # until __post_init__
     data_dir: Path | None = None
     snapshot_dir: Path | None = None
     standby: bool = False
@@ -85,6 +86,10 @@ class ServerConfig:
     log_history_bytes: int = 256 << 20
     drain_grace_s: float = 20.0
     record: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.durability is None:
+            object.__setattr__(self, "durability", "memory" if self.data_dir is None else "process")
 
     def validate(self) -> None:
         """Raises ValueError that names the setting and the rule."""

@@ -51,7 +51,7 @@ def test_settings_are_accepted(settings: dict[str, Any]) -> None:
         ({"listen": ("unix://",)}, "needs an absolute path"),
         ({"durability": "some"}, "durability must be one of .*, got 'some'"),
         ({"durability": "process"}, "durability 'process' needs a data_dir"),
-        ({"data_dir": Path("d")}, "durability 'memory' needs no data_dir"),
+        ({"durability": "memory", "data_dir": Path("d")}, "durability 'memory' needs no data_dir"),
         ({"http": "9464"}, "http: '9464' is not host:port"),
         ({"health": "50052"}, "health: '50052' is not host:port"),
         ({"health": "unix:///run/health.sock"}, "health: 'unix:///run/health.sock' is not host:port"),
@@ -87,3 +87,12 @@ def test_an_address_is_split_at_its_port(address: str, host: str, port: int) -> 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
 def test_an_address_keeps_its_host_when_the_system_has_chosen_the_port(host: str) -> None:
     assert with_port(f"{host}:0", 9465) == f"{host}:9465"
+
+
+@pytest.mark.parametrize(("data_dir", "durability"), [(None, "memory"), (Path("d"), "process")])
+def test_a_data_directory_alone_keeps_rows_over_the_death_of_the_process(
+    data_dir: Path | None, durability: str
+) -> None:
+    config = ServerConfig(data_dir=data_dir)
+    config.validate()
+    assert config.durability == durability

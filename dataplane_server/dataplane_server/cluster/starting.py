@@ -12,14 +12,15 @@ from dataplane_server.cluster.ray_nodes import this_address
 from dataplane_server.config import ServerConfig
 
 DEFAULT_NAME = "dataplane"
-_START_S = 120.0
+_START_S = 600.0
 _STOP_S = 30.0
 
 
 @dataclass(frozen=True)
 class Cluster:
     """A data plane that runs on Ray. address: for `connect` in programs of the Ray cluster. addresses: for others, as
-    the event `serving` has them. `stop`, or the end of a `with` block, ends it and forgets its rows.
+    the event `serving` has them. `stop`, or the end of a `with` block, ends it. Its rows are gone then, unless it has a
+    `data_dir`: with that they stay, in the memory of the nodes too, until a cluster of this name starts there again.
     """
 
     name: str
@@ -55,6 +56,7 @@ def start(
     cache_bytes: int | None = None,
     folder: str | None = None,
     mirrored: bool = False,
+    timeout_s: float = _START_S,
 ) -> Cluster:
     """Run a data plane on the nodes of a Ray cluster; if one of this name runs already, find it.
 
@@ -64,8 +66,9 @@ def start(
     (default: a quarter of its memory). folder: of the nodes' arenas (default: in shared memory). mirrored: whether
     another node keeps a second copy of each node's rows, which takes memory_bytes of it, too.
 
-    Blocks until the cluster serves, for some seconds. Raises ray.exceptions.RayError if it cannot start, ValueError for
-    settings that cannot be.
+    Blocks until the cluster serves: for some seconds, or for minutes where Ray is slow to start a process. Raises
+    ray.exceptions.RayError if it cannot start, GetTimeoutError of these after timeout_s (it may start later; call again
+    to find it), ValueError for settings that cannot be.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -91,5 +94,5 @@ def start(
         max_concurrency=10_000,
         scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True),
     ).remote(config, options)
-    addresses: Any = ray.get(coordinator.addresses.remote(), timeout=_START_S)
+    addresses: Any = ray.get(coordinator.addresses.remote(), timeout=timeout_s)
     return Cluster(name, addresses, coordinator)
