@@ -25,7 +25,8 @@ def leased_columns(
     offsets: Int64Array,
     sizes: Int64Array,
 ) -> list[PlacedColumn] | None:
-    """The columns as views, if the rows of each adjoin in order and are aligned as torch needs; otherwise None.
+    """The columns as views, if the rows of each adjoin in order and are aligned as torch needs, and can be mapped once
+    more; otherwise None.
 
     The views then own the lease under handle. Raises ValueError when the runs do not fit the layouts, or lie outside
     the arena.
@@ -34,7 +35,10 @@ def leased_columns(
     if spans is None or any(at % layout.item_size for (at, _), layout in zip(spans, layouts, strict=True)):
         return None
     low, high = min(at for at, end in spans if at < end), max(end for _, end in spans)
-    view = arena.private_view(low, high)
+    try:
+        view = arena.private_view(low, high)
+    except OSError:  # as of `can_write`; what is mapped already can still be read
+        return None
     weakref.finalize(view, arena.release, handle)
     return [
         PlacedColumn(layout, view[at - low : end - low] if at < end else view[:0], None)

@@ -48,7 +48,7 @@ class SharedArena:
     """An attachment. Raises OSError when there is no such socket, it belongs to another server than the nonce, or the
     memory behind it is not to be trusted.
 
-    can_write: whether the server gave the right to write. inline_bytes: values of up to this many bytes travel in
+    inline_bytes: values of up to this many bytes travel in
     messages; none do in a cluster. calls_at: host and port where the session may be joined, too, for all calls but
     reads; None if nowhere.
     """
@@ -71,7 +71,6 @@ class SharedArena:
         self.token = response.session
         self.traces = response.traces  # whether requests may carry a trace context
         self._size = response.arena_bytes
-        self.can_write = len(self._descriptors) > 1
         self.calls_at = (response.calls_host, response.calls_port) if response.calls_port else None
         self.inline_bytes = 0 if response.bare_messages else INLINE_BYTES
         for descriptor in self._descriptors:
@@ -98,6 +97,15 @@ class SharedArena:
             if outcome == pb.LOCAL_OUTCOME_UNSPECIFIED and len(body) == size and descriptors:
                 return pb.AttachResponse.FromString(body)
         raise ConnectionError("the socket's server shares no memory")
+
+    @property
+    def can_write(self) -> bool:
+        """Whether the server gave the right to write, and the memory can be mapped for that. It cannot be if its volume
+        has failed, or beyond a limit of this process.
+        """
+        with contextlib.suppress(OSError):
+            return len(self._descriptors) > 1 and len(self.writable) > 0
+        return False
 
     @property
     def writable(self) -> ByteArray:

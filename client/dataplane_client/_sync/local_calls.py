@@ -60,7 +60,7 @@ class LocalCalls(SessionCalls):
 
     def takes(self, columns: Sequence[WireColumn]) -> bool:
         """Whether these values can be written: in the message, or into memory that this process may write."""
-        return self._arena.can_write or total_bytes(columns) <= self._arena.inline_bytes
+        return total_bytes(columns) <= self._arena.inline_bytes or self._arena.can_write
 
     def write(
         self, verb: str, header: Message, columns: Sequence[WireColumn], timeout_s: float, traceparent: str = ""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import mmap
+import multiprocessing
 import os
-from collections.abc import Iterator
+import resource
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
 from tests.client.cli.reading import run_json
+from tests.forked import forking
 from tests.integration.wire.local_peer import Host, put
 
 from dataplane_client import aio
@@ -17,7 +21,7 @@ from dataplane_client.client import DataPlaneClient, connect
 from dataplane_server.testing import ServerThread
 from rl_dataplane.v1 import local_pb2 as pb
 
-SMALL, LARGE = 1 << 10, 1 << 20
+SMALL, LARGE, LONG = 1 << 10, 1 << 20, 64 << 20
 
 
 @pytest.fixture
@@ -82,3 +86,40 @@ def test_doctor_says_how_values_travel(reader: DataPlaneClient, listen: str) -> 
     (shared,) = [check for check in document["checks"] if check["name"] == "shared memory"]
     assert shared["outcome"] == "ok"
     assert "to this process through it, and larger ones from it over gRPC: 64.0 MiB" in shared["found"]
+
+
+def limit_memory(more: int) -> None:
+    """From now on this process maps at most so many bytes more."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * mmap.PAGESIZE + more, resource.RLIM_INFINITY))
+
+
+def use_what_is_mapped(address: str, answers: Connection) -> None:
+    """In a process of its own: put and read where the arena cannot be mapped once more."""
+    with connect(address, timeout_s=60.0, transport="shm") as client:
+        before = client.get_samples(["long"], "p", ["x"])["x"]  # leaves a buffer for reuse
+        assert before.shape == (1, LONG)
+        del before
+        limit_memory(512 << 20)
+        client.put_samples(["s"], "p", {"x": torch.full((1, LARGE), 7, dtype=torch.uint8)})
+        limit_memory(32 << 20)
+        read = client.get_samples(["long"], "p", ["x"], layout="jagged")["x"]
+        answers.send((client.transport, int(read.unbind()[0][-1])))
+
+
+def test_a_client_that_cannot_map_the_memory_again_writes_over_grpc_and_reads_copies(
+    start_server: Callable[..., ServerThread],
+) -> None:
+    server = start_server(memory_bytes=1 << 30)
+    with connect(server.addresses[0], transport="shm", timeout_s=60.0) as client:
+        client.register_partition("p", ["x"], 0, ["train"])
+        client.put_samples(["long"], "p", {"x": torch.full((1, LONG), 3, dtype=torch.uint8)})
+        answers, theirs = multiprocessing.Pipe(duplex=False)
+        process = forking().Process(target=use_what_is_mapped, args=(server.addresses[0], theirs))
+        process.start()
+        theirs.close()
+        try:
+            assert answers.recv() == ("shm", 3)
+        finally:
+            process.join()
+        assert (client.get_samples(["s"], "p", ["x"])["x"] == 7).all()
