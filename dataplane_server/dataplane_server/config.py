@@ -6,7 +6,7 @@ import ipaddress
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from dataplane_server.core.calls.limits import Limits
 
@@ -88,7 +88,7 @@ class ServerConfig:
     record: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.durability is None:
+        if cast("Durability | None", self.durability) is None:
             object.__setattr__(self, "durability", "memory" if self.data_dir is None else "process")
 
     def validate(self) -> None:
