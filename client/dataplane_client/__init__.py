@@ -71,7 +71,7 @@ if TYPE_CHECKING:
         WaitingClaim,
     )
     from dataplane_client.loader import ClaimIterator, ClaimLoader, LoadedBatch
-    from dataplane_client.meta import KVBatchMeta, Tag
+    from dataplane_client.meta import KVBatchMeta, PutOutcome, Tag
     from dataplane_client.options import ClientOptions, TransportChoice
     from dataplane_client.packed_tensor import PackedTensor
     from dataplane_client.policies import ClaimOrder, TaskPolicy
@@ -106,7 +106,7 @@ _HOMES = {
         "WaitingClaim",
     ],
     "loader": ["ClaimIterator", "ClaimLoader", "LoadedBatch"],
-    "meta": ["KVBatchMeta", "Tag"],
+    "meta": ["KVBatchMeta", "PutOutcome", "Tag"],
     "options": ["ClientOptions", "TransportChoice"],
     "packed_tensor": ["PackedTensor"],
     "policies": ["ClaimOrder", "TaskPolicy"],
@@ -154,6 +154,7 @@ __all__ = [
     "PartitionFullError",
     "PermissionDeniedError",
     "PreconditionError",
+    "PutOutcome",
     "ReplacedError",
     "SampleDescription",
     "SamplePage",

@@ -92,6 +92,7 @@ def shard_request(
     whole_groups: bool,
     unit: BatchUnit | None,
     selection: Selection,
+    again: bool,
 ) -> pb.ClaimShardRequest:
     where = f"claim_shard from {partition_id!r}"
     if checked_choice("balance", balance, Balance, where) == "groups" and not whole_groups:
@@ -113,6 +114,7 @@ def shard_request(
         where=filter_message(selection.where, where),
         order=order_number(selection.order, where),
         order_tag=checked_name("order_tag", selection.order_tag, where),
+        again=_flag("again", again, where),
     )
 
 
@@ -212,4 +214,4 @@ def reserve_request(
 def checked_version(weight_version: int | None, where: str) -> int | None:
     if weight_version is None:
         return None
-    return checked_count("weight_version", weight_version, where, least=-_INT64 - 1, most=_INT64)
+    return checked_count("weight_version", weight_version, where, least=0, most=(1 << 31) - 2)

@@ -15,7 +15,7 @@ import torch
 from dataplane_client._object_leaves import unpack_objects
 from dataplane_client._plain_columns import AS_OBJECTS, ragged_later
 from dataplane_client.columns_layout import WireColumn
-from dataplane_client.errors import InvalidArgumentError
+from dataplane_client.errors import DataPlaneError, InvalidArgumentError
 from dataplane_client.wire_columns import name_of_row
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.element_numbers import DTYPES_BY_NUMBER
@@ -38,7 +38,7 @@ def as_field_holds(column: WireColumn, fields: Mapping[str, pb.FieldDescription]
     return WireColumn(column.name, "jagged", dtype, tuple(entry_shape), lengths, memoryview(b""))
 
 
-def raise_with_advice(error: InvalidArgumentError, columns: Sequence[WireColumn], sample_ids: Sequence[str]) -> None:
+def raise_with_advice(error: DataPlaneError, columns: Sequence[WireColumn], sample_ids: Sequence[str]) -> None:
     """Raise the refusal of a column with what to give, if only one of the column and its field holds objects."""
     column = next((column for column in columns if column.name == error.details.get("field")), None)
     if error.reason != "FIELD_MISMATCH" or column is None:

@@ -17,7 +17,7 @@ from dataplane_client._arguments import checked_lengths
 from dataplane_client._arrays import Int64Array
 from dataplane_client._plain_columns import plain_column
 from dataplane_client.columns_layout import WireColumn
-from dataplane_client.errors import InvalidArgumentError
+from dataplane_client.errors import DataPlaneError, InvalidArgumentError
 
 LENGTHS_FIELD = "input_lengths"
 
@@ -52,11 +52,11 @@ def _integers(value: object, n_rows: int) -> list[int] | None:
     return lengths
 
 
-def may_be_padded(error: InvalidArgumentError, columns: Sequence[WireColumn], lengths: Sequence[int] | None) -> bool:
+def may_be_padded(error: DataPlaneError, columns: Sequence[WireColumn], lengths: Sequence[int] | None) -> bool:
     """Whether a write was refused for padding that the lengths may tell apart. If it was, and there are no lengths,
     raises the error with what to do.
     """
-    if error.reason != "LENGTH_MISMATCH":
+    if error.reason not in ("LENGTH_MISMATCH", "REQUEST_ID_USED"):
         return False
     if lengths is not None:
         return min(lengths, default=-1) >= 0 and any(_width(column) is not None for column in columns)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import ItemsView, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import msgpack
 import numpy as np
@@ -26,7 +27,7 @@ from dataplane_client._padded_puts import carried_lengths
 from dataplane_client.columns_layout import WireColumn
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.filters import Where, filter_message
-from dataplane_client.meta import KVBatchMeta, Tag
+from dataplane_client.meta import KVBatchMeta, PutOutcome, Tag
 from dataplane_client.wire_columns import encode_columns
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -38,6 +39,7 @@ GivenTag = Tag | np.generic | torch.Tensor
 TokenRange = tuple[int, int | None]
 """The first token and the end, exclusive; None for the end of the row."""
 
+_OUTCOMES = get_args(PutOutcome)
 _UINT32 = (1 << 32) - 1
 _INT64 = (1 << 63) - 1
 
@@ -121,15 +123,20 @@ class Put:
 
     def receipt(self, response: pb.PutSamplesResponse) -> KVBatchMeta:
         """The meta of the rows that were put."""
+        header = self.header
         return KVBatchMeta(
-            partition_id=self.header.partition_id,
+            partition_id=header.partition_id,
             task_name=None,
             sample_ids=self.sample_ids,
             fields=[column.name for column in self.columns],
             sequence_lengths=self.sequence_lengths,
             tags=self.tags,
             generations=generations_of(response.generations, len(self.sample_ids)),
+            outcomes=None if header.claim_id or header.reservation_id else self._outcomes(response.outcomes),
         )
+
+    def _outcomes(self, of_rows: bytes) -> list[PutOutcome]:
+        return [_OUTCOMES[number] for number in of_rows] if of_rows else [_OUTCOMES[0]] * len(self.sample_ids)
 
 
 def put_request(
@@ -146,6 +153,7 @@ def put_request(
     only_if: Where | None = None,
     once: Sequence[str] = (),
     read_on: str = "",
+    create_only: bool = False,
 ) -> Put:
     """A put of rows. where: the beginning of every error message, such as "put_samples into 'p'". append: the columns
     are added to the end of the rows' values.
@@ -173,6 +181,7 @@ def put_request(
         only_if=filter_message(only_if, where),
         once=checked_names("field name", once, where),
         read_on=read_on,
+        create_only=create_only,
     )
     return Put(header, ids, columns, lengths, row_tags)
 

@@ -67,6 +67,9 @@ class TaskStatus:
     stale_rows: untaken rows that the task does not get: staler than its policy allows, or of an unknown version.
     excluded_rows: others that it does not get: they do not fit its policy's filter, and lack no tag that this names.
     policy: as set by set_policies.
+    newest_step: the greatest step of claim_shard that has its rows; None if the server remembers none.
+    next_step: the step with which a trainer that starts again goes on: the first that the server remembers and of which
+        a shard is not committed, else the one after the newest; 0 if it remembers none.
     recent: counts of the last minute; None where `PartitionDescription.recent` is.
     """
 
@@ -89,6 +92,8 @@ class TaskStatus:
     stale_rows: int = 0
     policy: TaskPolicy = field(default_factory=TaskPolicy)
     excluded_rows: int = 0
+    newest_step: int | None = None
+    next_step: int = 0
     recent: RecentTask | None = field(default=None, compare=False)
 
 
@@ -464,6 +469,8 @@ def _task(message: pb.TaskStatus) -> TaskStatus:
         claims_total=message.claims_total,
         stale_rows=message.stale_rows,
         excluded_rows=message.excluded_rows,
+        newest_step=_optional(message, "newest_step"),
+        next_step=message.next_step,
         policy=task_policy(message.policy) if message.HasField("policy") else TaskPolicy(),
         recent=recent_task(message),
     )

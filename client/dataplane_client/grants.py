@@ -30,7 +30,7 @@ class ClaimedGroup:
 @dataclass(frozen=True)
 class Grant:
     """Claimed rows. deliveries: how often each was delivered to the task, this time included. staleness: in versions,
-    -1 if unknown.
+    -1 if unknown. committed: of a shard, whether it was committed before.
     """
 
     claim_id: str
@@ -38,6 +38,7 @@ class Grant:
     deliveries: list[int]
     groups: tuple[ClaimedGroup, ...] = ()
     staleness: list[int] = field(default_factory=list)
+    committed: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,8 @@ def decode_grant(
 ) -> Grant:
     meta = _meta(response, partition_id, task_name, fields, extra_info)
     groups = tuple(_group(message) for message in response.groups)
-    return Grant(
-        response.claim_id, meta, int64s(response.deliveries).tolist(), groups, int64s(response.staleness).tolist()
-    )
+    of_rows = (int64s(response.deliveries).tolist(), groups, int64s(response.staleness).tolist())
+    return Grant(response.claim_id, meta, *of_rows, response.committed)
 
 
 def _meta(

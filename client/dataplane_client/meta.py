@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from dataplane_client._arguments import checked_names
 from dataplane_client._displays import HTML_ROWS, html_table, short_list
 from dataplane_client.errors import UnsupportedTypeError
 
 Tag = str | int | float | bool | None
+PutOutcome = Literal["created", "replaced", "consumed"]
+"""What a put did to a row: created it, or wrote to one that existed. "consumed": that row a task has consumed, and does
+not get it again.
+"""
 T = TypeVar("T")
 
 
@@ -48,6 +52,7 @@ class KVBatchMeta:
     tags: the tags of each row, or None when not known.
     generations: the generation of each row, or None when not known. A row that is cleared and put again under its id
         has a new generation, and calls with this meta refuse it. Ignored when metas are compared.
+    outcomes: after put_samples, what it did to each row; otherwise None. Ignored when metas are compared.
 
     Methods return new metas, except stamp_tags, which changes this one.
     """
@@ -60,9 +65,10 @@ class KVBatchMeta:
     extra_info: dict[str, object] = field(default_factory=dict)
     tags: list[dict[str, Tag]] | None = None
     generations: list[int] | None = field(default=None, compare=False)
+    outcomes: list[PutOutcome] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("sequence_lengths", "tags", "generations"):
+        for name in ("sequence_lengths", "tags", "generations", "outcomes"):
             column = getattr(self, name)
             if column is not None and len(column) != self.size:
                 raise ValueError(f"{name} must have one entry for each of {self.size} sample ids, got {len(column)}")
@@ -138,8 +144,8 @@ class KVBatchMeta:
         """The rows of several metas, one after the other.
 
         All must be of one partition. task_name is kept if all agree; fields become the intersection, in the order of
-        the first; sequence_lengths, tags and generations are kept if all have them. If several metas have a key of
-        extra_info, the last one wins. Raises ValueError for no metas, several partitions, and duplicate rows.
+        the first; sequence_lengths, tags, generations and outcomes are kept if all have them. If several metas have a
+        key of extra_info, the last one wins. Raises ValueError for no metas, several partitions, and duplicate rows.
         """
         if not metas:
             raise ValueError("there are no metas to join")
@@ -160,6 +166,7 @@ class KVBatchMeta:
             extra_info={key: value for meta in metas for key, value in meta.extra_info.items()},
             tags=_joined([meta.tags for meta in metas]),
             generations=_joined([meta.generations for meta in metas]),
+            outcomes=_joined([meta.outcomes for meta in metas]),
         )
 
     def _positions(self, indices: Iterable[int]) -> list[int]:
@@ -177,6 +184,7 @@ class KVBatchMeta:
             sequence_lengths=None if self.sequence_lengths is None else pick(self.sequence_lengths),
             tags=None if self.tags is None else pick(self.tags),
             generations=None if self.generations is None else pick(self.generations),
+            outcomes=None if self.outcomes is None else pick(self.outcomes),
             extra_info=dict(self.extra_info),
         )
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.caller import Caller, int64
+from tests.core.caller import BYTES, Caller, int64
 
 from dataplane_server.core.calls.answers import PutResult, Reservation
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import (
@@ -23,6 +26,7 @@ from dataplane_server.core.calls.requests import (
     PutSamples,
     RegisterPartition,
     ReleaseClaim,
+    RepeatableCall,
 )
 from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.state.answers import Answers
@@ -52,7 +56,7 @@ def test_the_oldest_answer_makes_room(three: Answers) -> None:
 def test_a_request_id_belongs_to_one_verb(three: Answers) -> None:
     with pytest.raises(Refusal, match="'1' was used for put and cannot be used for clear") as caught:
         three.recall("1", "clear", 3.0)
-    assert caught.value.reason is Reason.INVALID_REQUEST
+    assert caught.value.reason is Reason.REQUEST_ID_USED
 
 
 @pytest.mark.parametrize("request_id", ["", "x" * 65, "é" * 33], ids=["empty", "long", "long in bytes"])
@@ -163,5 +167,58 @@ def test_a_refused_call_is_not_remembered(busy: Caller) -> None:
 def test_a_request_id_of_another_verb_is_refused(busy: Caller) -> None:
     clear(busy)
     for call in (register, extend, close, drop, put, claim, commit, release):
-        with busy.refuses(Reason.INVALID_REQUEST, "'again'", "clear"):
+        with busy.refuses(Reason.REQUEST_ID_USED, "'again'", "clear"):
             call(busy)
+
+
+OTHERS: dict[str, tuple[Callable[[Caller], object], RepeatableCall[Any]]] = {
+    "partition": (register, RegisterPartition("again", Definition("p", ("a", "b", "c"), ("train",)))),
+    "fields": (extend, ExtendPartition("again", "p", ("d",))),
+    "samples of a put": (put, PutSamples("again", "p", ["s1", "other"], [ColumnSpec("a", BYTES, int64([3, 4]))])),
+    "lengths": (put, PutSamples("again", "p", ["s1", "new"], [ColumnSpec("a", BYTES, int64([4, 3]))])),
+    "field of a put": (put, PutSamples("again", "p", ["s1", "new"], [ColumnSpec("b", BYTES, int64([3, 4]))])),
+    "element type": (
+        put,
+        PutSamples("again", "p", ["s1", "new"], [ColumnSpec("a", Shape("jagged", "int8", ()), int64([3, 4]))]),
+    ),
+    "tags": (
+        put,
+        PutSamples("again", "p", ["s1", "new"], [ColumnSpec("a", BYTES, int64([3, 4]))], [{"x": 1}, {}]),
+    ),
+    "size of a claim": (claim, ClaimSamples("again", "p", "train", ("a",), 1, 1)),
+    "columns of a commit": (commit_with_columns, CommitClaim("again", "c-2", [ColumnSpec("b", BYTES, int64([3]))])),
+    "no columns of a commit": (commit_with_columns, CommitClaim("again", "c-2")),
+    "reason of a release": (release, ReleaseClaim("again", "c-2", reason="x")),
+    "samples of a clear": (clear, ClearSamples("again", "p", ["s2"])),
+}
+
+
+@pytest.mark.parametrize(("call", "other"), OTHERS.values(), ids=OTHERS)
+def test_another_call_under_a_request_id_that_was_answered_is_refused_and_changes_nothing(
+    busy: Caller, call: Callable[[Caller], object], other: RepeatableCall[Any]
+) -> None:
+    first = call(busy)
+    after = busy.state()
+    with busy.refuses(Reason.REQUEST_ID_USED, "'again'", "each call needs an id of its own"):
+        busy.apply(other)
+    assert busy.state() == after
+    assert repr(call(busy)) == repr(first)
+
+
+def test_a_call_may_be_repeated_by_another_session_and_caller_and_from_another_node(busy: Caller) -> None:
+    first = busy.apply(ClaimSamples("again", "p", "train", ("a",), 1, 1, session_id=busy.open_session()))
+    again = busy.apply(ClaimSamples("again", "p", "train", ("a",), 1, 1, session_id=busy.open_session(), node=1))
+    assert repr(again) == repr(first)
+    put_first = busy.put(PutSamples("put", "p", ["s3"], tags=[{"nan": math.nan}], caller="a"))
+    put_again = busy.apply(PutSamples("put", "p", ["s3"], tags=[{"nan": math.nan}], caller="b"))
+    assert repr(put_again) == repr(put_first)
+
+
+def test_a_digest_stands_for_the_whole_call(busy: Caller) -> None:
+    first = busy.put(PutSamples("again", "p", ["s3"], [ColumnSpec("a", BYTES, int64([3]))], digest=b"x"))
+    again = busy.apply(PutSamples("again", "p", ["s3"], [ColumnSpec("a", BYTES, int64([9]))], digest=b"x"))
+    assert repr(again) == repr(first)
+    with busy.refuses(Reason.REQUEST_ID_USED, "'again'"):
+        busy.apply(PutSamples("again", "p", ["s3"], [ColumnSpec("a", BYTES, int64([3]))], digest=b"y"))
+    with busy.refuses(Reason.INVALID_REQUEST, "at most 64 bytes, got 65"):
+        busy.apply(PutSamples("later", "p", ["s3"], digest=b"x" * 65))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.core.caller import Caller
 
@@ -234,7 +236,31 @@ def test_policies_are_described_and_survive_a_new_definition(caller: Caller) -> 
 
 @pytest.mark.parametrize("version", [-1, (1 << 31) - 1])
 def test_a_version_fits_into_its_range(caller: Caller, version: int) -> None:
-    with caller.refuses(Reason.INVALID_REQUEST, "must be 0 to 2147483646"):
+    with caller.refuses(Reason.INVALID_REQUEST, "version must be an int from 0 to 2147483646"):
         caller.set_version(version)
     with caller.refuses(Reason.INVALID_REQUEST, "retire_below must be"):
         caller.set_version(1, retire_below=version)
+
+
+def test_retiring_above_the_version_is_refused_and_removes_nothing(caller: Caller) -> None:
+    caller.put(caller.put_call(["s"], {"a": [1]}, tags=[{"weight_version": 3}]))
+    with caller.refuses(Reason.INVALID_REQUEST, "'p'", "retire_below 99 is above version 3"):
+        caller.set_version(3, retire_below=99)
+    assert (caller.plane.partition_info("p").rows, caller.plane.partition_info("p").weight_version) == (1, 3)
+    assert caller.set_version(3, retire_below=3).rows == 0
+
+
+@pytest.mark.parametrize("version", ["7", 1.5, -7, True, (1 << 31) - 1])
+def test_a_tag_that_is_no_weight_version_is_refused_at_the_put(caller: Caller, version: Any) -> None:
+    with caller.refuses(Reason.INVALID_REQUEST, "sample 's2'", "weight_version", f"got {version!r}"):
+        caller.put(caller.put_call(["s1", "s2"], tags=[{"weight_version": 7}, {"weight_version": version}]))
+    assert caller.plane.partition_info("p").rows == 0
+    caller.put(caller.put_call(["s1", "s2"], tags=[{"weight_version": 7}, {"weight_version": None}]))
+
+
+def test_a_group_of_what_is_no_weight_version_is_refused(caller: Caller) -> None:
+    with caller.refuses(Reason.INVALID_REQUEST, "group 'g'", "weight_version", "got -1"):
+        caller.reserve("g", ["s1"], weight_version=-1)
+    group = caller.reserve("g", ["s1"], weight_version=0)
+    with caller.refuses(Reason.INVALID_REQUEST, "group 'g'", "weight_version", "got -1"):
+        caller.finish_group(group.reservation_id, -1)

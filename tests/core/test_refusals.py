@@ -82,6 +82,14 @@ def per_token_declared_late(world: World) -> None:
         world.caller.register(("a", "b", "c"), ("train", "score"), per_token_fields=frozenset("abc"))
 
 
+def shard_that_was_committed_before_the_session(world: World) -> None:
+    asked: dict[str, object] = {"dp_world": 1, "batch_size": 1, "step": 4}
+    world.caller.commit(world.caller.take_shard("a", **asked).claim_id)
+    session_id = world.caller.open_session()
+    with world.caller.refuses(Reason.SHARD_COMMITTED, "'p'", "'train'", "step 4, dp_rank 0 of 1", "claim step 5"):
+        world.caller.take_shard("a", **asked, session_id=session_id)
+
+
 def partitions_over_the_bound(world: World) -> None:
     world.caller.register(partition_id="q")
     with world.caller.refuses(Reason.LIMIT_REACHED, "2 partitions"):
@@ -329,6 +337,9 @@ REFUSED: dict[Reason, list[tuple[str, Callable[[World], object], str]]] = {
         )
     ],
     R.SAMPLE_EXISTS: [("reserved twice", lambda w: w.caller.reserve("g", ["s1"]), "'p' | 's1' | 'g'")],
+    R.REQUEST_ID_USED: [
+        ("a used request_id", lambda w: w.caller.apply(ClearSamples("request-1", "p", None)), "'request-1' | register")
+    ],
     R.TOO_FEW_ROWS: [("draw of more than there is", lambda w: w.caller.draw(batch_size=3), "'p' | 2 of 2")],
     R.SUPERSEDED: [("finish of what is not under way", lambda w: w.caller.finish(1 << 40), "request_id")],
 }
@@ -353,6 +364,7 @@ AFTER_A_CHANGE: list[tuple[Callable[[World], None], Reason]] = [
     (put_to_a_closed_partition, R.PARTITION_CLOSED),
     (claim_of_more_than_is_left, R.END_OF_DATA),
     (append_to_a_row_that_was_put_meanwhile, R.APPEND_CONFLICT),
+    (shard_that_was_committed_before_the_session, R.SHARD_COMMITTED),
 ]
 """These change something first and assert in their own body that what then is refused changes nothing."""
 

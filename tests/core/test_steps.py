@@ -190,6 +190,45 @@ def test_a_slow_rank_is_handed_the_rows_of_its_step_though_they_were_committed(r
     slow = rows.take_shard("a")
     assert (slow.claim_id, slow.sample_ids) == (grant.claim_id, grant.sample_ids)
     assert rows.task().delivered_rows_total == 2
+    assert (grant.committed, slow.committed) == (False, True)
+
+
+def test_a_committed_shard_is_for_sessions_that_were_open_then_and_for_those_that_ask_for_it_again(
+    rows: Caller,
+) -> None:
+    leader, slow = rows.open_session(), rows.open_session()
+    grant = rows.take_shard("a", dp_rank=1, session_id=leader)
+    rows.commit(grant.claim_id)
+    assert rows.take_shard("a", dp_rank=1, session_id=leader).committed
+    assert rows.take_shard("a", dp_rank=1, session_id=slow).sample_ids == grant.sample_ids
+    restarted = rows.open_session()
+    with rows.refuses(
+        Reason.SHARD_COMMITTED, "'p'", "'train'", "step 0, dp_rank 1 of 2", "was committed", "again=True"
+    ):
+        rows.take_shard("a", dp_rank=1, session_id=restarted)
+    again = rows.take_shard("a", dp_rank=1, session_id=restarted, again=True)
+    assert (again.sample_ids, again.committed) == (grant.sample_ids, True)
+    assert rows.commit(again.claim_id).consumed_rows == 2
+    assert rows.take_shard("a", dp_rank=0, session_id=restarted).sample_ids == ("s0", "s1")
+
+
+def test_a_task_tells_the_step_with_which_a_trainer_goes_on(rows: Caller) -> None:
+    def steps() -> tuple[int | None, int]:
+        return rows.task().newest_step, rows.task().next_step
+
+    assert steps() == (None, 0)
+    first = [rows.take_shard("a", step=5, dp_rank=rank).claim_id for rank in range(2)]
+    assert steps() == (5, 5)
+    rows.commit(first[1])
+    second = [rows.take_shard("a", step=6, dp_rank=rank).claim_id for rank in range(2)]
+    for claim_id in second:
+        rows.commit(claim_id)
+    assert steps() == (6, 5)
+    rows.commit(first[0])
+    rows.commit(first[0])
+    assert steps() == (6, 7)
+    rows.reset()
+    assert steps() == (None, 0)
 
 
 def test_steps_are_forgotten_after_so_many_later_ones_and_their_rows_go_back(new_caller: Callable[..., Caller]) -> None:

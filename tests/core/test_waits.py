@@ -125,6 +125,13 @@ def dead_letters(caller: Caller) -> Call[object]:
     return caller.claim_call("a")
 
 
+def put_again(caller: Caller) -> Call[object]:
+    put(caller, "uv", "a")
+    caller.commit(caller.take("a", batch_size=2).claim_id)
+    put(caller, "uv", "a")
+    return caller.claim_call("a", batch_size=2)
+
+
 def announced_rows(caller: Caller) -> Call[object]:
     caller.register(num_samples=2)
     put(caller, "uv")
@@ -262,6 +269,7 @@ TABLE: list[tuple[Stall, Cause, str]] = [
     (claims_held, "claims_held", "2 rows are held by client 'trainer-2' (claim 'c-2', for 300 s)"),
     (own_claim_and_silence, "silent_producer", "the last came 0.0 s ago by 'rollout'"),
     (dead_letters, "dead_letters", "1 rows are dead letters; one of them failed for 'NaN in the loss'"),
+    (put_again, "put_again", "2 rows were put again after task 'train' consumed them"),
     (announced_rows, "end_of_data", "all 2 announced rows (num_samples) were put"),
     (closed_with_a_field_missing, "missing_field", "1 of 1 untaken rows lack field 'b'; no put of it is remembered"),
     (silent_producer, "silent_producer", "no put has come meanwhile; the last came 41 s ago by 'rollout-3'"),

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.core.caller import Caller, int64
 
-from dataplane_server.core.calls.answers import CommitResult, Failed, PutResult, Reservation, Waiting
+from dataplane_server.core.calls.answers import (
+    ROW_CONSUMED,
+    ROW_CREATED,
+    ROW_REPLACED,
+    CommitResult,
+    Failed,
+    PutResult,
+    Reservation,
+    Waiting,
+)
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import AbortWrite, PutSamples, ShareReservation
+from dataplane_server.core.calls.requests import AbortWrite, GiveUpClaim, PutSamples, ShareReservation
 
 R = Reason
+AGED = (Term("<", "sequence_length", True, (4,)),)
 
 
 def begun(caller: Caller, put: PutSamples) -> Reservation:
@@ -210,6 +223,68 @@ def test_a_write_back_changes_rows_of_its_claim_and_leaves_it_open(caller: Calle
     assert caller.write_back(grant.claim_id, ["s2"], {"b": [5]}) == PutResult(0, 5)
     assert caller.write_back(grant.claim_id, ["s1", "s2"], {"b": [6, 7]}) == PutResult(0, 13)
     assert caller.commit(grant.claim_id) == CommitResult(2)
+
+
+# -- puts of rows that exist -------------------------------------------------------------------------------------------
+
+
+def test_a_put_tells_which_rows_are_new_which_existed_and_which_of_these_a_task_has_consumed(caller: Caller) -> None:
+    assert caller.put_rows(["s1", "s2"], "a").outcomes == b""
+    caller.commit(caller.take("a").claim_id)
+    again = caller.put_call(["s3", "s2", "s1"], {"a": [1, 1, 1]})
+    first = caller.put(again)
+    assert tuple(first.outcomes) == (ROW_CREATED, ROW_REPLACED, ROW_CONSUMED)
+    repeated = caller.apply(again)
+    assert isinstance(repeated, PutResult)
+    assert repeated.outcomes == first.outcomes
+    claim_id = caller.take("a").claim_id
+    assert caller.write_back(claim_id, ["s2"], {"a": [5]}).outcomes == b""
+
+
+def test_a_put_that_only_creates_is_refused_whole_if_a_row_exists_when_it_begins_or_ends(caller: Caller) -> None:
+    caller.put_rows(["s2"], "a")
+    with caller.refuses(Reason.SAMPLE_EXISTS, "'p'", "'s2'", "create_only"):
+        caller.apply(caller.put_call(["s1", "s2"], {"a": [1, 1]}, create_only=True))
+    put = caller.put_call(["s1", "s3"], {"a": [1, 1]}, create_only=True)
+    late = caller.apply(put)
+    assert isinstance(late, Reservation)
+    caller.put_rows(["s3"], "a")
+    with pytest.raises(Refusal, match="'s3' exists \\(create_only\\)"):
+        caller.finish(late.ticket)
+    assert caller.plane.partition_info("p").rows == 2
+    caller.clear()
+    first = caller.put(put)
+    assert repr(caller.apply(put)) == repr(first)
+
+
+@pytest.mark.parametrize(
+    "more", [{"claim_id": "c-1"}, {"reservation_id": "g-1"}, {"generations": int64([1])}, {"only_if": AGED}], ids=str
+)
+def test_a_put_to_certain_rows_cannot_create_only(caller: Caller, more: dict[str, Any]) -> None:
+    with caller.refuses(Reason.INVALID_REQUEST, "create_only"):
+        caller.apply(caller.put_call(["s1"], {"a": [1]}, create_only=True, **more))
+
+
+@pytest.mark.parametrize("end", ["reset", "clear"])
+def test_rows_that_were_put_again_are_told_until_they_are_reset_or_cleared(caller: Caller, end: str) -> None:
+    def told() -> bool:
+        waiting = caller.apply(caller.claim_call("a", batch_size=9))
+        assert isinstance(waiting, Waiting)
+        return "put again" in caller.apply(GiveUpClaim(waiting.ticket)).message
+
+    caller.put_rows(["s1", "s2"], "a")
+    caller.commit(caller.take("a", batch_size=2).claim_id)
+    caller.put_rows(["s1", "s2"], "b")  # another field, as of a worker that comes later
+    caller.put(caller.put_call(["s1"], tags=[{"x": 1}]))
+    assert not told()
+    caller.put_rows(["s1"], "a")
+    assert told()
+    if end == "reset":
+        caller.reset(["s1"])
+    else:
+        caller.clear(["s1"])
+        caller.put_rows(["s1"], "a")
+    assert not told()
 
 
 # -- what is told of writes --------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from dataplane_client.client import Claim, DataPlaneClient, connect
 from dataplane_client.errors import (
     ClaimFencedError,
     ClaimTimeoutError,
-    InvalidArgumentError,
     NotFoundError,
     PreconditionError,
 )
@@ -170,10 +169,26 @@ def test_a_request_id_commits_one_claim(flow: DataPlaneClient, columns: dict[str
     put(flow, ["x", "y"], "a")
     first, second = (flow.claim("p", "train", ["a"], 1) for _ in range(2))
     assert first.commit(columns, request_id="step-1") == 1
-    with pytest.raises(InvalidArgumentError, match=f"'step-1' was used for the commit of claim '{first.claim_id}'"):
+    with pytest.raises(PreconditionError, match=f"'step-1' was used for the commit of claim '{first.claim_id}'"):
         second.commit(columns, request_id="step-1")
     assert second.state == "open"
     assert second.commit(columns, request_id="step-2") == 1
+
+
+@pytest.mark.parametrize("columns", [None, {"b": torch.zeros(1)}], ids=["no columns", "another type"])
+def test_a_request_id_commits_the_same_columns(flow: DataPlaneClient, columns: dict[str, torch.Tensor] | None) -> None:
+    put(flow, ["x"])
+    first = flow.claim("p", "train", ["a"], 1)
+    again = flow.adopt_claim(first.detach(), first.meta)
+    other = flow.adopt_claim(again.detach(), again.meta)
+    assert other.commit({"b": torch.zeros(1, dtype=torch.int64)}, request_id="step-1") == 1
+    for claim in (first, again):
+        claim.state = "open"  # as in processes that do not know of the commit
+    assert again.commit({"b": torch.ones(1, dtype=torch.int64)}, request_id="step-1") == 1
+    with pytest.raises(PreconditionError, match="'step-1' was used for the commit of claim") as caught:
+        first.commit(columns, request_id="step-1")
+    assert caught.value.reason == "REQUEST_ID_USED"
+    assert flow.get_samples(["x"], "p", ["b"])["b"].tolist() == [0]
 
 
 def test_replacing_a_definition_fences_open_claims_and_hands_every_row_out_again(flow: DataPlaneClient) -> None:

@@ -76,6 +76,8 @@ EXPECTED: dict[Reason, type[DataPlaneError]] = {
     Reason.ROW_REPLACED: ReplacedError,
     Reason.ROW_RESERVED: PreconditionError,
     Reason.SAMPLE_EXISTS: PreconditionError,
+    Reason.REQUEST_ID_USED: PreconditionError,
+    Reason.SHARD_COMMITTED: PreconditionError,
     Reason.PARTITION_DIFFERS: PreconditionError,
     Reason.PARTITION_CLOSED: PreconditionError,
     Reason.END_OF_DATA: EndOfDataError,

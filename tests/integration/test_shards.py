@@ -10,7 +10,7 @@ import torch
 from tests.integration.conftest import Eventually
 
 from dataplane_client.client import Claim, DataPlaneClient, connect
-from dataplane_client.errors import ClaimNotFoundError, InvalidArgumentError
+from dataplane_client.errors import ClaimNotFoundError, InvalidArgumentError, PreconditionError
 from dataplane_client.options import TransportChoice
 
 LENGTHS = [100, 1, 2, 90, 50, 60, 3, 10]
@@ -75,6 +75,26 @@ def test_one_commit_ends_a_shard_for_all_who_share_it(
         with pytest.raises(ClaimNotFoundError):
             late.release()
     assert flow.partition("p").task("train").consumed_rows_total == 4
+
+
+def test_a_trainer_that_starts_again_is_refused_what_was_committed_and_told_where_to_go_on(
+    flow: DataPlaneClient, address: str, transport: TransportChoice
+) -> None:
+    first, second = shard(flow, 0), shard(flow, 1)
+    assert first.commit() == 4
+    slow = shard(flow, 0)
+    assert (slow.committed, slow.meta.sample_ids, slow.commit()) == (True, first.meta.sample_ids, 4)
+    with connect(address, transport=transport) as restarted:
+        with pytest.raises(PreconditionError, match="step 0, dp_rank 0 of 2, was committed") as caught:
+            shard(restarted, 0)
+        assert caught.value.reason == "SHARD_COMMITTED"
+        task = restarted.partition("p").task("train")
+        assert (task.newest_step, task.next_step, caught.value.details["next_step"]) == (0, 0, "0")
+        again, rest = shard(restarted, 0, again=True), shard(restarted, 1)
+        assert (again.committed, again.meta.sample_ids) == (True, first.meta.sample_ids)
+        assert (rest.committed, rest.meta.sample_ids) == (False, second.meta.sample_ids)
+        rest.commit()
+        assert restarted.partition("p").task("train").next_step == 1
 
 
 def test_a_step_waits_for_its_rows(flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually) -> None:

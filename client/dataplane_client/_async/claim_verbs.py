@@ -109,6 +109,7 @@ class ClaimVerbs:
         where: Where | None = None,
         order: ClaimOrder | None = None,
         order_tag: str = "",
+        again: bool = False,
         timeout_s: float = 60.0,
     ) -> AsyncClaim:
         """Claim the rows of one data-parallel rank for one step.
@@ -126,8 +127,13 @@ class ClaimVerbs:
         most one, "rows" makes their numbers of rows as equal as possible, and "groups" splits groups in order. A rank
         may get no row if there are fewer groups than ranks. In a cluster, ranks then exchange rows or groups, so that
         more of them are on the node of their rank, which changes sums by 1 % at most; not with "groups". where, order,
-        order_tag: as in `claim`. The meta's extra_info holds dp_rank. Blocks and raises as `claim`, and
-        InvalidArgumentError for a call that contradicts the step.
+        order_tag: as in `claim`. The meta's extra_info holds dp_rank.
+
+        A shard that another rank has committed is returned with `committed` set, so that a slow rank sees its rows. A
+        client whose session was opened after the commit, such as that of a trainer that starts again, is refused
+        (PreconditionError, reason SHARD_COMMITTED), unless again=True. Such a trainer goes on with
+        `partition(...).task(...).next_step`. Blocks and raises as `claim`, and InvalidArgumentError for a call that
+        contradicts the step.
         """
         request = shard_request(
             partition_id,
@@ -143,6 +149,7 @@ class ClaimVerbs:
             whole_groups=whole_groups,
             unit=unit,
             selection=Selection(where, order, order_tag),
+            again=again,
         )
         response = await self._session.request_grant("ClaimShard", request, timeout_s, waits=True)
         extra_info: dict[str, object] = {"dp_rank": dp_rank}

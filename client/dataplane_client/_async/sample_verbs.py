@@ -53,6 +53,7 @@ class SampleVerbs:
         sequence_lengths: Sequence[int] | None = None,
         generations: Sequence[int] | None = None,
         only_if: Where | None = None,
+        create_only: bool = False,
         once: Sequence[str] = (),
         read_on: str = "",
         timeout_s: float | None = None,
@@ -87,6 +88,7 @@ class SampleVerbs:
         ReplacedError is raised for an id that was cleared and put again. only_if: a filter that every row must fit,
         when the put begins and when it takes effect, such as "state == 'new'" with tags=[{"state": "taken"}]: of
         several callers one puts, and the others get ConditionFailedError, as for a row that does not exist.
+        create_only: put nothing, and raise PreconditionError (reason SAMPLE_EXISTS), if one of the rows exists.
 
         once: those of the fields whose values are stored once, such as images that many rows have: a value equals one
         of the field that was put with once as well and that a row of the partition has, so the row gets that one. All
@@ -94,7 +96,9 @@ class SampleVerbs:
         the id of the Ray node whose processes will read the rows: it fetches their values right after the put.
 
         Returns the meta of the rows. Its sequence_lengths are those that the call carries, otherwise None, also for
-        per-token columns: only the server knows which fields are per-token. Metas of claims and listings have them.
+        per-token columns: only the server knows which fields are per-token. Metas of claims and listings have them. Its
+        outcomes tell which rows are new, which existed, and which of these a task has consumed: that task does not get
+        them again, unless they are cleared before the put, or reset.
 
         Blocks while the server's memory is full, then raises OutOfSpaceError. Raises InvalidArgumentError for rows that
         do not fit the field or the ids and for values out of range, such as the int 2**64 in an object,
@@ -114,6 +118,7 @@ class SampleVerbs:
             only_if=only_if,
             once=once,
             read_on=read_on,
+            create_only=create_only,
         )
         return put.receipt(await write_put(self._transport, put, timeout_s))
 

@@ -27,7 +27,8 @@ class Claim(Handle):
     meta: the rows. claim_id: its name on the server. deliveries: how often each row has been delivered to the task,
     this time included. staleness: how many versions each row was behind the partition's weight version when it was
     granted, -1 if unknown. Both are empty for an adopted claim. groups: with whole_groups, the groups in the order of
-    their rows.
+    their rows. committed: this is a shard, and a rank that shares it had committed it before; the rows count as
+    consumed, and `commit` without fields returns the first answer.
 
     state: "open" until this object ends it ("committed", "released"), hands it over ("detached") or learns that the
     server has fenced it ("fenced"). A claim stays open, for hours if need be, as long as this object and the client
@@ -49,6 +50,7 @@ class Claim(Handle):
         self.deliveries: list[int] = grant.deliveries
         self.staleness: list[int] = grant.staleness
         self.groups: tuple[ClaimedGroup, ...] = grant.groups
+        self.committed: bool = grant.committed
 
     def __repr__(self) -> str:
         where = f"{self.meta.partition_id}/{self.meta.task_name}"

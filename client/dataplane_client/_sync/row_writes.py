@@ -13,7 +13,7 @@ from dataplane_client._padded_puts import may_be_padded, without_padding
 from dataplane_client._requests import Put
 from dataplane_client._sync.transport import Transport
 from dataplane_client.columns_layout import WireColumn
-from dataplane_client.errors import InvalidArgumentError
+from dataplane_client.errors import InvalidArgumentError, PreconditionError
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
@@ -39,7 +39,8 @@ def write_rows(
 
     A column of nothing but empty lists costs one more call before, which asks what its field holds. A write that the
     server refuses for padding costs two more calls: it asks which fields are per-token, and sends the columns again. A
-    refused write has changed nothing, and its request_id may be used again.
+    refused write has changed nothing, and its request_id may be used again. A repeated commit with padding is refused as
+    another call than the one that was answered, which had none; without the padding it gets the answer.
     """
     where = f"partition {partition_id!r}"
     if any(column.of_empty_lists for column in columns):
@@ -48,7 +49,7 @@ def write_rows(
         _describe(header, columns)
     try:
         return transport.write(verb, header, columns, timeout_s)
-    except InvalidArgumentError as error:
+    except (InvalidArgumentError, PreconditionError) as error:
         raise_with_advice(error, columns, getattr(header, "sample_ids", ()))
         if not may_be_padded(error, columns, lengths):
             raise

@@ -2,7 +2,8 @@
 
 A verb checks and changes. What surrounds a change is here, once for all verbs:
 
-    recall      a repeated request gets the remembered answer, and nothing else happens
+    recall      a repeated request gets the remembered answer, and nothing else happens; another call under the
+                same request_id is refused
     supersede   a repeated request that is still under way is taken over: its earlier attempt fails
     change      the verb; it either raises Refusal and has changed nothing, or takes effect whole
     follow up   what follows from the change: rows that every task has consumed are cleared, where the partition asks
@@ -139,7 +140,7 @@ class Turn:
         """Carry out a call, unless the same request was carried out before."""
         (verb, change, supersede), request_id = self._repeatable[type(call)], call.request_id
         name = _name(verb, call)
-        remembered = self._answers.recall(request_id, name, now)
+        remembered = self._answers.recall(request_id, name, now, call)
         if remembered is not None:
             if isinstance(remembered, Abandoned):
                 raise superseded()
@@ -151,7 +152,7 @@ class Turn:
         finally:
             self._follow_up(now)
         if not isinstance(answer, _UNFINISHED):
-            self._answers.remember(request_id, name, answer, now)
+            self._answers.remember(request_id, name, answer, now, call)
         return answer
 
     # -- follow up -----------------------------------------------------------------------------------------------------
@@ -221,7 +222,7 @@ class Turn:
         except Refusal as refusal:
             self._state.fail(ticket, refusal)
             return
-        self._answers.remember(call.request_id, self._repeatable[type(call)].name, answer, now)
+        self._answers.remember(call.request_id, self._repeatable[type(call)].name, answer, now, call)
         self._state.effects.append(Answered(ticket, answer))
 
     def _serve(self, task: Task, now: float) -> int:
@@ -248,7 +249,7 @@ class Turn:
                     grant = verbs.steps.grant(partition, call, now)
                 else:
                     grant = verbs.claims.grant(partition, call, slots, now)
-                self._answers.remember(call.request_id, "claim", grant, now)
+                self._answers.remember(call.request_id, "claim", grant, now, call)
                 self._state.effects.append(Granted(ticket, grant))
 
     # -- calls that involve several verbs, or the answer of another call -----------------------------------------------
@@ -259,7 +260,7 @@ class Turn:
         answer = self._verbs.writes.finish(call.ticket, call.digests, now)
         if begun is not None:
             name = _name(self._repeatable[type(begun)].name, begun)
-            self._answers.remember(begun.request_id, name, answer, now)
+            self._answers.remember(begun.request_id, name, answer, now, begun)
         return answer
 
     def _close(self, call: requests.ClosePartition, now: float) -> CloseResult:

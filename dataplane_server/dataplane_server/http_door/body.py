@@ -1,7 +1,7 @@
 """The body of a put: JSON, parsed from bytes that a peer has chosen, checked key by key.
 
     {"samples": [{"sample_id": "p0-0", "fields": {...}, "tags": {...}, "sequence_length": 5}, ...],
-     "request_id": "...", "group_id": "p0", "weight_version": 7, "dtypes": {"reward": "float32"}}
+     "request_id": "...", "group_id": "p0", "weight_version": 7, "dtypes": {"reward": "float32"}, "create_only": true}
 
 Only `samples`, and the `sample_id` of each, are required. A key that is not known is refused, so a typing error does
 not lose data. NaN and Infinity are not JSON and are refused. The core checks ids, tags and limits.
@@ -14,10 +14,13 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import msgpack
+from xxhash import xxh3_128_digest
+
 from dataplane_server.collection import without_collection
 from dataplane_server.core.calls.refusal import Reason, Refusal
 
-_KEYS = frozenset({"samples", "request_id", "group_id", "weight_version", "dtypes"})
+_KEYS = frozenset({"samples", "request_id", "group_id", "weight_version", "dtypes", "create_only"})
 _SAMPLE_KEYS = frozenset({"sample_id", "fields", "tags", "sequence_length"})
 _MOST = (1 << 31) - 2
 
@@ -35,7 +38,7 @@ class PutSample:
 @dataclass(frozen=True)
 class PutBody:
     """A put. request_id: a new one if the body has none. group_id: None for a put outside of groups. dtypes: element
-    types of fields, by name.
+    types of fields, by name. create_only: refused if one of the samples exists.
     """
 
     request_id: str
@@ -43,6 +46,17 @@ class PutBody:
     weight_version: int | None
     dtypes: dict[str, str]
     samples: list[PutSample]
+    create_only: bool
+
+    def digest(self, partition_id: str) -> bytes:
+        """16 bytes for all that the request asks for; other bytes for another request. The order of keys does not
+        matter, but inside of a field's value.
+        """
+        of_samples = [
+            (s.sample_id, s.sequence_length, sorted(s.fields.items()), sorted(s.tags.items())) for s in self.samples
+        ]
+        of_all = (partition_id, self.group_id, self.weight_version, sorted(self.dtypes.items()), self.create_only)
+        return xxh3_128_digest(msgpack.packb([of_all, of_samples], default=str))
 
 
 def parse_body(data: bytes) -> PutBody:
@@ -58,6 +72,7 @@ def parse_body(data: bytes) -> PutBody:
         weight_version=None if version is None else _number("weight_version", version),
         dtypes=_mapping("dtypes", body.get("dtypes", {})),
         samples=[_sample(f"sample {number}", sample) for number, sample in enumerate(samples)],
+        create_only=_flag("create_only", body.get("create_only", False)),
     )
 
 
@@ -116,6 +131,12 @@ def _text(what: str, value: object) -> str:
 def _number(what: str, value: object) -> int:
     if type(value) is not int or not 0 <= value <= _MOST:
         raise refused(f"{what} must be an integer from 0 to {_MOST}, got {_shown(value)}")
+    return value
+
+
+def _flag(what: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise refused(f"{what} must be true or false, got {_shown(value)}")
     return value
 
 

@@ -6,7 +6,8 @@
 A put takes the way of a put over gRPC: the same checks, limits, waits and metrics (as transport "grpc"). It is put
 whole or not at all, also if its caller hangs up. A group is reserved under a session of the request, so that nothing of
 it is left if the request fails or the server is killed; the FinishGroup that shows it has the caller's request_id.
-Requests with the same request_id are carried out one after the other; all get the answer of the first that succeeds.
+Requests with the same request_id are carried out one after the other; all get the answer of the first that succeeds, or
+are refused if they ask for something else.
 
 A body has at most 4 MiB, since it is parsed on the event loop, and 10 s to arrive. A put waits 10 s for room and
 10 s for space.
@@ -27,6 +28,7 @@ from google.protobuf.json_format import MessageToDict
 from dataplane_server.access.gate import OPEN_GATE, Gate, acting_as
 from dataplane_server.access.http import caller_of
 from dataplane_server.access.tls import Tls
+from dataplane_server.core.calls.answers import ROW_CONSUMED
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import CloseSession, FinishGroup, OpenSession
 from dataplane_server.http_door.answers import answer, error_answer, request_error
@@ -150,14 +152,13 @@ class HttpDoor:
     async def _put(self, partition_id: str, data: bytes, request: web.Request) -> dict[str, object]:
         body = parse_body(data)
         header, values = self._message(partition_id, body)
-        header.caller = f"http {request.remote}"
+        header.caller, header.request_digest = f"http {request.remote}", body.digest(partition_id)
         self._gate.permit("PutSamples", header)  # before a group is reserved for it
         async with self._under_way.setdefault(body.request_id, asyncio.Lock()):
             if body.group_id is None:
-                rows = await self._put_rows(header, values)
-            else:
-                rows = await self._put_group(header, values, body.group_id, body.weight_version)
-        return {"request_id": body.request_id, "created_rows": rows}
+                return {"request_id": body.request_id, **await self._put_rows(header, values)}
+            rows = await self._put_group(header, values, body.group_id, body.weight_version)
+        return {"request_id": body.request_id, **_told(rows, 0, 0)}
 
     def _message(self, partition_id: str, body: PutBody) -> tuple[pb.PutSamplesHeader, bytes]:
         info = self._shell.plane.partition_info(partition_id, self._shell.now())
@@ -174,17 +175,19 @@ class HttpDoor:
             row_tags=[packed(f"tags of sample {name!r}", of) for name, of in tags] if any(of for _, of in tags) else (),
             sequence_lengths=np.array(lengths, "<i8").tobytes() if max(lengths, default=-1) >= 0 else b"",
             wait_timeout=Duration(seconds=WAIT_S),
+            create_only=body.create_only and body.group_id is None,  # a group is new in any case
         )
         return header, values
 
-    async def _put_rows(self, header: pb.PutSamplesHeader, values: bytes) -> int:
-        """Returns how many rows are new."""
+    async def _put_rows(self, header: pb.PutSamplesHeader, values: bytes) -> dict[str, int]:
+        """Returns how many rows are new, how many existed, and how many of these a task has consumed."""
         response = await self._servicer.PutSamples(_frames(header, values), None)
-        return int(response.created_rows)
+        replaced = len(header.sample_ids) - response.created_rows
+        return _told(response.created_rows, replaced, response.outcomes.count(ROW_CONSUMED))
 
     async def _put_group(self, header: pb.PutSamplesHeader, values: bytes, group_id: str, version: int | None) -> int:
         """Reserve, put and finish, unless this request has finished before. Returns how many rows the group has."""
-        done = self._finished(header.request_id)
+        done = self._finished(header.request_id, header.request_digest)
         if done is not None:
             return done
         session = self._shell.apply(OpenSession("", header.caller, _GRACE_S))
@@ -201,21 +204,25 @@ class HttpDoor:
                 ),
                 None,
             )
-            finish = FinishGroup(header.request_id, reserved.reservation_id)
+            finish = FinishGroup(header.request_id, reserved.reservation_id, digest=header.request_digest)
             header.request_id, header.reservation_id = uuid.uuid4().hex, reserved.reservation_id
             await self._put_rows(header, values)
             return self._shell.apply(finish).rows
         finally:
             self._shell.apply(CloseSession(session.session_id))
 
-    def _finished(self, request_id: str) -> int | None:
+    def _finished(self, request_id: str, digest: bytes) -> int | None:
         """What a finished request showed. FinishGroup without a reservation recalls its answer, or changes nothing."""
         try:
-            return self._shell.apply(FinishGroup(request_id, "")).rows
+            return self._shell.apply(FinishGroup(request_id, "", digest=digest)).rows
         except Refusal as refusal:
             if refusal.reason is not Reason.GROUP_FENCED:
                 raise
             return None
+
+
+def _told(created: int, replaced: int, consumed: int) -> dict[str, int]:
+    return {"created_rows": created, "replaced_rows": replaced, "consumed_rows": consumed}
 
 
 async def _frames(header: pb.PutSamplesHeader, values: bytes) -> AsyncIterator[bytes]:

@@ -34,6 +34,8 @@ ERROR_TABLE: dict[Reason, grpc.StatusCode] = {
     Reason.GROUP_INCOMPLETE: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.ROW_RESERVED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.SAMPLE_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
+    Reason.REQUEST_ID_USED: grpc.StatusCode.ALREADY_EXISTS,
+    Reason.SHARD_COMMITTED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.PARTITION_DIFFERS: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.PARTITION_CLOSED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.END_OF_DATA: grpc.StatusCode.OUT_OF_RANGE,

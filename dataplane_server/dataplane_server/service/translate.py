@@ -88,6 +88,8 @@ def put(header: pb.PutSamplesHeader) -> PutSamples:
         append=header.append,
         only_if=rows_that_fit(header.only_if),
         once=tuple(header.once),
+        digest=header.request_digest,
+        create_only=header.create_only,
     )
 
 
@@ -186,6 +188,7 @@ def put_result(result: PutResult) -> pb.PutSamplesResponse:
         size_bytes=result.size_bytes,
         generations=int64_bytes(result.generations),
         abort_hint=result.abort_hint,
+        outcomes=result.outcomes,
     )
 
 
@@ -259,6 +262,8 @@ def task_statuses(infos: Iterable[TaskInfo]) -> list[pb.TaskStatus]:
             claims_total=info.claims_total,
             stale_rows=info.stale_rows,
             excluded_rows=info.excluded_rows,
+            newest_step=info.newest_step,
+            next_step=info.next_step,
             policy=policy_message(info.policy),
         )
         for info in infos

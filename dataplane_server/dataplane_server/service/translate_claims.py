@@ -78,6 +78,7 @@ def shard(request: pb.ClaimShardRequest) -> ClaimShard:
         where=translate_filters.rows_that_fit(request.where),
         order=translate_policies.order(request.order),
         order_tag=request.order_tag,
+        again=request.again,
     )
 
 
@@ -132,6 +133,7 @@ def grant(value: Grant) -> pb.ClaimSamplesResponse:
         deliveries=int64_bytes(value.deliveries),
         groups=[_group(part) for part in value.groups],
         staleness=int64_bytes(value.staleness),
+        committed=value.committed,
     )
 
 

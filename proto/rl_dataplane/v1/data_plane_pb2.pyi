@@ -31,7 +31,10 @@ Retries. Every call that changes something carries a request_id of the caller's 
 logical call). The server remembers the answers of the last 16,384 of them for up to 10 minutes, as far as its memory
 for answers goes (288 MiB by default, claims of 3 million rows): a repeated call is applied once and returns the first
 answer. If the earlier attempt is still under way, the repeated call ends it (SUPERSEDED) and takes
-its place. A call without request_id is refused.
+its place. A call without request_id is refused. Another call under a request_id that was answered is refused as well
+(REQUEST_ID_USED). Calls are compared in all that they ask for; session_id, caller, waits, and the sample_ids of a
+ReserveGroup may differ. Of puts and commits the columns are compared, not their values, unless the call carries a
+request_digest.
 
 Sessions. Claims and reserved groups belong to a session: one stream of heartbeats for each client. A session expires
 when no heartbeat arrives for its grace. Then its claims end and their rows are delivered again, and its reserved
@@ -270,7 +273,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_ROW_RESERVED: _ErrorReason.ValueType  # 26
     """FAILED_PRECONDITION: the row belongs to a reserved group, and the put does not name its reservation."""
     ERROR_REASON_SAMPLE_EXISTS: _ErrorReason.ValueType  # 27
-    """ALREADY_EXISTS: a row or group to be reserved exists."""
+    """ALREADY_EXISTS: a row or group to be reserved exists, or a row of a put with create_only."""
     ERROR_REASON_PARTITION_DIFFERS: _ErrorReason.ValueType  # 28
     """FAILED_PRECONDITION: the definition contradicts the one of the existing partition."""
     ERROR_REASON_PARTITION_CLOSED: _ErrorReason.ValueType  # 29
@@ -295,6 +298,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """PERMISSION_DENIED: the caller's roles do not allow the verb in this partition; metadata "verb"."""
     ERROR_REASON_NODE_LOST: _ErrorReason.ValueType  # 38
     """UNAVAILABLE with RetryInfo: the node of a cluster that the call needs has left it; metadata "node"."""
+    ERROR_REASON_REQUEST_ID_USED: _ErrorReason.ValueType  # 39
+    """ALREADY_EXISTS: the request_id was used for another call, which was answered; nothing has changed."""
+    ERROR_REASON_SHARD_COMMITTED: _ErrorReason.ValueType  # 40
+    """FAILED_PRECONDITION: the shard was committed before the caller's session was opened; metadata "step", "dp_rank" and
+    "next_step".
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the reason of google.rpc.ErrorInfo, which carries the name without the prefix."""
@@ -358,7 +367,7 @@ ERROR_REASON_ROW_REPLACED: ErrorReason.ValueType  # 25
 ERROR_REASON_ROW_RESERVED: ErrorReason.ValueType  # 26
 """FAILED_PRECONDITION: the row belongs to a reserved group, and the put does not name its reservation."""
 ERROR_REASON_SAMPLE_EXISTS: ErrorReason.ValueType  # 27
-"""ALREADY_EXISTS: a row or group to be reserved exists."""
+"""ALREADY_EXISTS: a row or group to be reserved exists, or a row of a put with create_only."""
 ERROR_REASON_PARTITION_DIFFERS: ErrorReason.ValueType  # 28
 """FAILED_PRECONDITION: the definition contradicts the one of the existing partition."""
 ERROR_REASON_PARTITION_CLOSED: ErrorReason.ValueType  # 29
@@ -383,6 +392,12 @@ ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 37
 """PERMISSION_DENIED: the caller's roles do not allow the verb in this partition; metadata "verb"."""
 ERROR_REASON_NODE_LOST: ErrorReason.ValueType  # 38
 """UNAVAILABLE with RetryInfo: the node of a cluster that the call needs has left it; metadata "node"."""
+ERROR_REASON_REQUEST_ID_USED: ErrorReason.ValueType  # 39
+"""ALREADY_EXISTS: the request_id was used for another call, which was answered; nothing has changed."""
+ERROR_REASON_SHARD_COMMITTED: ErrorReason.ValueType  # 40
+"""FAILED_PRECONDITION: the shard was committed before the caller's session was opened; metadata "step", "dp_rank" and
+"next_step".
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 class _FilterOperator:
@@ -1181,6 +1196,8 @@ class TaskStatus(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     EXCLUDED_ROWS_FIELD_NUMBER: _builtins.int
     RECENT_FIELD_NUMBER: _builtins.int
+    NEWEST_STEP_FIELD_NUMBER: _builtins.int
+    NEXT_STEP_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """Name of the task."""
     untaken_rows: _builtins.int
@@ -1216,6 +1233,12 @@ class TaskStatus(_message.Message):
     excluded_rows: _builtins.int
     """Resident rows that the task has not taken and does not get, beside stale ones: they have every tag and fact that the
     filter of its policy names, and do not fit it.
+    """
+    newest_step: _builtins.int
+    """The greatest step of ClaimShard that has its rows, of those that the server remembers; unset if there is none."""
+    next_step: _builtins.int
+    """Where a trainer that starts again goes on: the first of these steps of which a shard is not committed; else the one
+    after the newest; 0 if there is none.
     """
     @_builtins.property
     def ended_deliveries(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
@@ -1269,15 +1292,21 @@ class TaskStatus(_message.Message):
         policy: Global___TaskPolicy | None = ...,
         excluded_rows: _builtins.int = ...,
         recent: Global___RecentTask | None = ...,
+        newest_step: _builtins.int | None = ...,
+        next_step: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ready_rows", b"_ready_rows", "_weight_version_lag", b"_weight_version_lag", "longest_wait", b"longest_wait", "oldest_untaken_age", b"oldest_untaken_age", "policy", b"policy", "ready_rows", b"ready_rows", "recent", b"recent", "weight_version_lag", b"weight_version_lag"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_newest_step", b"_newest_step", "_ready_rows", b"_ready_rows", "_weight_version_lag", b"_weight_version_lag", "longest_wait", b"longest_wait", "newest_step", b"newest_step", "oldest_untaken_age", b"oldest_untaken_age", "policy", b"policy", "ready_rows", b"ready_rows", "recent", b"recent", "weight_version_lag", b"weight_version_lag"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ready_rows", b"_ready_rows", "_weight_version_lag", b"_weight_version_lag", "claimed_rows", b"claimed_rows", "claims_total", b"claims_total", "consumed_rows", b"consumed_rows", "consumed_rows_total", b"consumed_rows_total", "dead_rows", b"dead_rows", "delayed_rows", b"delayed_rows", "delivered_rows_total", b"delivered_rows_total", "ended_deliveries", b"ended_deliveries", "excluded_rows", b"excluded_rows", "longest_wait", b"longest_wait", "oldest_untaken_age", b"oldest_untaken_age", "policy", b"policy", "ready_rows", b"ready_rows", "recent", b"recent", "stale_rows", b"stale_rows", "state_seconds", b"state_seconds", "task", b"task", "untaken_rows", b"untaken_rows", "waiting_claims", b"waiting_claims", "weight_version_lag", b"weight_version_lag"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_newest_step", b"_newest_step", "_ready_rows", b"_ready_rows", "_weight_version_lag", b"_weight_version_lag", "claimed_rows", b"claimed_rows", "claims_total", b"claims_total", "consumed_rows", b"consumed_rows", "consumed_rows_total", b"consumed_rows_total", "dead_rows", b"dead_rows", "delayed_rows", b"delayed_rows", "delivered_rows_total", b"delivered_rows_total", "ended_deliveries", b"ended_deliveries", "excluded_rows", b"excluded_rows", "longest_wait", b"longest_wait", "newest_step", b"newest_step", "next_step", b"next_step", "oldest_untaken_age", b"oldest_untaken_age", "policy", b"policy", "ready_rows", b"ready_rows", "recent", b"recent", "stale_rows", b"stale_rows", "state_seconds", b"state_seconds", "task", b"task", "untaken_rows", b"untaken_rows", "waiting_claims", b"waiting_claims", "weight_version_lag", b"weight_version_lag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__newest_step: _TypeAlias = _typing.Literal["newest_step"]  # noqa: Y015
+    _WhichOneofArgType__newest_step: _TypeAlias = _typing.Literal["_newest_step", b"_newest_step"]  # noqa: Y015
     _WhichOneofReturnType__ready_rows: _TypeAlias = _typing.Literal["ready_rows"]  # noqa: Y015
     _WhichOneofArgType__ready_rows: _TypeAlias = _typing.Literal["_ready_rows", b"_ready_rows"]  # noqa: Y015
     _WhichOneofReturnType__weight_version_lag: _TypeAlias = _typing.Literal["weight_version_lag"]  # noqa: Y015
     _WhichOneofArgType__weight_version_lag: _TypeAlias = _typing.Literal["_weight_version_lag", b"_weight_version_lag"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__newest_step) -> _WhichOneofReturnType__newest_step | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ready_rows) -> _WhichOneofReturnType__ready_rows | None: ...
     @_typing.overload
@@ -2122,6 +2151,8 @@ class PutSamplesHeader(_message.Message):
     ONLY_IF_FIELD_NUMBER: _builtins.int
     ONCE_FIELD_NUMBER: _builtins.int
     READ_ON_FIELD_NUMBER: _builtins.int
+    REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
+    CREATE_ONLY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     partition_id: _builtins.str
@@ -2159,6 +2190,14 @@ class PutSamplesHeader(_message.Message):
     read_on: _builtins.str
     """In a cluster: the node whose clients will read the rows, by the name that the cluster's engine gives it. That node
     fetches the values once the put is applied. A hint: nothing is refused for it.
+    """
+    request_digest: _builtins.bytes
+    """Empty, or at most 64 bytes that stand for the whole request, its values included, when a repeated call is compared
+    with the first one; see "Retries".
+    """
+    create_only: _builtins.bool
+    """Refused (SAMPLE_EXISTS), with nothing changed, if one of the rows exists. Without claim_id, reservation_id,
+    generations and only_if.
     """
     @_builtins.property
     def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -2210,10 +2249,12 @@ class PutSamplesHeader(_message.Message):
         only_if: Global___Filter | None = ...,
         once: _abc.Iterable[_builtins.str] | None = ...,
         read_on: _builtins.str = ...,
+        request_digest: _builtins.bytes = ...,
+        create_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["only_if", b"only_if", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_to_group", b"add_to_group", "append", b"append", "caller", b"caller", "claim_id", b"claim_id", "columns", b"columns", "generations", b"generations", "once", b"once", "only_if", b"only_if", "partition_id", b"partition_id", "read_on", b"read_on", "request_id", b"request_id", "reservation_id", b"reservation_id", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "shared", b"shared", "wait_timeout", b"wait_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_to_group", b"add_to_group", "append", b"append", "caller", b"caller", "claim_id", b"claim_id", "columns", b"columns", "create_only", b"create_only", "generations", b"generations", "once", b"once", "only_if", b"only_if", "partition_id", b"partition_id", "read_on", b"read_on", "request_digest", b"request_digest", "request_id", b"request_id", "reservation_id", b"reservation_id", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "shared", b"shared", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2259,6 +2300,7 @@ class PutSamplesResponse(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     GENERATIONS_FIELD_NUMBER: _builtins.int
     ABORT_HINT_FIELD_NUMBER: _builtins.int
+    OUTCOMES_FIELD_NUMBER: _builtins.int
     created_rows: _builtins.int
     """Rows that did not exist before."""
     size_bytes: _builtins.int
@@ -2269,6 +2311,10 @@ class PutSamplesResponse(_message.Message):
     """For a put to a reserved group: why its rows are too stale for a task already, so that its producer may stop. Empty
     otherwise.
     """
+    outcomes: _builtins.bytes
+    """Of a put without claim_id and reservation_id, of which a row existed: a byte for each row. 0: the row is new. 1: it
+    existed. 2: it existed, and a task has consumed it, which does not get it again. Empty if all rows are new.
+    """
     def __init__(
         self,
         *,
@@ -2276,10 +2322,11 @@ class PutSamplesResponse(_message.Message):
         size_bytes: _builtins.int = ...,
         generations: _builtins.bytes = ...,
         abort_hint: _builtins.str = ...,
+        outcomes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_hint", b"abort_hint", "created_rows", b"created_rows", "generations", b"generations", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_hint", b"abort_hint", "created_rows", b"created_rows", "generations", b"generations", "outcomes", b"outcomes", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2501,6 +2548,7 @@ class ClaimSamplesResponse(_message.Message):
     DELIVERIES_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     STALENESS_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
     claim_id: _builtins.str
     """Names the claim for CommitClaim and ReleaseClaim; empty for CLAIM_MODE_CONSUME."""
     sequence_lengths: _builtins.bytes
@@ -2513,6 +2561,8 @@ class ClaimSamplesResponse(_message.Message):
     """How many versions each row is behind the partition's weight version, -1 if unknown; one little-endian int64 for each
     row.
     """
+    committed: _builtins.bool
+    """Of a shard: it was committed before this call."""
     @_builtins.property
     def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The rows."""
@@ -2536,10 +2586,11 @@ class ClaimSamplesResponse(_message.Message):
         deliveries: _builtins.bytes = ...,
         groups: _abc.Iterable[Global___ClaimedGroup] | None = ...,
         staleness: _builtins.bytes = ...,
+        committed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim_id", b"claim_id", "deliveries", b"deliveries", "generations", b"generations", "groups", b"groups", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "staleness", b"staleness"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim_id", b"claim_id", "committed", b"committed", "deliveries", b"deliveries", "generations", b"generations", "groups", b"groups", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "staleness", b"staleness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2747,6 +2798,7 @@ class ClaimShardRequest(_message.Message):
     WHERE_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
     ORDER_TAG_FIELD_NUMBER: _builtins.int
+    AGAIN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     partition_id: _builtins.str
@@ -2777,6 +2829,8 @@ class ClaimShardRequest(_message.Message):
     """As in ClaimSamples."""
     order_tag: _builtins.str
     """As in TaskPolicy."""
+    again: _builtins.bool
+    """Return the shard also if it was committed before the session was opened."""
     @_builtins.property
     def required_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """As in ClaimSamples."""
@@ -2810,10 +2864,11 @@ class ClaimShardRequest(_message.Message):
         where: Global___Filter | None = ...,
         order: Global___ClaimOrder.ValueType = ...,
         order_tag: _builtins.str = ...,
+        again: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "min_size", b"min_size", "wait_timeout", b"wait_timeout", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "balance", b"balance", "batch_size", b"batch_size", "dp_rank", b"dp_rank", "dp_world", b"dp_world", "max_tokens", b"max_tokens", "min_size", b"min_size", "order", b"order", "order_tag", b"order_tag", "partition_id", b"partition_id", "request_id", b"request_id", "required_fields", b"required_fields", "session_id", b"session_id", "step", b"step", "task", b"task", "unit", b"unit", "wait_timeout", b"wait_timeout", "where", b"where", "whole_groups", b"whole_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_size", b"_min_size", "again", b"again", "balance", b"balance", "batch_size", b"batch_size", "dp_rank", b"dp_rank", "dp_world", b"dp_world", "max_tokens", b"max_tokens", "min_size", b"min_size", "order", b"order", "order_tag", b"order_tag", "partition_id", b"partition_id", "request_id", b"request_id", "required_fields", b"required_fields", "session_id", b"session_id", "step", b"step", "task", b"task", "unit", b"unit", "wait_timeout", b"wait_timeout", "where", b"where", "whole_groups", b"whole_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__min_size: _TypeAlias = _typing.Literal["min_size"]  # noqa: Y015
     _WhichOneofArgType__min_size: _TypeAlias = _typing.Literal["_min_size", b"_min_size"]  # noqa: Y015

@@ -306,8 +306,9 @@ class DataPlaneServiceServicer:
         commit without columns returns the same answer; one with columns is refused.
 
         If no session holds a shard any more (the sessions expired, or the shard was released), its rows stay with their
-        step; the next call for the shard gets them with a new claim_id. Calls for one step must agree on everything but
-        dp_rank. The server remembers a step until 64 later steps have been taken, or until ResetTask; then its remaining
+        step; the next call for the shard gets them with a new claim_id. A shard that was committed is returned to sessions
+        that were open at that time, such as a slow rank's, and refused (SHARD_COMMITTED) to later ones, such as a restarted
+        trainer's, unless they ask for it `again`. Calls for one step must agree on everything but dp_rank and `again`. The server remembers a step until 64 later steps have been taken, or until ResetTask; then its remaining
         rows return to the task. Blocks as ClaimSamples does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -31,7 +31,10 @@ Retries. Every call that changes something carries a request_id of the caller's 
 logical call). The server remembers the answers of the last 16,384 of them for up to 10 minutes, as far as its memory
 for answers goes (288 MiB by default, claims of 3 million rows): a repeated call is applied once and returns the first
 answer. If the earlier attempt is still under way, the repeated call ends it (SUPERSEDED) and takes
-its place. A call without request_id is refused.
+its place. A call without request_id is refused. Another call under a request_id that was answered is refused as well
+(REQUEST_ID_USED). Calls are compared in all that they ask for; session_id, caller, waits, and the sample_ids of a
+ReserveGroup may differ. Of puts and commits the columns are compared, not their values, unless the call carries a
+request_digest.
 
 Sessions. Claims and reserved groups belong to a session: one stream of heartbeats for each client. A session expires
 when no heartbeat arrives for its grace. Then its claims end and their rows are delivered again, and its reserved
@@ -152,8 +155,9 @@ class DataPlaneServiceStub:
     commit without columns returns the same answer; one with columns is refused.
 
     If no session holds a shard any more (the sessions expired, or the shard was released), its rows stay with their
-    step; the next call for the shard gets them with a new claim_id. Calls for one step must agree on everything but
-    dp_rank. The server remembers a step until 64 later steps have been taken, or until ResetTask; then its remaining
+    step; the next call for the shard gets them with a new claim_id. A shard that was committed is returned to sessions
+    that were open at that time, such as a slow rank's, and refused (SHARD_COMMITTED) to later ones, such as a restarted
+    trainer's, unless they ask for it `again`. Calls for one step must agree on everything but dp_rank and `again`. The server remembers a step until 64 later steps have been taken, or until ResetTask; then its remaining
     rows return to the task. Blocks as ClaimSamples does.
     """
     DrawSamples: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.DrawSamplesRequest, _data_plane_pb2.DrawSamplesResponse]
@@ -310,8 +314,9 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
     commit without columns returns the same answer; one with columns is refused.
 
     If no session holds a shard any more (the sessions expired, or the shard was released), its rows stay with their
-    step; the next call for the shard gets them with a new claim_id. Calls for one step must agree on everything but
-    dp_rank. The server remembers a step until 64 later steps have been taken, or until ResetTask; then its remaining
+    step; the next call for the shard gets them with a new claim_id. A shard that was committed is returned to sessions
+    that were open at that time, such as a slow rank's, and refused (SHARD_COMMITTED) to later ones, such as a restarted
+    trainer's, unless they ask for it `again`. Calls for one step must agree on everything but dp_rank and `again`. The server remembers a step until 64 later steps have been taken, or until ResetTask; then its remaining
     rows return to the task. Blocks as ClaimSamples does.
     """
     DrawSamples: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.DrawSamplesRequest, _data_plane_pb2.DrawSamplesResponse]  # type: ignore[assignment]
@@ -525,8 +530,9 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         commit without columns returns the same answer; one with columns is refused.
 
         If no session holds a shard any more (the sessions expired, or the shard was released), its rows stay with their
-        step; the next call for the shard gets them with a new claim_id. Calls for one step must agree on everything but
-        dp_rank. The server remembers a step until 64 later steps have been taken, or until ResetTask; then its remaining
+        step; the next call for the shard gets them with a new claim_id. A shard that was committed is returned to sessions
+        that were open at that time, such as a slow rank's, and refused (SHARD_COMMITTED) to later ones, such as a restarted
+        trainer's, unless they ask for it `again`. Calls for one step must agree on everything but dp_rank and `again`. The server remembers a step until 64 later steps have been taken, or until ResetTask; then its remaining
         rows return to the task. Blocks as ClaimSamples does.
         """
 

@@ -81,9 +81,11 @@ def test_a_field_of_objects_takes_any_value(client: DataPlaneClient, partition: 
 def test_fields_that_come_later_are_added_to_rows_that_exist(client: DataPlaneClient, partition: str, ask: Ask) -> None:
     ask("POST", SAMPLES, {"samples": [{"sample_id": "a", "fields": {"reward": 0.5}}]})
     later = ask("POST", SAMPLES, {"samples": [{"sample_id": "a", "tags": {"judge": 2}}], "weight_version": 3})
-    assert (later.status, later.body["created_rows"]) == (200, 0)
+    assert (later.status, later.body["created_rows"], later.body["replaced_rows"]) == (200, 0, 1)
     with client.claim("p", "train", ["reward"], 1) as claim:
         assert claim.meta.tags == [{"judge": 2, "weight_version": 3}]
+    again = ask("POST", SAMPLES, {"samples": [{"sample_id": "a", "fields": {"reward": 1}}]})
+    assert (again.body["replaced_rows"], again.body["consumed_rows"]) == (1, 1)
 
 
 def test_a_repeated_request_gets_the_same_answer_and_changes_nothing(
@@ -92,7 +94,8 @@ def test_a_repeated_request_gets_the_same_answer_and_changes_nothing(
     body = {"samples": samples(COLUMNS), "request_id": "r1"}
     first = ask("POST", SAMPLES, body)
     client.put_samples(["a"], "p", {"reward": [9.0]})
-    assert ask("POST", SAMPLES, body).body == first.body == {"request_id": "r1", "created_rows": 3}
+    assert ask("POST", SAMPLES, body).body == first.body
+    assert first.body == {"request_id": "r1", "created_rows": 3, "replaced_rows": 0, "consumed_rows": 0}
     assert client.get_samples(["a"], "p", ["reward"])["reward"].tolist() == [9.0]
 
 

@@ -33,7 +33,7 @@ BODIES: dict[str, tuple[object, str, str]] = {
     "a list": ([], "INVALID_REQUEST", "the body must be an object, got []"),
     "no samples": ({}, "INVALID_REQUEST", "samples must be a list"),
     "none of them": ({"samples": []}, "INVALID_REQUEST", "a call must name 1 to 65536 samples, got 0"),
-    "an unknown key": ({"sample": []}, "INVALID_REQUEST", 'unknown key "sample"; known are dtypes, group_id'),
+    "an unknown key": ({"sample": []}, "INVALID_REQUEST", 'unknown key "sample"; known are create_only, dtypes'),
     "an unknown key of a sample": (one(field={}), "INVALID_REQUEST", 'sample 0 has the unknown key "field"'),
     "a sample that is a string": ({"samples": ["a"]}, "INVALID_REQUEST", 'sample 0 must be an object, got "a"'),
     "no sample_id": ({"samples": [{}]}, "INVALID_REQUEST", "sample_id of sample 0 must be a string, got null"),
@@ -46,6 +46,8 @@ BODIES: dict[str, tuple[object, str, str]] = {
         "sequence_length of sample 'a' must be"),
     "a negative length": (one(sequence_length=-1), "INVALID_REQUEST", "an integer from 0 to 2147483646, got -1"),
     "a version that is true": ({**one(), "weight_version": True}, "INVALID_REQUEST", "weight_version must be"),
+    "a flag that is a number": ({**one(), "create_only": 1}, "INVALID_REQUEST", "create_only must be true or false"),
+    "a version that is a string": (one(tags={"weight_version": "7"}), "INVALID_REQUEST", "must be an int from 0 to"),
     "a request_id that is a number": ({**one(), "request_id": 1}, "INVALID_REQUEST", "request_id must be a string"),
     "a long request_id": ({**one(), "request_id": "r" * 65}, "INVALID_REQUEST", "must have 1 to 64 bytes"),
     "an empty group_id": ({**one(), "group_id": ""}, "INVALID_REQUEST", "group id must have 1 to 256 bytes"),
@@ -152,7 +154,45 @@ def test_an_error_names_what_it_is_about(ask: Ask, partition: str) -> None:
 def test_a_request_id_of_another_kind_of_call_is_refused(ask: Ask, partition: str) -> None:
     ask("POST", SAMPLES, {**one(fields={"reward": 1}), "request_id": "r"})
     answer = ask("POST", SAMPLES, {**one(fields={"reward": 1}), "request_id": "r", "group_id": "g"})
-    refused(answer, (400, "INVALID_REQUEST"), "was used for put")
+    refused(answer, (409, "REQUEST_ID_USED"), "was used for put")
+
+
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "another sample": (SAMPLES, {"samples": [{"sample_id": "b", "fields": {"reward": 1}}]}),
+    "another value": (SAMPLES, {"samples": [{"sample_id": "a", "fields": {"reward": 2}}]}),
+    "another tag": (SAMPLES, {"samples": [{"sample_id": "a", "fields": {"reward": 1}, "tags": {"x": 1}}]}),
+    "another version": (SAMPLES, {"samples": [{"sample_id": "a", "fields": {"reward": 1}}], "weight_version": 8}),
+    "another partition": ("/v1/partitions/q/samples", {}),
+}
+
+
+@pytest.mark.parametrize("group", [{}, {"group_id": "g"}], ids=["alone", "as a group"])
+@pytest.mark.parametrize(("path", "change"), OTHERS.values(), ids=OTHERS)
+def test_another_request_under_a_request_id_that_was_answered_is_refused_and_stores_nothing(
+    client: DataPlaneClient, ask: Ask, partition: str, group: dict[str, str], path: str, change: dict[str, Any]
+) -> None:
+    client.register_partition("q", ["reward"], 0, ["train"])
+    body = {**one(fields={"reward": 1}), "request_id": "r", "weight_version": 7, **group}
+    first = ask("POST", SAMPLES, body)
+    assert first.status == 200
+    refused(ask("POST", path, {**body, **change}), (409, "REQUEST_ID_USED"), "request_id 'r' was used for")
+    assert (client.partition("p").rows, client.partition("q").rows) == (1, 0)
+    assert client.get_samples(["a"], "p", ["reward"])["reward"].tolist() == [1.0]
+    client.clear_samples(None, "p")
+    turned = {key: body[key] for key in reversed(body)}
+    assert ask("POST", SAMPLES, turned).body == first.body
+    assert client.partition("p").rows == 0
+
+
+def test_a_put_that_only_creates_is_refused_for_a_sample_that_exists(
+    client: DataPlaneClient, ask: Ask, partition: str
+) -> None:
+    body = {"samples": [{"sample_id": name, "fields": {"reward": 1}} for name in "ab"], "create_only": True}
+    ask("POST", SAMPLES, one(fields={"reward": 0}))
+    refused(ask("POST", SAMPLES, body), (409, "SAMPLE_EXISTS"), "sample 'a' exists")
+    assert client.partition("p").rows == 1
+    client.clear_samples(None, "p")
+    assert ask("POST", SAMPLES, body).body["created_rows"] == 2
 
 
 def test_what_is_larger_than_the_memory_is_refused_and_a_closed_partition_takes_nothing(

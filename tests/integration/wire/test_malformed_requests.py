@@ -254,7 +254,7 @@ def test_a_request_id_of_one_verb_cannot_be_used_for_another(
     clear = request("ClearSamples", request_id="used", whole_partition=True)
     with unchanged(registered):
         code, _, message = refusal(lambda: stub.ClearSamples(clear, timeout=20))
-    assert code is INVALID
+    assert code is grpc.StatusCode.ALREADY_EXISTS
     assert "was used for put" in message
 
 

@@ -44,14 +44,21 @@ class Reservation:
     copies: tuple[Copy, ...] = ()
 
 
+ROW_CREATED, ROW_REPLACED, ROW_CONSUMED = 0, 1, 2
+"""What a put did to a row. ROW_CONSUMED: it existed, and a task has consumed it, which does not get it again."""
+
+
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """abort_hint: of a put to a reserved group, why its rows are too stale for a task already."""
+    """abort_hint: of a put to a reserved group, why its rows are too stale for a task already. outcomes: ROW_CREATED,
+    ROW_REPLACED or ROW_CONSUMED for each row; empty if all are new, and of puts under a claim or to a reserved group.
+    """
 
     created_rows: int
     size_bytes: int
     generations: Int64Array = field(default_factory=_no_rows, compare=False)
     abort_hint: str = field(default="", compare=False)
+    outcomes: bytes = field(default=b"", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +109,7 @@ class GroupPart:
 @dataclass(frozen=True, slots=True)
 class Grant:
     """Granted rows. claim_id is empty if delivery was consumption. groups: only if whole groups were requested.
-    tag_bytes: memory of the tags. staleness: in versions, -1 if unknown.
+    tag_bytes: memory of the tags. staleness: in versions, -1 if unknown. committed: a shard was committed before.
     """
 
     claim_id: str
@@ -114,6 +121,7 @@ class Grant:
     groups: tuple[GroupPart, ...] = ()
     tag_bytes: int = field(default=0, compare=False, repr=False)
     staleness: Int64Array = field(default_factory=_no_rows, compare=False)
+    committed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +249,7 @@ class TaskInfo:
     """Figures of a task: resident rows by state; rows consumed since registration; queued claims; rows ever granted;
     ended deliveries by how they ended; seconds by state of the task; ages and waits in seconds (None: nothing waits,
     or not known); claims granted; untaken rows that are too stale; others that do not fit the policy's filter and have
-    all that it names.
+    all that it names; the greatest step that is remembered, and the one with which a restarted trainer goes on.
     """
 
     task: str
@@ -263,6 +271,8 @@ class TaskInfo:
     stale_rows: int = 0
     policy: TaskPolicy = field(default_factory=TaskPolicy)
     excluded_rows: int = 0
+    newest_step: int | None = None
+    next_step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ Cause = Literal[
     "delayed_rows",
     "claims_held",
     "dead_letters",
+    "put_again",
     "never_put",
     "end_of_data",
     "node_lost",
@@ -102,6 +103,11 @@ CAUSES: Mapping[Cause, Advice] = {
     "dead_letters": Advice(
         "Rows failed max_deliveries times, and no claim gets them any more.",
         "Read the reasons: `dataplane dead-letters PARTITION TASK`. Then `dataplane reset PARTITION TASK SAMPLE`.",
+    ),
+    "put_again": Advice(
+        "Rows were put again under the same ids after the task had consumed them. It does not get them again.",
+        "Clear the rows before their ids are put again, or use new ids. To give them out again, reset them: "
+        "`dataplane reset PARTITION TASK SAMPLE...`.",
     ),
     "never_put": Advice(
         "No row was ever put into the partition.",

@@ -10,6 +10,10 @@ from dataplane_server.core.calls.values import Definition, Int64Array, Tags
 
 MAX_DELIVERIES = (1 << 16) - 1
 """Deliveries of a row are counted up to this number."""
+VERSION_TAG = "weight_version"
+UNKNOWN_VERSION = (1 << 31) - 1
+"""Above all that are."""
+WEIGHT_VERSIONS = range(UNKNOWN_VERSION)
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
@@ -130,8 +134,17 @@ def check_tags(sample_ids: Sequence[str], tags: Sequence[Tags] | None, limits: L
                     f"bytes, a value None, bool, int of 64 bits, float, or str of at most {limits.max_tag_bytes} bytes"
                 )
                 raise Refusal(Reason.INVALID_REQUEST, message, sample_id=sample_id)
+            if key == VERSION_TAG and value is not None:
+                check_weight_version(f"sample {sample_id!r}: the tag {VERSION_TAG}", value, sample_id=sample_id)
             size += 4 * len(key) + (316 + 8 * len(value) if isinstance(value, str) else 0)  # once more in a column
     return size
+
+
+def check_weight_version(what: str, version: object, **metadata: str) -> None:
+    """An int of the range; a row of another version would be of an unknown one to every bound on staleness."""
+    if type(version) is not int or version not in WEIGHT_VERSIONS:
+        message = f"{what} must be an int from 0 to {WEIGHT_VERSIONS.stop - 1}, got {repr(version)[:40]}"
+        raise Refusal(Reason.INVALID_REQUEST, message, **metadata)
 
 
 def _is_tag(key: object, value: object, limits: Limits) -> bool:

@@ -54,6 +54,8 @@ class Reason(enum.Enum):
     UNAUTHENTICATED = enum.auto()
     PERMISSION_DENIED = enum.auto()
     NODE_LOST = enum.auto()
+    REQUEST_ID_USED = enum.auto()
+    SHARD_COMMITTED = enum.auto()
 
 
 class Refusal(Exception):

@@ -4,7 +4,8 @@ A call is a frozen record of plain data: numbers, strings, tuples, arrays, and r
 clock or socket, so it can be logged and applied again. `Call[A]` is answered with an A, or refused.
 
 A call with a `request_id` may be repeated by a caller that got no answer. It is carried out once: a repeated call gets
-the answer of the first one, and one that is still under way is taken over by the repeated call.
+the answer of the first one, and one that is still under way is taken over by the repeated call. Another call under the
+same request_id is refused.
 """
 
 from __future__ import annotations
@@ -148,6 +149,8 @@ class PutSamples(RepeatableCall[Reservation | Waiting | PutResult]):
     row, which every row of the group gets. caller: who puts, for the row's history. add_to_group: samples that do not
     exist become rows of the group. append: the columns, of per-token fields, are added to the end of the rows' values.
     only_if: only while every row exists and fits. once: columns whose values are not kept twice. node: for their bytes.
+    digest: stands for the whole request when it is repeated, see `calls.fingerprints`; empty for none. create_only:
+    only while no row exists.
     """
 
     request_id: str
@@ -166,6 +169,8 @@ class PutSamples(RepeatableCall[Reservation | Waiting | PutResult]):
     only_if: Filter = ALL_ROWS
     once: Sequence[str] = ()
     node: int = 0
+    digest: bytes = b""
+    create_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +276,9 @@ class ClaimSamples(RepeatableCall[Grant | Waiting]):
 
 @dataclass(frozen=True, slots=True)
 class ClaimShard(RepeatableCall[Grant | Waiting]):
-    """Take the rows of one rank for a step, or wait. Sizes and max_tokens are of all ranks. node: the caller's."""
+    """Take the rows of one rank for a step, or wait. Sizes and max_tokens are of all ranks. node: the caller's. again:
+    also if they were committed before the session was opened.
+    """
 
     request_id: str
     partition_id: str
@@ -291,6 +298,7 @@ class ClaimShard(RepeatableCall[Grant | Waiting]):
     order: ClaimOrder | None = None
     order_tag: str = ""
     node: int = 0
+    again: bool = False
 
 
 ClaimCall = ClaimSamples | ClaimShard
@@ -390,11 +398,12 @@ class ReserveGroup(RepeatableCall[Reserved | Waiting]):
 
 @dataclass(frozen=True, slots=True)
 class FinishGroup(RepeatableCall[GroupFinished]):
-    """Make the rows of a group visible, all at once."""
+    """Make the rows of a group visible, all at once. digest: as of PutSamples."""
 
     request_id: str
     reservation_id: str
     weight_version: int | None = None
+    digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dataplane_server.core.calls.names import UNKNOWN_VERSION, VERSION_TAG
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import BoolArray, Epochs, Int64Array, Slots, Tags
 from dataplane_server.core.rows.bookkeeping import DIGEST_BYTES, ROW_BYTES, Bookkeeping, id_bytes
@@ -55,9 +56,6 @@ _ROW_COLUMNS: dict[str, npt.DTypeLike] = {
     "tag_bytes": np.int32,  # memory of tags that no other row has
 }
 _OUTLIVE_THE_ROW = ("epoch", "pins")
-VERSION_TAG = "weight_version"
-UNKNOWN_VERSION = int(np.iinfo(np.int32).max)
-WEIGHT_VERSIONS = range(UNKNOWN_VERSION)
 
 
 class RowTable:
@@ -297,8 +295,10 @@ class RowTable:
             of_rows[slot] = size
             if self._tag_columns:
                 self.keep(self._tag_columns.set(slot, tags))
-            if VERSION_TAG in tags and type(tags[VERSION_TAG]) is int:
-                self._set_weight_version(slot, tags[VERSION_TAG])
+            version = tags.get(VERSION_TAG)
+            if isinstance(version, int):
+                self._columns["weight_version"][slot] = version
+                self.see_weight_version(version)
 
     def tag_numbers(self, tag: str, slots: Slots) -> Float64Array:
         """A tag of rows as numbers; NaN for a row without one. See tag_values."""
@@ -334,16 +334,9 @@ class RowTable:
                 self._tags[slot] = _NO_TAGS
         self.keep(self._tag_pool.size_bytes - before - int(self._columns["tag_bytes"][slots].sum()))
 
-    def _set_weight_version(self, slot: int, version: Any) -> None:
-        """Note which weights made a row. Ignores a version that is negative or does not fit into an int32."""
-        if version in WEIGHT_VERSIONS:
-            self._columns["weight_version"][slot] = version
-            self.see_weight_version(version)
-
     def see_weight_version(self, version: int) -> None:
         """Note that there are weights of this version."""
-        if version in WEIGHT_VERSIONS:
-            self.newest_weight_version = max(version, self.newest_weight_version or 0)
+        self.newest_weight_version = max(version, self.newest_weight_version or 0)
 
     @property
     def weight_version(self) -> int | None:

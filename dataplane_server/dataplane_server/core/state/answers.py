@@ -2,7 +2,8 @@
 
 A caller whose connection broke repeats its call with the same request_id. If the first attempt was applied, the answer
 is repeated and nothing else happens. Answers are kept for a time, up to a number, and up to their memory together. A
-caller retries within its own deadline, which is far shorter.
+caller retries within its own deadline, which is far shorter. With each answer goes the fingerprint of its call: another
+call under the same request_id is refused, so that its caller does not take the answer for its own.
 
 The answer to a put has a generation for every row. Rows that one put created have consecutive generations, so these are
 kept as ranges: 16,384 answers of 512 rows take 0.3 MB and not 67. The answer to a claim has the ids of its rows too; a
@@ -14,19 +15,22 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dataplane_server.core.calls.answers import Drawn, Grant, PartitionInfo, PutResult, Registered, Reserved
+from dataplane_server.core.calls.fingerprints import fingerprint
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import RepeatableCall
 from dataplane_server.core.calls.values import Int64Array
 from dataplane_server.core.rows.bookkeeping import GROUP_BYTES, id_bytes, text_bytes
 from dataplane_server.core.state.partition import definition_bytes
 
 MAX_REQUEST_ID_BYTES = 64
-_ANSWER_BYTES = 600
+_ANSWER_BYTES = 700
 _MANY_ROWS = 64
 _NONE: Int64Array = np.zeros(0, np.int64)
 
@@ -39,6 +43,7 @@ class Abandoned:
 @dataclass(frozen=True, slots=True)
 class _Answer:
     verb: str
+    fingerprint: bytes
     value: object
     at: float
     size_bytes: int
@@ -53,6 +58,7 @@ class _PackedPut:
     starts: Int64Array
     lengths: Int64Array
     abort_hint: str
+    outcomes: bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,8 +85,10 @@ class Answers:
     def __len__(self) -> int:
         return len(self._answers)
 
-    def recall(self, request_id: str, verb: str, now: float) -> object | None:
-        """The remembered answer, or None. Refusal if the id is malformed or belongs to a call of another verb."""
+    def recall(self, request_id: str, verb: str, now: float, call: RepeatableCall[Any] | None = None) -> object | None:
+        """The remembered answer, or None. Refusal if the id is malformed, or was used for a call of another verb, or
+        for another call than this one (None: for whichever).
+        """
         if not 1 <= len(request_id.encode()) <= MAX_REQUEST_ID_BYTES:
             message = f"request_id must have 1 to {MAX_REQUEST_ID_BYTES} bytes, got {len(request_id.encode())}"
             raise Refusal(Reason.INVALID_REQUEST, message)
@@ -88,18 +96,25 @@ class Answers:
         answer = self._answers.get(request_id)
         if answer is None:
             return None
-        if answer.verb != verb:
-            message = f"request_id {request_id!r} was used for {answer.verb} and cannot be used for {verb}"
-            raise Refusal(Reason.INVALID_REQUEST, message, request_id=request_id)
+        other = f" and cannot be used for {verb}" if answer.verb != verb else ""
+        if not other and call is not None and answer.fingerprint not in (b"", fingerprint(call)):
+            other = ", by a call that asked for something else"
+        if other:
+            message = f"request_id {request_id!r} was used for {answer.verb}{other}; each call needs an id of its own"
+            raise Refusal(Reason.REQUEST_ID_USED, message, request_id=request_id)
         return _unpack(answer.value)
 
-    def remember(self, request_id: str, verb: str, value: object, now: float) -> None:
-        """Keep an answer. It replaces, and is younger than, an earlier one to the same request."""
+    def remember(
+        self, request_id: str, verb: str, value: object, now: float, call: RepeatableCall[Any] | None = None
+    ) -> None:
+        """Keep the answer to a call (None: to whichever call comes). It replaces, and is younger than, an earlier one
+        to the same request.
+        """
         before = self._answers.pop(request_id, None)
         if before is not None:
             self.size_bytes -= before.size_bytes
-        packed = _pack(value)
-        answer = self._answers[request_id] = _Answer(verb, packed, now, _size_bytes(packed))
+        packed, known_by = _pack(value), b"" if call is None else fingerprint(call)
+        answer = self._answers[request_id] = _Answer(verb, known_by, packed, now, _size_bytes(packed))
         self.size_bytes += answer.size_bytes
         limits = self._limits
         while len(self._answers) > limits.remembered_requests or self.size_bytes > limits.bookkeeping_bytes // 8:
@@ -117,7 +132,8 @@ class Answers:
 def _size_bytes(packed: object) -> int:
     """Memory of an answer and its place, from above."""
     if isinstance(packed, _PackedPut):
-        return _ANSWER_BYTES + packed.starts.nbytes + packed.lengths.nbytes + text_bytes(packed.abort_hint)
+        arrays_bytes = packed.starts.nbytes + packed.lengths.nbytes + len(packed.outcomes)
+        return _ANSWER_BYTES + arrays_bytes + text_bytes(packed.abort_hint)
     if isinstance(packed, _PackedGrant):
         small = (packed.id_lengths, packed.sequence_lengths, packed.deliveries, packed.staleness)
         arrays = (*small, *packed.generations)
@@ -147,7 +163,8 @@ def _of_grant(grant: Grant) -> int:
 
 def _pack(value: object) -> object:
     if isinstance(value, PutResult):
-        return _PackedPut(value.created_rows, value.size_bytes, *_ranges(value.generations), value.abort_hint)
+        ranges = _ranges(value.generations)
+        return _PackedPut(value.created_rows, value.size_bytes, *ranges, value.abort_hint, value.outcomes)
     if isinstance(value, Grant) and len(value.sample_ids) >= _MANY_ROWS:
         rest = replace(value, sequence_lengths=_NONE, generations=_NONE, deliveries=_NONE, staleness=_NONE)
         return _PackedGrant(
@@ -165,7 +182,7 @@ def _pack(value: object) -> object:
 def _unpack(packed: object) -> object:
     if isinstance(packed, _PackedPut):
         generations = _from_ranges(packed.starts, packed.lengths)
-        return PutResult(packed.created_rows, packed.size_bytes, generations, packed.abort_hint)
+        return PutResult(packed.created_rows, packed.size_bytes, generations, packed.abort_hint, packed.outcomes)
     if isinstance(packed, _PackedGrant):
         ends = np.cumsum(packed.id_lengths, dtype=np.int64).tolist()
         return replace(

@@ -52,7 +52,9 @@ class OpenClaim:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ended:
-    """How a claim ended, with how many rows. sample_ids: only of claims that the server ended, for the history."""
+    """How a claim ended, with how many rows. sample_ids: only of claims that the server ended, for the history.
+    sessions: how many had been opened by then.
+    """
 
     how: How
     rows: int
@@ -60,6 +62,7 @@ class _Ended:
     partition_id: str
     task: str
     sample_ids: tuple[str, ...]
+    sessions: int
 
 
 class ClaimTable:
@@ -104,7 +107,8 @@ class ClaimTable:
             self.release(claim, session_id)
         del self._open[claim.claim_id]
         ids = () if how in _BY_CALLER else claim.sample_ids
-        self._ended[claim.claim_id] = _Ended(how, rows, claim.of_step, claim.partition.partition_id, claim.task, ids)
+        where = (claim.partition.partition_id, claim.task)
+        self._ended[claim.claim_id] = _Ended(how, rows, claim.of_step, *where, ids, self._state.sessions.opened)
         if len(self._ended) > self._state.limits.remembered_claims:
             forgotten, _ = self._ended.popitem(last=False)
             self._forgotten = max(self._forgotten, self._fence(forgotten))
@@ -176,6 +180,13 @@ class ClaimTable:
         """The number of rows of a shard's claim, if it is remembered as committed; else None."""
         ended = self._ended.get(claim_id)
         return ended.rows if ended is not None and ended.of_step and ended.how == "committed" else None
+
+    def committed_before(self, claim_id: str, session_id: str) -> bool:
+        """Whether a shard's claim is remembered as committed, and the session was opened after that."""
+        ended = self._ended.get(claim_id)
+        if ended is None or self.committed_shard(claim_id) is None or not session_id:
+            return False
+        return self._state.sessions.find(session_id).number > ended.sessions
 
     def holder(self, partition: Partition, task: str, slot: int) -> str:
         """The id of the claim that holds a row; empty if none does."""

@@ -61,6 +61,8 @@ def describe_task(partition: Partition, name: str, now: float) -> TaskInfo:
         stale_rows=task.stale_rows(),
         policy=task.policy,
         excluded_rows=task.excluded_rows(),
+        newest_step=task.newest_step,
+        next_step=task.next_step,
     )
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataplane_server.core.calls.answers import ReadColumn
+from dataplane_server.core.calls.answers import ROW_CONSUMED, ROW_CREATED, ROW_REPLACED, ReadColumn
 from dataplane_server.core.calls.columns import Column, Columns, Shape
 from dataplane_server.core.calls.flow import FlowPolicy
 from dataplane_server.core.calls.limits import Limits
@@ -286,6 +286,24 @@ class Partition:
         for task in self.tasks.values():
             task.produced(slots)
         return created
+
+    def note_replaced(self, slots: Slots, columns: Columns) -> bytes:
+        """Tell the tasks which of the rows (-1: new) get values in place of those that they have, before a put is
+        applied. Returns what the put does to each row (see `calls.answers`); empty if all are new.
+        """
+        existing = np.flatnonzero(slots >= 0)
+        if not len(existing):
+            return b""
+        found, outcomes = slots[existing], np.full(len(slots), ROW_CREATED, np.uint8)
+        names = {column.name for column in columns.each}
+        mask = mask_of([field for name, field in self.fields.items() if name in names])
+        replaced = found[self.rows["produced"][found] & mask > 0]
+        consumed = np.zeros(len(found), np.bool_)
+        for task in self.tasks.values():
+            consumed |= task.states[found] == CONSUMED
+            task.note_put_again(replaced)
+        outcomes[existing] = np.where(consumed, ROW_CONSUMED, ROW_REPLACED)
+        return outcomes.tobytes()
 
     def put_shared(self, group: Group, checked: Checked, columns: Columns, offsets: Int64Array) -> None:
         """Point all rows of a group, which were just checked, to the one value of each column, and those that join."""

@@ -30,9 +30,12 @@ _REMEMBERED_NAMES = 256
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One client. claims: ids of the claims that it holds, in order; `ClaimTable` maintains them."""
+    """One client. number: of all that were opened. claims: ids of the claims that it holds, in order; `ClaimTable`
+    maintains them.
+    """
 
     session_id: str
+    number: int
     client_name: str
     grace_s: float
     deadline: float
@@ -75,7 +78,8 @@ class Sessions:
         if len(self._sessions) >= limit:
             raise Refusal(Reason.LIMIT_REACHED, f"{limit} sessions are open already", max_sessions=limit)
         self.opened += 1
-        session = Session(issued_ids.session_id(self.incarnation, self.opened), client_name, grace_s, now + grace_s)
+        session_id = issued_ids.session_id(self.incarnation, self.opened)
+        session = Session(session_id, self.opened, client_name, grace_s, now + grace_s)
         self._sessions[session.session_id] = session
         heapq.heappush(self._due, (session.deadline, session.session_id))
         return SessionInfo(session.session_id, grace_s)

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dataplane_server.core.calls.causes import ExplainedWait, Finding, counted, seconds_text
+from dataplane_server.core.calls.names import UNKNOWN_VERSION
 from dataplane_server.core.calls.requests import ClaimCall, unit_of
 from dataplane_server.core.calls.values import BoolArray, Slots
-from dataplane_server.core.rows.row_table import UNKNOWN_VERSION
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.stats.evidence import NEW_ROWS, WRITES, Evidence, WaitingCall
 from dataplane_server.core.tasks.eligibility import all_stale
@@ -119,7 +119,7 @@ class _Diagnosis:
         yield from self._withheld()
 
     def _withheld(self) -> Iterator[_Kept]:
-        """Rows that the task gave back for a while, or gave up."""
+        """Rows that the task gave back for a while, gave up, or consumed before they were put again."""
         task, alive = self._task, self._rows["alive"]
         if delayed := task.counts()[DELAYED]:
             ends = task.next_return
@@ -132,6 +132,9 @@ class _Diagnosis:
             reason = task.deliveries.reason(int(task.dead_slots()[-1]))
             text = f"{dead} rows are dead letters; one of them failed for {reason!r}"
             yield _Kept(self._amount(alive & (task.states == DEAD)), Finding("dead_letters", text, {"rows": dead}))
+        if again := int(np.count_nonzero(task.put_again)):
+            text = f"{again} rows were put again after task {task.name!r} consumed them, and do not come to it again"
+            yield _Kept(self._amount(task.put_again), Finding("put_again", text, {"rows": again}))
 
     def _some(
         self, mask: BoolArray, cause: str, text: str, more: dict[str, float] | None = None, field_name: str = ""

@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane_server.core.calls.filters import ALL_ROWS, Filter, lacking
+from dataplane_server.core.calls.names import UNKNOWN_VERSION
 from dataplane_server.core.calls.policies import TaskPolicy
 from dataplane_server.core.calls.values import BoolArray, Slots
 from dataplane_server.core.rows.matching import fitting
-from dataplane_server.core.rows.row_table import UNKNOWN_VERSION, RowTable
+from dataplane_server.core.rows.row_table import RowTable
 
 
 class Bounds(NamedTuple):

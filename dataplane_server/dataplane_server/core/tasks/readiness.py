@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane_server.core.calls.filters import ALL_ROWS, Filter, asks_staleness
+from dataplane_server.core.calls.names import UNKNOWN_VERSION
 from dataplane_server.core.calls.policies import ClaimOrder
 from dataplane_server.core.calls.values import BoolArray, Slots
 from dataplane_server.core.rows.matching import fitting
-from dataplane_server.core.rows.row_table import UNKNOWN_VERSION, RowTable
+from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.tasks.eligibility import Bounds, outdated
 from dataplane_server.core.tasks.queues import Keys
 from dataplane_server.core.tasks.task_states import UNTAKEN

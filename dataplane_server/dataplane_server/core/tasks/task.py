@@ -21,12 +21,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from dataplane_server.core.calls.filters import asks_staleness, filter_bytes
+from dataplane_server.core.calls.names import UNKNOWN_VERSION
 from dataplane_server.core.calls.policies import TaskPolicy
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import BatchUnit, BoolArray, Slots
 from dataplane_server.core.rows.bookkeeping import DELAY_BYTES
 from dataplane_server.core.rows.group_table import GroupTable
-from dataplane_server.core.rows.row_table import UNKNOWN_VERSION, RowTable
+from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.tasks.deliveries import Deliveries, How
 from dataplane_server.core.tasks.eligibility import Bounds, all_stale, bounds_of, excluded, rejected, stale
 from dataplane_server.core.tasks.group_view import GROUPED_BYTES, GroupView
@@ -75,10 +76,13 @@ class Task:
         self._rows = rows
         self._groups = groups
         self._changed = changed
+        self.uncommitted: dict[int, int] = {}  # shards that are not committed, by step that is remembered
         self._column = f"state:{name}"
+        self._again = f"again:{name}"
         self._views: OrderedDict[Kind, AnyView] = OrderedDict()
         self._held_until: dict[int, float] = {}  # slot -> end of the delay
         rows.add_column(self._column, np.uint8)
+        rows.add_column(self._again, np.bool_)
         self._counts = np.zeros(len(STATE_NAMES), np.int64)
         self._counts[UNTAKEN] = len(rows)
 
@@ -144,6 +148,16 @@ class Task:
         for view in self._views.values():
             view.update(slots)
         self.suspect(slots)
+
+    def note_put_again(self, slots: Slots) -> None:
+        """Rows get values in place of those that they have; the task does not get those again that it has consumed."""
+        self._rows[self._again][slots] |= self.states[slots] == CONSUMED
+
+    @property
+    def put_again(self) -> BoolArray:
+        """The rows that were put again after the task consumed them."""
+        again: BoolArray = self._rows[self._again] & self._rows["alive"]
+        return again
 
     # -- policy --------------------------------------------------------------------------------------------------------
 
@@ -354,6 +368,7 @@ class Task:
         self.deliveries.end(int(np.count_nonzero(self.states[slots] == CLAIMED)), "reset")
         self.deliveries.forget(slots)
         self._release_hold(slots)
+        self._rows[self._again][slots] = False
         self._return(slots)
 
     def state_of(self, slot: int) -> str:
@@ -388,6 +403,7 @@ class Task:
         self._rows.keep(-DELAY_BYTES * len(self._held_until))
         self._held_until.clear()
         self.states[:] = UNTAKEN
+        self._rows[self._again][:] = False
         self._counts[:] = 0
         self._counts[UNTAKEN] = len(self._rows)
         self._changed[self] = None
@@ -402,6 +418,20 @@ class Task:
         self.deliveries.close()
         self._rows.keep(-DELAY_BYTES * len(self._held_until) - filter_bytes(self.policy.where))
         self._rows.drop_column(self._column)
+        self._rows.drop_column(self._again)
+
+    # -- steps of data-parallel ranks ----------------------------------------------------------------------------------
+
+    @property
+    def newest_step(self) -> int | None:
+        """The greatest step that is remembered; None if there is none."""
+        return max(self.uncommitted, default=None)
+
+    @property
+    def next_step(self) -> int:
+        """The first step that is remembered and of which a shard is not committed; else the one after the newest."""
+        begun = min([step for step, shards in self.uncommitted.items() if shards > 0], default=None)
+        return 1 + max(self.uncommitted, default=-1) if begun is None else begun
 
     # -- who waits for whom --------------------------------------------------------------------------------------------
 

@@ -140,6 +140,8 @@ class Claims:
             self._state.changes.consumed.append((claim.partition, left))
         task.counters.commits += 1
         task.counters.commit_bytes += size_bytes
+        if claim.of_step and claim.shard is not None:
+            task.uncommitted[claim.shard[0]] -= 1
         self._table.report("committed", claim, left)
         self._table.end(claim, "committed", len(left))
         return len(left)

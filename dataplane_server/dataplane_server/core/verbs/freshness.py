@@ -16,12 +16,12 @@ import numpy as np
 from dataplane_server.core.calls.answers import PartitionInfo, Retired
 from dataplane_server.core.calls.filters import filter_bytes
 from dataplane_server.core.calls.flow import check_flow
+from dataplane_server.core.calls.names import UNKNOWN_VERSION, check_weight_version
 from dataplane_server.core.calls.policies import check_policy
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import SetPolicies, SetWeightVersion
 from dataplane_server.core.calls.values import Slots
 from dataplane_server.core.rows.group_table import Group, with_groups
-from dataplane_server.core.rows.row_table import UNKNOWN_VERSION, WEIGHT_VERSIONS
 from dataplane_server.core.state.descriptions import describe_partition
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import Fact, State
@@ -41,9 +41,14 @@ class Freshness:
     def set_weight_version(self, call: SetWeightVersion) -> Retired:
         partition = self._state.partition(call.partition_id)
         for name, version in (("version", call.version), ("retire_below", call.retire_below)):
-            if version is not None and version not in WEIGHT_VERSIONS:
-                message = f"{name} must be 0 to {WEIGHT_VERSIONS.stop - 1}, got {version}"
-                raise Refusal(Reason.INVALID_REQUEST, message, partition_id=call.partition_id)
+            if version is not None:
+                check_weight_version(name, version, partition_id=call.partition_id)
+        if call.retire_below is not None and call.retire_below > call.version:
+            message = (
+                f"partition {call.partition_id!r}: retire_below {call.retire_below} is above version {call.version}: "
+                "rows of the present weights would be removed; it must be at most the version"
+            )
+            raise Refusal(Reason.INVALID_REQUEST, message, partition_id=call.partition_id)
         partition.set_weight_version(call.version)
         return Retired(0, 0) if call.retire_below is None else self._retire(partition, call.retire_below)
 

@@ -12,7 +12,7 @@ from itertools import repeat
 import numpy as np
 
 from dataplane_server.core.calls.answers import GroupAborted, GroupFinished, Reserved, Waiting
-from dataplane_server.core.calls.names import check_name, check_reason, check_sample_ids
+from dataplane_server.core.calls.names import check_name, check_reason, check_sample_ids, check_weight_version
 from dataplane_server.core.calls.refusal import Reason, Refusal, group_fenced
 from dataplane_server.core.calls.requests import AbortGroup, FinishGroup, ReserveGroup
 from dataplane_server.core.calls.values import Slots, Tags
@@ -58,6 +58,7 @@ class Groups:
     def finish(self, call: FinishGroup) -> GroupFinished:
         """Refusal GROUP_INCOMPLETE for a group without rows, or names the first row that has no value yet."""
         partition, group = self._find(call.reservation_id)
+        _check_version(partition, group.group_id, call.weight_version)
         _check_complete(partition, group)
         if call.weight_version is not None:
             slots = partition.groups.members(group.number)
@@ -109,6 +110,7 @@ class Groups:
         partition, limits = self._state.partition(call.partition_id), self._state.limits
         who = self._state.sessions.find(call.session_id).client_name if call.session_id else ""
         check_name("group id", call.group_id, limits)
+        _check_version(partition, call.group_id, call.weight_version)
         if len(call.sample_ids) > limits.max_group_rows:
             message = f"group {call.group_id!r} has {len(call.sample_ids)} rows; at most {limits.max_group_rows} may be"
             raise Refusal(Reason.INVALID_REQUEST, message, group_id=call.group_id)
@@ -153,6 +155,12 @@ class Groups:
 
     def _report(self, what: str, partition: Partition, slots: Slots, who: str, reason: str = "") -> None:
         self._state.report(Fact(what, partition.partition_id, partition.rows.ids(slots), who, reason=reason))
+
+
+def _check_version(partition: Partition, group_id: str, version: int | None) -> None:
+    if version is not None:
+        what = f"partition {partition.partition_id!r}, group {group_id!r}: weight_version"
+        check_weight_version(what, version, partition_id=partition.partition_id, group_id=group_id)
 
 
 def _check_complete(partition: Partition, group: Group) -> None:

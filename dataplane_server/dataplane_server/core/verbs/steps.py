@@ -11,7 +11,9 @@ any step of the task with as many ranks; see `verbs.exchanges`.
 
 A step is forgotten after `remembered_steps` later ones of its task have begun, or by a reset; rows still held for it
 then return to the queue. Until then calls for it are answered even if its shards were committed: a slow rank of a fast
-leader must see the rows of this step, not those of another.
+leader must see the rows of this step, not those of another. A slow rank has had a session since before the commit. The
+session of a trainer that starts again is younger, and is refused a shard that was committed, unless it asks for it
+`again`: by mistake it would train on the rows twice.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -115,6 +117,7 @@ class Steps:
             shards.append(_Shard(mine, rows.epochs(mine)))
         step = steps[call.step] = _Step(call, shards, nodes)
         rows.keep(step.kept_bytes)
+        partition.task(call.task).uncommitted[call.step] = len(shards)
         self._forget_old(partition, _key(call))
 
     def grant(self, partition: Partition, call: ClaimShard, now: float) -> Grant:
@@ -140,7 +143,8 @@ class Steps:
             return None
         claim = self._table.get(shard.grant.claim_id)
         if claim is None:
-            return shard.grant if self._table.committed_shard(shard.grant.claim_id) is not None else None
+            committed = self._table.committed_shard(shard.grant.claim_id) is not None
+            return replace(shard.grant, committed=True) if committed else None
         if session_id:
             self._table.hold(claim, session_id)
         return shard.grant
@@ -187,7 +191,22 @@ class Steps:
             raise Refusal(Reason.INVALID_REQUEST, message, **where)
         if step is None:
             self._state.bookkeeping.check(_kept_bytes(call.dp_world, call.min_size), urgent=True)
+        elif not call.again:
+            self._check_not_committed(partition, call, step.shards[call.dp_rank])
         return partition
+
+    def _check_not_committed(self, partition: Partition, call: ClaimShard, shard: _Shard) -> None:
+        """Refusal SHARD_COMMITTED to a session that was opened after the commit: a new process, and no slow rank."""
+        if shard.grant is None or not self._table.committed_before(shard.grant.claim_id, call.session_id):
+            return
+        next_step = partition.task(call.task).next_step
+        message = (
+            f"partition {call.partition_id!r}, task {call.task!r}: step {call.step}, dp_rank {call.dp_rank} of "
+            f"{call.dp_world}, was committed before this session was opened; claim step {next_step} (next_step), or "
+            "the same rows once more (again=True)"
+        )
+        more = {"step": call.step, "dp_rank": call.dp_rank, "next_step": next_step}
+        raise Refusal(Reason.SHARD_COMMITTED, message, partition_id=call.partition_id, task=call.task, **more)
 
     # -- steps that end ------------------------------------------------------------------------------------------------
 
@@ -222,6 +241,9 @@ class Steps:
 
     def _drop(self, partition: Partition, step: _Step) -> None:
         partition.rows.keep(-step.kept_bytes)
+        task = partition.tasks.get(step.wanted.task)
+        if task is not None:
+            task.uncommitted.pop(step.wanted.step, None)
         steps = self._steps[_key(step.wanted)]
         del steps[step.wanted.step]
         if not steps:

@@ -21,6 +21,7 @@ import numpy as np
 from dataplane_server.core.calls.answers import Admitted, CommitResult, PutResult, Reservation, Waiting
 from dataplane_server.core.calls.columns import Columns, ColumnSpec, make_columns
 from dataplane_server.core.calls.filters import check_filter
+from dataplane_server.core.calls.fingerprints import check_digest
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.names import (
     check_caller,
@@ -182,19 +183,21 @@ class Writes:
             self._flow.check_still(partition, ticket, checked.new_rows)
         offsets = self._admission.redeem(ticket)
         group = partition.groups.of_reservation(put.reservation_id) if put.reservation_id else None
-        created = 0
+        created, outcomes = 0, b""
         if put.shared and group is not None:
             partition.put_shared(group, checked, columns, offsets)
         else:
             if checked.new_rows:
                 self._state.generations.record(now)
+            if not put.claim_id and group is None:
+                outcomes = partition.note_replaced(checked.slots, columns)
             more = (put.tags, put.sequence_lengths, group, once)
             created = partition.put(put.sample_ids, checked, columns, offsets, *more)
         partition.count_put(len(put.sample_ids), columns.sent_bytes)
         self._report(put, partition, partition.rows.ids(checked.slots) if put.shared else put.sample_ids)
         generations = partition.rows.generations(checked.slots[: len(put.sample_ids)])
         hint = "" if group is None else self._freshness.abort_hint(partition, group)
-        return PutResult(created, columns.sent_bytes, generations, hint)
+        return PutResult(created, columns.sent_bytes, generations, hint, outcomes)
 
     def _finish_commit(self, ticket: int, commit: CommitClaim, columns: Columns) -> CommitResult:
         partition, sample_ids, checked = self._check_commit(commit, columns)
@@ -220,6 +223,8 @@ class Writes:
             return partition.check_shared(group, columns, limits)
         slots = partition.rows.find_existing(put.sample_ids)
         self._check_access(put, partition, slots)
+        if put.create_only:
+            _check_new(put, slots)
         if put.only_if:
             _check_condition(put, partition, slots, now)
         if revisions is not None:
@@ -348,6 +353,16 @@ class Writes:
         return sum(under_way.kept_bytes for under_way in self._under_way.values())
 
 
+def _check_new(put: PutSamples, slots: Slots) -> None:
+    """Refusal SAMPLE_EXISTS names the first row that exists."""
+    resident = np.flatnonzero(slots >= 0)
+    if resident.size:
+        first = put.sample_ids[int(resident[0])]
+        more = f" (and {resident.size - 1} more of the call)" if resident.size > 1 else ""
+        message = f"partition {put.partition_id!r}: sample {first!r}{more} exists (create_only); nothing was put"
+        raise Refusal(Reason.SAMPLE_EXISTS, message, partition_id=put.partition_id, sample_id=first)
+
+
 def _check_condition(put: PutSamples, partition: Partition, slots: Slots, now: float) -> None:
     """Refusal CONDITION_FAILED names the first row that does not exist, or does not fit only_if."""
     fits = slots >= 0
@@ -364,12 +379,16 @@ def _check_condition(put: PutSamples, partition: Partition, slots: Slots, now: f
 def _check_form(put: PutSamples, limits: Limits) -> int:
     """Refuse what is malformed in any state of the server. Returns the memory of tags and filter."""
     check_caller(put.caller, limits)
+    check_digest(put.digest)
     filter_bytes = check_filter(put.only_if, with_age=True)
     certain = put.claim_id or put.shared or put.generations is not None
     if put.add_to_group and (certain or not put.reservation_id):
         message = "a put that adds to a group names its reservation, and neither a claim nor generations"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
     _check_once(put)
+    if put.create_only and (certain or put.reservation_id or put.only_if):
+        message = "a put with create_only names neither a claim nor a reservation nor generations nor only_if"
+        raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
     if put.append and (put.shared or not put.columns):
         message = "an append names at least one column and is not shared"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)

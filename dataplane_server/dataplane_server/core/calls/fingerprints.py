@@ -1,0 +1,59 @@
+"""Fingerprints of calls, which tell a call that is repeated from another one under the same request_id.
+
+A fingerprint depends on what a call asks for: not on how it arrives, by whom or in which session, since a caller may
+repeat it over another transport, or after its session has expired. Values of a put are no part of the call; its columns
+are, with their names, element types, shapes and lengths. A caller that wants more compared, or something else, sends a
+digest with the call, which then stands for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import cache
+from operator import attrgetter
+from typing import Any
+
+import msgpack
+import numpy as np
+from xxhash import xxh3_128_digest
+
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.requests import RepeatableCall, ReserveGroup
+
+MAX_DIGEST_BYTES = 64
+_NOT_COMPARED = {"request_id", "session_id", "caller", "node", "digest"}
+_OF_CLASS = {ReserveGroup: {"sample_ids"}}
+"""A caller that gives a reservation up repeats it without its rows, to learn its name."""
+
+
+def fingerprint(call: RepeatableCall[Any]) -> bytes:
+    """Bytes that are the same for repeated calls, in every process."""
+    return getattr(call, "digest", b"") or xxh3_128_digest(msgpack.packb(_compared(type(call))(call), default=_plain))
+
+
+def check_digest(digest: bytes) -> None:
+    """What a caller sends as a digest."""
+    if len(digest) > MAX_DIGEST_BYTES:
+        message = f"request_digest must have at most {MAX_DIGEST_BYTES} bytes, got {len(digest)}"
+        raise Refusal(Reason.INVALID_REQUEST, message)
+
+
+@cache
+def _compared(kind: type) -> Callable[[Any], list[Any]]:
+    """What to compare of calls, and all of other records, of a class."""
+    left_out = _NOT_COMPARED | _OF_CLASS.get(kind, set()) if issubclass(kind, RepeatableCall) else set()
+    names = [field.name for field in dataclasses.fields(kind) if field.name not in left_out]
+    get = attrgetter(*names, "__class__")  # the class, so that there are two and the result is a tuple
+    return lambda record: list(get(record)[:-1])
+
+
+def _plain(value: Any) -> Any:
+    """What MessagePack does not know, as something that it does."""
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if dataclasses.is_dataclass(value):
+        return _compared(type(value))(value)
+    return str(value) if isinstance(value, int) else list(value)
