@@ -39,8 +39,8 @@ async def write_rows(
 
     A column of nothing but empty lists costs one more call before, which asks what its field holds. A write that the
     server refuses for padding costs two more calls: it asks which fields are per-token, and sends the columns again. A
-    refused write has changed nothing, and its request_id may be used again. A repeated commit with padding is refused as
-    another call than the one that was answered, which had none; without the padding it gets the answer.
+    refused write has changed nothing, and its request_id may be used again. A repeated commit with padding is refused
+    as another call than the one that was answered, which had none; without the padding it gets the answer.
     """
     where = f"partition {partition_id!r}"
     if any(column.of_empty_lists for column in columns):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from hashlib import blake2b
 from typing import Any, ClassVar
 
@@ -124,7 +124,7 @@ class CheckedPlane:
         outcome = self._real(request)
         self.model.was_refused = isinstance(outcome, Refusal)
         try:
-            before = self.model.recall(request.request_id, verb)
+            before = self.model.recall(request.request_id, verb, asked_by(request))
             if before is not None:
                 assert before.told == (text_of(outcome) if not isinstance(outcome, Refusal) else outcome.reason.name)
                 self._check_effects()
@@ -213,13 +213,15 @@ class CheckedPlane:
 
     def _remember(self, request: RepeatableCall[Any], outcome: object, handed: Handed | None = None) -> None:
         verb = verb_of(request)
-        self.model.answers[request.request_id] = Answer(verb, text_of(outcome), self.now, handed)
+        self.model.answers[request.request_id] = Answer(verb, text_of(outcome), self.now, handed, asked_by(request))
 
     def _bind_claim(self, wish: Wish, handed: Handed, grant: Grant) -> None:
         """What a caller is told of its rows is as the model says; a claim has an id of its own."""
         claim = handed.claim
         generations = np.array([row.generation for row in claim.rows], np.int64)
-        assert repr(grant) == repr(replace(handed.grant, claim_id=grant.claim_id, generations=generations))
+        told = replace(handed.grant, claim_id=grant.claim_id, generations=generations)
+        told = replace(told, committed=claim.shard is not None and claim.ended == "committed")
+        assert repr(grant) == repr(told)
         assert bool(grant.claim_id) != handed.consumed
         if not claim.told:
             assert grant.claim_id not in [other.claim_id for other in self.model.claims if other.told]
@@ -538,6 +540,15 @@ def text_of(answer: object) -> str:
 
 def task_of(wish: Wish) -> tuple[str, str]:
     return wish.partition_id, wish.task
+
+
+def asked_by(call: RepeatableCall[Any]) -> str:
+    """The same for a call and its repetition."""
+    may_differ = {"request_id", "session_id", "caller", "node"}
+    if isinstance(call, ReserveGroup):
+        may_differ.add("sample_ids")
+    names = [field.name for field in fields(call) if field.name not in may_differ]  # type: ignore[arg-type]
+    return text_of({name: getattr(call, name) for name in names})
 
 
 def verb_of(call: RepeatableCall[Any]) -> str:

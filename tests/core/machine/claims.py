@@ -289,7 +289,7 @@ class Claims(Facts):
         return rows
 
     def end(self, claim: Claim, how: str) -> None:
-        claim.ended = how
+        claim.ended, claim.seen = how, list(self.sessions)
         for session in claim.holders:
             session.claims.remove(claim)
         claim.holders = []

@@ -131,6 +131,7 @@ class Clients:
             self.let_go: 1,
             self.send_late: 3,
             self.send_again: 5,
+            self.send_another: 2,
         }
         self._actions = [action for action, weight in weights.items() for _ in range(weight)]
 
@@ -202,6 +203,12 @@ class Clients:
     def send_again(self) -> None:
         if call := self.recent(self.world.sent, 20):
             self._send(call)
+
+    def send_another(self) -> None:
+        """Send a call of a sort that was answered, under the request_id of that one."""
+        first, call = self.recent(self.world.sent, 20), self.recent(self.world.sent, 60)
+        if first and call and type(first) is type(call) and first.request_id in self.world.model.answers:
+            self._send(replace(call, request_id=first.request_id))  # type: ignore[type-var]  # all are dataclasses
 
     def _send(self, call: RepeatableCall[Any]) -> None:
         if self._is_certain(call):
@@ -373,7 +380,8 @@ class Clients:
         tags: list[Tags] | None = [self._tags() for _ in ids] if self.chance(3) else None
         of_columns = next((spec.lengths for spec in columns if spec.lengths is not None), None)
         given = self.dice.choice([None, None, of_columns, np.full(len(ids), -1), np.full(len(ids), 3)])
-        self.go_with_bytes(PutSamples("", self.partition_id(), ids, columns, tags, given))
+        put = PutSamples("", self.partition_id(), ids, columns, tags, given, create_only=self.chance(4))
+        self.go_with_bytes(put)
 
     def put_once(self) -> None:
         ids, names = self.sample_ids(), self.dice.choice(["o", "o", "co", "c", "bo", "ow"])
@@ -383,7 +391,7 @@ class Clients:
     def _tags(self) -> Tags:
         keys = self.dice.sample("wxyz", self.dice.randrange(3))
         tags: Tags = {key: self.dice.choice([None, True, 3, 0.5, "v"]) for key in keys}
-        return tags | {"weight_version": self.dice.choice([0, 1, 2, 3, 4, -1, 0.5])} if self.chance(2) else tags
+        return tags | {"weight_version": self.dice.choice([0, 1, 2, 3, 4] * 4 + [-1, 0.5])} if self.chance(2) else tags
 
     def _filter(self) -> Filter:
         tags, facts = ["w", "x", "weight_version"], ["staleness", "sequence_length"]
@@ -546,7 +554,7 @@ class Clients:
         balances: list[Balance] = ["rows", "groups"] if step == 0 else ["tokens"] if step % 2 else ["rows"]
         units: list[BatchUnit | None] = ["rows", "groups"] if self.chance(20) else ["rows"] if step else [None]
         balance, unit = self.dice.choice(balances), self.dice.choice(units)
-        self.go(ClaimShard("", *at, balance, tokens, whole, self.session_id(), unit))
+        self.go(ClaimShard("", *at, balance, tokens, whole, self.session_id(), unit, again=self.chance(3)))
 
     def stop_waiting(self) -> None:
         if callers := self.world.model.callers():

@@ -80,12 +80,13 @@ class Facts:
     def open_claims(self) -> list[Claim]:
         return [claim for claim in self.claims if not claim.ended]
 
-    def recall(self, request_id: str, verb: str) -> Answer | None:
-        """What this request was answered, as far as that is remembered."""
+    def recall(self, request_id: str, verb: str, asked: str = "") -> Answer | None:
+        """What this request was answered, as far as that is remembered. asked: what it asks for; empty for anything."""
         answer = self.answers.get(request_id)
         if answer is None or self.now - answer.at > self.limits.remember_s:
             return None
-        refuse_if((answer.verb != verb, Reason.INVALID_REQUEST))
+        another = bool(asked and answer.asked) and answer.asked != asked
+        refuse_if((answer.verb != verb or another, Reason.REQUEST_ID_USED))
         return answer
 
     def callers(self) -> list[tuple[int, Wish]]:

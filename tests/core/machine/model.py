@@ -153,7 +153,8 @@ class Model(Entrances):
     def set_weight_version(self, call: SetWeightVersion) -> Retired:
         partition, before = self.partition(call.partition_id), call.retire_below
         versions = [call.version, *([] if before is None else [before])]
-        refuse_if((any(version not in VERSIONS for version in versions), Reason.INVALID_REQUEST))
+        wrong = any(version not in VERSIONS for version in versions) or (before or 0) > call.version
+        refuse_if((wrong, Reason.INVALID_REQUEST))
         partition.trainer_version = call.version
         if before is None:
             self.serve(partition)

@@ -509,7 +509,17 @@ class PartitionModel:
         fresh = [row for row in rows if not self.is_stale(task, row)]
         rejected = sum(self.is_rejected(task, row) for row in fresh)
         more = {"stale_rows": len(rows) - len(fresh), "policy": self.policies[task], "excluded_rows": rejected}
+        more |= self._steps_info(task)
         return TaskInfo(task, *of_rows, ledger.delivered, ended, **more)  # type: ignore[arg-type]
+
+    def _steps_info(self, task: str) -> dict[str, object]:
+        """The greatest step, and that with which a trainer goes on."""
+        steps = sorted(self.steps[task], key=lambda step: step.wish.step)
+        if not steps:
+            return {}
+        newest = steps[-1].wish.step
+        left = [step.wish.step for step in steps if not all(shard.is_committed for shard in step.shards)]
+        return {"newest_step": newest, "next_step": left[0] if left else newest + 1}
 
     @property
     def is_consumed(self) -> bool:

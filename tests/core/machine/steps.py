@@ -34,6 +34,7 @@ class Steps:
         refuse_if((asked is not None and alike(asked) != alike(wish), Reason.INVALID_REQUEST))
         step = self._taken(partition, wish)
         if step is not None:
+            self._check_not_committed(step, wish)
             return self.hand(partition, step, wish)
         if self.waiting(wish) is not None or not model.may_take(partition, wish):
             model.check_may_wait(partition, wish)
@@ -47,6 +48,11 @@ class Steps:
         sizes = wish.dp_world <= wish.min_size <= wish.batch_size
         groups = wish.whole_groups or "groups" not in (wish.balance, wish.unit)
         refuse_if((not ranks or not sizes or not groups, Reason.INVALID_REQUEST))
+
+    def _check_not_committed(self, step: Step, wish: ClaimShard) -> None:
+        handed, session = step.shards[wish.dp_rank].handed, self._model.session(wish.session_id)
+        if handed is not None and handed.claim.ended == "committed" and session is not None and not wish.again:
+            refuse_if((session not in handed.claim.seen, Reason.SHARD_COMMITTED))
 
     def _taken(self, partition: PartitionModel, wish: ClaimShard) -> Step | None:
         return next((step for step in partition.steps[wish.task] if step.wish.step == wish.step), None)

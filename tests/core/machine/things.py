@@ -118,7 +118,7 @@ class Group:
 @dataclass(eq=False)
 class Claim:
     """Rows of one delivery. told: whether somebody knows of it. ended: how, empty while it is open. shard: while its
-    rows belong to a step.
+    rows belong to a step. seen: the sessions that were open when it was committed.
     """
 
     partition_id: str
@@ -130,6 +130,7 @@ class Claim:
     ended: str = ""
     shard: Shard | None = None
     consumed_rows: int = 0
+    seen: list[Session] = field(default_factory=list)
 
     def left(self) -> list[Row]:
         return [row for row in self.rows if row.resident]
@@ -151,6 +152,10 @@ class Shard:
 
     rows: list[Row]
     handed: Handed | None = None
+
+    @property
+    def is_committed(self) -> bool:
+        return self.handed is not None and self.handed.claim.ended == "committed"
 
 
 @dataclass(eq=False)
@@ -183,12 +188,15 @@ class Wait:
 
 @dataclass(eq=False)
 class Answer:
-    """What was told to the caller of a request. told: as text. handed: the rows, of a claim that was granted."""
+    """What was told to the caller of a request. told: as text. handed: the rows, of a claim that was granted. asked:
+    what the request asked for, as text; empty for anything.
+    """
 
     verb: str
     told: str
     at: float
     handed: Handed | None = None
+    asked: str = ""
 
 
 @dataclass(eq=False)

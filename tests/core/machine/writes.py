@@ -33,6 +33,10 @@ class Writes(Claims):
 
     def begin_put(self, put: PutSamples) -> Write:
         self._supersede_write(put.request_id)
+        versions = [tags.get("weight_version") for tags in put.tags or ()]
+        refuse_if(
+            (any((one is not None and type(one) is not int) or one == -1 for one in versions), Reason.INVALID_REQUEST)
+        )
         partition = self._check_put(put)
         write = self._new_write(put, partition, 1 if put.shared else len(put.sample_ids))
         new_rows = 0 if put.reservation_id else [*map(partition.find, put.sample_ids)].count(None)
@@ -196,6 +200,8 @@ class Writes(Claims):
             reasons |= self._why_not_write_back(named, put)
         if partition.closed and None in named and not put.reservation_id:
             reasons.add(Reason.PARTITION_CLOSED)
+        if put.create_only and any(row is not None for row in named):
+            reasons.add(Reason.SAMPLE_EXISTS)
         if put.only_if and not all(row is not None and partition.fits(row, put.only_if) for row in named):
             reasons.add(Reason.CONDITION_FAILED)
         reasons |= partition.why_not_write(put, named, self.limits)
