@@ -17,7 +17,9 @@ from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import (
     ClaimTimeoutError,
     DataPlaneError,
+    InvalidArgumentError,
     NotFoundError,
+    PreconditionError,
 )
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
@@ -37,6 +39,29 @@ class _Touch:
 
     def __reduce__(self) -> tuple[object, ...]:
         return Path.touch, (self._path,)
+
+
+def test_a_put_tells_what_became_of_each_row_and_may_create_only(flow: DataPlaneClient) -> None:
+    ids, values = ["s0", "s1"], {"a": torch.arange(2)}
+    assert flow.put_samples(ids, "p", values, create_only=True).outcomes == ["created", "created"]
+    assert flow.put_samples(["s0"], "p", {"a": torch.ones(1, dtype=torch.int64)}).outcomes == ["replaced"]
+    with pytest.raises(PreconditionError, match="sample 's0' \\(and 1 more of the call\\) exists") as caught:
+        flow.put_samples(ids, "p", values, create_only=True)
+    assert (caught.value.reason, caught.value.details["sample_id"]) == ("SAMPLE_EXISTS", "s0")
+    flow.claim("p", "train", ["a"], 1).commit()
+    assert flow.put_samples(["s2", *ids], "p", {"a": torch.arange(3)}).outcomes == ["created", "consumed", "replaced"]
+    with pytest.raises(ClaimTimeoutError, match="1 rows were put again after task 'train' consumed them"):
+        flow.claim("p", "train", ["a"], 3, timeout_s=0.0)
+
+
+def test_a_version_that_is_none_is_refused_wherever_it_is_named(flow: DataPlaneClient) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"sample 's': the tag weight_version must be an int .*got '7'"):
+        flow.put_samples(["s"], "p", tags=[{"weight_version": "7"}])
+    with pytest.raises(InvalidArgumentError, match="weight_version must be 0 to"):
+        flow.reserve_group("p", "g", weight_version=-1)
+    with pytest.raises(InvalidArgumentError, match="retire_below 99 is above version 3"):
+        flow.set_weight_version("p", 3, retire_below=99)
+    assert flow.partition("p").rows == 0
 
 
 def test_a_crafted_message_runs_no_code_in_server_or_reader(flow: DataPlaneClient, tmp_path: Path) -> None:

@@ -200,16 +200,22 @@ class Writes(Claims):
             reasons |= self._why_not_write_back(named, put)
         if partition.closed and None in named and not put.reservation_id:
             reasons.add(Reason.PARTITION_CLOSED)
-        if put.create_only and any(row is not None for row in named):
-            reasons.add(Reason.SAMPLE_EXISTS)
-        if put.only_if and not all(row is not None and partition.fits(row, put.only_if) for row in named):
-            reasons.add(Reason.CONDITION_FAILED)
+        reasons |= self._why_not_on_condition(partition, named, put)
         reasons |= partition.why_not_write(put, named, self.limits)
         if self.rows + named.count(None) > self.limits.max_rows:
             reasons.add(Reason.LIMIT_REACHED)
         if reasons:
             raise No(*reasons)
         return partition
+
+    def _why_not_on_condition(
+        self, partition: PartitionModel, named: Sequence[Row | None], put: PutSamples
+    ) -> set[Reason]:
+        if put.create_only and any(row is not None for row in named):
+            return {Reason.SAMPLE_EXISTS}
+        if put.only_if and not all(row is not None and partition.fits(row, put.only_if) for row in named):
+            return {Reason.CONDITION_FAILED}
+        return set()
 
     def _why_not_generations(self, named: Sequence[Row | None], put: PutSamples) -> set[Reason]:
         if put.generations is None:
