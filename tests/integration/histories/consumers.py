@@ -215,6 +215,7 @@ class ShardConsumer(Consumer):
             balance="tokens" if step % 2 else "rows",
             max_tokens=400 if step % 5 == 0 else None,
             whole_groups=whole,
+            again=True,  # the one before may have been killed between its commit and its note of it
             timeout_s=timeout_s if self._careless else 0.02,
         )
 
