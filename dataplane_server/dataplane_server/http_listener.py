@@ -2,18 +2,25 @@
 
 A connection serves one request and lives for a bounded time; few are open at the same time, others wait in the system's
 queue. So clients that send half a request, or do not read what they asked for, hold little and not for long.
+
+In front of every route it is asked who has opened the connection, once, before anything is read, and whether the
+request calls this server by a name of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dataplane_server.accepting import accepting
+from dataplane_server.access.gate import Gate
+from dataplane_server.access.hosts import OwnHosts
+from dataplane_server.access.http import STRANGER
+from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.observe.log import get_log
 
 if TYPE_CHECKING:
@@ -22,6 +29,8 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from dataplane_server.access.tls import Tls
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 R = TypeVar("R", bound="web.StreamResponse")
 
@@ -35,11 +44,13 @@ class HttpListener:
     same time. max_s: how long each may last, in seconds. tls: None for plain HTTP.
     """
 
-    def __init__(self, name: str, most: int, max_s: float, tls: Tls | None = None) -> None:
+    def __init__(self, name: str, most: int, max_s: float, gate: Gate, tls: Tls | None = None) -> None:
         self._name = name
         self._most = most
         self._max_s = max_s
+        self._gate = gate
         self._tls = tls
+        self._strangers: dict[asyncio.BaseProtocol, str | None] = {}  # of each connection, see `Gate.stranger`
         self._handshakes: set[asyncio.Task[None]] = set()
         self._runner: web.AppRunner | None = None
         self._accepting: list[asyncio.Task[None]] = []
@@ -48,6 +59,7 @@ class HttpListener:
         """Listen. Returns the port; the system chooses one for port 0. options: of aiohttp's runner. Raises OSError."""
         from aiohttp import web
 
+        app.middlewares.insert(0, self._front(OwnHosts(host)))
         self._runner = web.AppRunner(app, access_log=None, logger=_RequestLog("dataplane_server.http"), **options)
         await self._runner.setup()
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -82,10 +94,39 @@ class HttpListener:
 
     async def _open(self, server: web.Server, peer: socket.socket, context: ssl.SSLContext | None = None) -> None:
         """Begin a connection, with a handshake if there is a context; one that fails is the peer's affair."""
-        loop, limit = asyncio.get_running_loop(), None if context is None else _HANDSHAKE_S
-        with contextlib.suppress(OSError):
-            transport, _ = await loop.connect_accepted_socket(server, peer, ssl=context, ssl_handshake_timeout=limit)
-            loop.call_later(self._max_s, transport.abort)
+        loop, limit, protocol = asyncio.get_running_loop(), None if context is None else _HANDSHAKE_S, server()
+        self._strangers[protocol] = self._gate.stranger(peer)
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol, peer, ssl=context, ssl_handshake_timeout=limit
+            )
+        except OSError:
+            del self._strangers[protocol]
+        else:
+            loop.call_later(self._max_s, self._end, transport, protocol)
+
+    def _end(self, transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> None:
+        transport.abort()
+        del self._strangers[protocol]
+
+    def _front(self, own: OwnHosts) -> Any:
+        """What every request passes first."""
+        from aiohttp import web
+
+        from dataplane_server.http_door.answers import error_answer
+        from dataplane_server.service.error_table import status_of
+
+        @web.middleware
+        async def front(request: web.Request, handler: Handler) -> web.StreamResponse:
+            request[STRANGER] = self._strangers[request.protocol]
+            try:
+                if not self._gate.asks_for_credentials:
+                    own.check(request.headers.get("Host"), request.headers.get("Origin"), secure=request.secure)
+            except Refusal as refusal:
+                return error_answer(status_of(refusal))
+            return await handler(request)
+
+        return front
 
 
 def only(response: R) -> R:

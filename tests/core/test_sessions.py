@@ -33,14 +33,14 @@ def alive(sessions: Sessions) -> list[str]:
 
 
 def test_a_session_lives_while_its_last_sign_of_life_is_younger_than_its_grace(sessions: Sessions) -> None:
-    sessions.open("", "client", 5.0, 100.0)
+    sessions.open(OpenSession("", "client", 5.0), 100.0)
     assert dead(sessions, 104.9) == []
     assert dead(sessions, 105.0) == ["x-s1"]
     assert alive(sessions) == []
 
 
 def test_a_heartbeat_starts_the_grace_anew(sessions: Sessions) -> None:
-    sessions.open("", "client", 5.0, 0.0)
+    sessions.open(OpenSession("", "client", 5.0), 0.0)
     for now in (4.0, 8.0, 12.0):
         assert sessions.heartbeat("x-s1", now)
         assert dead(sessions, now) == []
@@ -49,41 +49,41 @@ def test_a_heartbeat_starts_the_grace_anew(sessions: Sessions) -> None:
 
 
 def test_a_client_that_sends_heartbeats_lives_for_hours(sessions: Sessions) -> None:
-    sessions.open("", "client", 1.0, 0.0)
+    sessions.open(OpenSession("", "client", 1.0), 0.0)
     for quarter in range(4 * 3600 * 3):
         assert sessions.heartbeat("x-s1", quarter / 4)
         assert sessions.expired(quarter / 4, 0.0) == []
 
 
 def test_a_heartbeat_that_is_read_late_takes_nothing_back(sessions: Sessions) -> None:
-    sessions.open("", "client", 5.0, 100.0)
+    sessions.open(OpenSession("", "client", 5.0), 100.0)
     assert sessions.heartbeat("x-s1", 90.0)
     assert dead(sessions, 104.9) == []
 
 
 def test_a_heartbeat_of_a_dead_session_says_that_it_is_dead(sessions: Sessions) -> None:
-    sessions.open("", "client", 5.0, 0.0)
+    sessions.open(OpenSession("", "client", 5.0), 0.0)
     sessions.expired(5.0, 0.0)
     assert not sessions.heartbeat("x-s1", 5.0)
     assert alive(sessions) == []
 
 
 def test_a_grace_that_nobody_named_is_the_default(sessions: Sessions) -> None:
-    assert sessions.open("", "client", None, 0.0) == SessionInfo("x-s1", 10.0)
+    assert sessions.open(OpenSession("", "client", None), 0.0) == SessionInfo("x-s1", 10.0)
     assert dead(sessions, 9.9) == []
     assert dead(sessions, 10.0) == ["x-s1"]
 
 
 def test_sessions_found_dead_together_are_told_in_the_order_in_which_they_died(sessions: Sessions) -> None:
-    sessions.open("", "client", 1.0, 0.0)
-    sessions.open("", "client", 2.0, 0.0)
+    sessions.open(OpenSession("", "client", 1.0), 0.0)
+    sessions.open(OpenSession("", "client", 2.0), 0.0)
     sessions.heartbeat("x-s1", 5.0)
     assert dead(sessions, 100.0) == ["x-s2", "x-s1"]
 
 
 def test_next_due_comes_no_later_than_the_next_death(sessions: Sessions) -> None:
     dues = [sessions.next_due]
-    sessions.open("", "client", 5.0, 0.0)
+    sessions.open(OpenSession("", "client", 5.0), 0.0)
     sessions.heartbeat("x-s1", 3.0)
     for now in (5.0, 8.0):
         dues.append(sessions.next_due)
@@ -93,9 +93,9 @@ def test_next_due_comes_no_later_than_the_next_death(sessions: Sessions) -> None
 
 def test_sessions_opened_and_closed_without_end_leave_nothing_behind() -> None:
     sessions = Sessions(Limits(), "x")
-    kept = sessions.open("", "client", 3600.0, 0.0).session_id
+    kept = sessions.open(OpenSession("", "client", 3600.0), 0.0).session_id
     for _ in range(10_000):
-        sessions.close(sessions.open("", "client", 3600.0, 0.0).session_id, 0.0)
+        sessions.close(sessions.open(OpenSession("", "client", 3600.0), 0.0).session_id, 0.0)
     assert alive(sessions) == [kept]
     assert len(sessions._due) < 1000
 
@@ -104,7 +104,7 @@ def test_sessions_opened_and_closed_without_end_leave_nothing_behind() -> None:
 
 
 def test_time_in_which_the_server_stood_still_counts_for_nobody(sessions: Sessions) -> None:
-    sessions.open("", "client", 5.0, 0.0)
+    sessions.open(OpenSession("", "client", 5.0), 0.0)
     assert dead(sessions, 1000.0, 996.0) == []
     assert dead(sessions, 1000.9) == []
     assert dead(sessions, 1001.0) == ["x-s1"]
@@ -112,7 +112,7 @@ def test_time_in_which_the_server_stood_still_counts_for_nobody(sessions: Sessio
 
 @pytest.mark.parametrize("stalled_s", [0.0, -5.0])
 def test_no_standstill_shortens_no_grace(sessions: Sessions, stalled_s: float) -> None:
-    sessions.open("", "client", 5.0, 0.0)
+    sessions.open(OpenSession("", "client", 5.0), 0.0)
     assert dead(sessions, 4.9, stalled_s) == []
     assert dead(sessions, 5.0, stalled_s) == ["x-s1"]
 
@@ -121,8 +121,8 @@ def test_no_standstill_shortens_no_grace(sessions: Sessions, stalled_s: float) -
 
 
 def test_a_session_that_lives_is_resumed_with_its_grace(sessions: Sessions) -> None:
-    sessions.open("", "client", 5.0, 0.0)
-    assert sessions.open("x-s1", "somebody", 1.0, 4.0) == SessionInfo("x-s1", 5.0)
+    sessions.open(OpenSession("", "client", 5.0), 0.0)
+    assert sessions.open(OpenSession("x-s1", "somebody", 1.0), 4.0) == SessionInfo("x-s1", 5.0)
     assert sessions.name("x-s1") == "client"
     assert dead(sessions, 8.9) == []
     assert dead(sessions, 9.0) == ["x-s1"]
@@ -139,8 +139,8 @@ def test_a_session_that_never_was_does_not_live(sessions: Sessions, session_id: 
 
 def test_how_sessions_ended_is_remembered_by_name_for_the_last_256(sessions: Sessions) -> None:
     for number in range(300):
-        sessions.close(sessions.open("", f"client {number}", None, 0.0).session_id, float(number))
-    sessions.open("", "client 299", 1.0, 300.0)
+        sessions.close(sessions.open(OpenSession("", f"client {number}", None), 0.0).session_id, float(number))
+    sessions.open(OpenSession("", "client 299", 1.0), 300.0)
     sessions.expired(302.0, 0.0)
     assert sessions.gone("client 43") is None
     assert (sessions.gone("client 44"), sessions.gone("client 299")) == ((44.0, "closed"), (302.0, "expired"))
@@ -148,28 +148,28 @@ def test_how_sessions_ended_is_remembered_by_name_for_the_last_256(sessions: Ses
 
 def test_more_sessions_than_allowed_are_refused_until_one_ends(sessions: Sessions) -> None:
     for _ in range(3):
-        sessions.open("", "client", None, 0.0)
+        sessions.open(OpenSession("", "client", None), 0.0)
     with pytest.raises(Refusal, match="3 sessions are open already") as caught:
-        sessions.open("", "client", None, 0.0)
+        sessions.open(OpenSession("", "client", None), 0.0)
     assert caught.value.reason is Reason.LIMIT_REACHED
     assert len(sessions) == 3
     sessions.close("x-s2", 0.0)
-    sessions.open("", "client", None, 0.0)
+    sessions.open(OpenSession("", "client", None), 0.0)
     assert alive(sessions) == ["x-s1", "x-s3", "x-s4"]
 
 
 @pytest.mark.parametrize("grace_s", [0.0, -1.0, 0.099, 3600.1, math.inf, math.nan])
 def test_a_grace_out_of_bounds_is_refused(sessions: Sessions, grace_s: float) -> None:
     with pytest.raises(Refusal, match=r"0\.1 to 3600 seconds") as caught:
-        sessions.open("", "client", grace_s, 0.0)
+        sessions.open(OpenSession("", "client", grace_s), 0.0)
     assert caught.value.reason is Reason.INVALID_REQUEST
     assert len(sessions) == 0
 
 
 def test_a_long_client_name_is_refused_by_its_bytes(sessions: Sessions) -> None:
-    sessions.open("", "é" * 128, None, 0.0)
+    sessions.open(OpenSession("", "é" * 128, None), 0.0)
     with pytest.raises(Refusal, match="at most 256 bytes") as caught:
-        sessions.open("", "é" * 129, None, 0.0)
+        sessions.open(OpenSession("", "é" * 129, None), 0.0)
     assert caught.value.reason is Reason.INVALID_REQUEST
     assert len(sessions) == 1
 

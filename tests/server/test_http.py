@@ -17,7 +17,7 @@ from dataplane_server.observe.http import MAX_CONNECTIONS, MAX_SCRAPES, HttpSide
 from dataplane_server.observe.metrics import Metrics
 
 PARTITIONS, TASKS = 64, 64
-SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 Ask = Callable[[bytes], Coroutine[Any, Any, bytes]]
 
@@ -53,7 +53,7 @@ async def test_other_calls_are_served_while_a_long_scrape_goes_on() -> None:
     async with serving(big_plane(), 20.0) as (_, ask):
         scrape, healthy = asyncio.create_task(ask(SCRAPE)), 0
         while not scrape.done():
-            answer = await ask(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            answer = await ask(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             healthy += answer.endswith(b"ok\n")
         assert (await scrape).count(b"dataplane_task_rows{") == 5 * PARTITIONS * TASKS
         assert healthy > 5
@@ -96,7 +96,7 @@ async def test_clients_that_stop_half_way_do_not_keep_others_out() -> None:
         halves = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * MAX_CONNECTIONS)]
         for _, writer in halves:
             writer.write(b"GET /metrics HTTP/1.1\r\n")
-        assert (await ask(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")).endswith(b"ok\n")
+        assert (await ask(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")).endswith(b"ok\n")
         assert [await asyncio.wait_for(half.read(), 20.0) for half, _ in halves] == [b""] * len(halves)
         for _, open_writer in halves:
             open_writer.close()

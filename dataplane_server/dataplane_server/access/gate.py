@@ -4,14 +4,16 @@ Who calls is decided before anything of a request is read, whether they may as s
 concerns. What a call does meanwhile finds its caller in its context (`current_caller`), on every transport.
 
 A token decides if one is sent, else the certificate. Without an access file every certificate of the clients' CA may do
-everything; without TLS, so may processes on loopback whose user is the server's, root, or allowed. Over a Unix socket
-the rights of its file have decided who is there.
+everything; without TLS, so may processes on loopback whose user is the server's, root, or allowed. Listeners of ours
+ask who has opened a connection before they read from it. gRPC tells a call's peer, but not the port that it came in by,
+so all its ports are asked, for each call. Over a Unix socket the rights of its file have decided who is there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -19,11 +21,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataplane_server.access.access_file import AccessRules
-from dataplane_server.access.loopback import user_at
+from dataplane_server.access.loopback import End, owner_of, user_of
 from dataplane_server.access.peers import AllowedPeers, Peer
 from dataplane_server.access.reloading import Reloaded
 from dataplane_server.access.roles import CHANGES, EVERYTHING, WRITE_BACK, Caller, roles_for
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.state.answers import MAX_REQUEST_ID_BYTES
 from dataplane_server.observe.log import get_log
 
 _BEARER = "bearer "
@@ -67,17 +70,18 @@ class Gate:
         self,
         rules: Reloaded[AccessRules] | None,
         partition_of: Callable[[str], str | None],
+        owner_of: Callable[[str], str | None],
         *,
         certificates: bool = False,
         users: AllowedPeers | None = None,
     ) -> None:
-        """partition_of: the partition of a claim or a reservation."""
+        """partition_of: the partition of a claim or a reservation. owner_of: the name of the caller of a session."""
         self._rules = rules
         self._partition_of = partition_of
+        self._owner_of = owner_of
         self._certificates = certificates
         self._users = users
-        self.ports: list[int] = []
-        """Of the listeners."""
+        self._grpc: set[End] = set()
         self._unknown_callers = 0  # since the log last told of one
         self._log_at = 0.0
 
@@ -91,6 +95,11 @@ class Gate:
         """Whether callers over TCP need a token or a certificate that the access file knows."""
         return self._rules is not None
 
+    def grpc_listens(self, host: str, port: int) -> None:
+        """GRPC takes calls there, too."""
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        self._grpc |= {End.of(str(place[0]), port) for *_, place in found}
+
     # -- who calls -----------------------------------------------------------------------------------------------------
 
     def at_unix_socket(self, token: str | None = None) -> Caller:
@@ -103,16 +112,54 @@ class Gate:
         """Whether callers at Unix sockets have a role that stores values."""
         return any(map(self.at_unix_socket().may_somewhere, ("PutSamples", "CommitClaim")))
 
+    def stranger(self, connection: socket.socket) -> str | None:
+        """Why a process that has connected to a listener of this host is refused without an access file; None if it is
+        not. Ask before anything is read: what the kernel says holds for as long as the connection is open.
+        """
+        if self._users is None or self.is_open or self._rules is not None:
+            return None
+        try:
+            return self._why_not(self._users, user_of(connection))
+        except OSError as error:
+            return _cannot_ask(error)
+
+    def at_connection(self, credentials: Credentials, stranger: str | None) -> Caller:
+        """The caller over a connection. stranger: as `stranger` found. Refusal UNAUTHENTICATED as `at_port`."""
+        if self._rules is not None:
+            return self._known(self._rules.now(), credentials)
+        if stranger is not None:
+            raise self._unknown(stranger, credentials.peer)
+        return EVERYTHING
+
     def at_port(self, credentials: Credentials) -> Caller:
-        """The caller over TCP. Refusal UNAUTHENTICATED says what is missing, but nothing of what was sent."""
-        if self._rules is None:
-            if not self.is_open and self._users is not None:
-                self._check_user(credentials, self._users)
-            return EVERYTHING
+        """The caller over gRPC on TCP. Refusal UNAUTHENTICATED says what is missing, but nothing of what was sent."""
+        if self._users is None or self.is_open or self._rules is not None:
+            return self.at_connection(credentials, None)
+        try:
+            why = self._why_not(self._users, self._user_over_grpc(End.of_grpc(credentials.peer)))
+        except (OSError, ValueError) as error:
+            why = _cannot_ask(error)
+        return self.at_connection(credentials, why)
+
+    def _user_over_grpc(self, peer: End) -> int | None:
+        """The user whose process calls from there. None unless all connections to ports of gRPC, but those that both
+        ends have closed, are of one user and open. One of them has the call.
+        """
+        found = [owner for local in self._grpc if (owner := owner_of(peer, local)) is not None and not owner.is_over]
+        users = {owner.user if owner.is_connected else None for owner in found}
+        return users.pop() if len(users) == 1 else None
+
+    def _why_not(self, users: AllowedPeers, user: int | None) -> str | None:
+        if user is not None and users.allows(Peer(0, user, -1)):
+            return None
+        who = "a process" if user is None else f"user {user}"
+        return f"loopback is open to the server's own user, and {who} calls; {_INSTEAD}"
+
+    def _known(self, rules: AccessRules, credentials: Credentials) -> Caller:
         if credentials.token is not None:
             return self._of_token(credentials.token, credentials.peer)
         for name in credentials.certificate or ():
-            if (caller := self._rules.now().certificates.get(name)) is not None:
+            if (caller := rules.certificates.get(name)) is not None:
                 return caller
         if credentials.certificate is not None:
             names = ", ".join(credentials.certificate)
@@ -130,17 +177,6 @@ class Gate:
         if caller is None:
             raise self._unknown(why, peer)
         return caller
-
-    def _check_user(self, credentials: Credentials, users: AllowedPeers) -> None:
-        try:
-            user = next((user for port in self.ports if (user := user_at(credentials.peer, port)) is not None), None)
-        except OSError as error:
-            why = f"the kernel does not say which user calls ({error}); {_INSTEAD}"
-            raise self._unknown(why, credentials.peer) from None
-        if user is None or not users.allows(Peer(0, user, -1)):
-            who = "a process" if user is None else f"user {user}"
-            why = f"loopback is open to the server's own user, and {who} calls; {_INSTEAD}"
-            raise self._unknown(why, credentials.peer)
 
     def _unknown(self, why: str, peer: str) -> Refusal:
         """The refusal of an unknown caller, of which the log tells once a minute."""
@@ -160,6 +196,9 @@ class Gate:
         caller = current_caller()
         if caller.roles is not None:
             self._check(caller, verb, request)
+            self._check_session(caller, verb, request)
+        if self._rules is not None:
+            _own_request(request, caller)
         if caller.name:
             _sign(request, caller)
             if verb in CHANGES:
@@ -181,8 +220,20 @@ class Gate:
         if not allowed:
             raise _denied(caller, verb, partition_id or found or "")
 
+    def _check_session(self, caller: Caller, verb: str, request: Any) -> None:
+        """Refuse a session of another caller. A client at a Unix socket makes calls there without the token of its
+        stream, so there an id is enough for all but the stream.
+        """
+        session_id = _field(request, "session_id")
+        owner = self._owner_of(session_id) if session_id else None
+        is_own = owner in (None, caller.name) or (not caller.name and verb != "Session")
+        if not is_own and not caller.runs_the_server:
+            who = caller.name or "a caller at a Unix socket"
+            message = f"{who} may not use session {session_id!r}: another caller has opened it"
+            raise Refusal(Reason.PERMISSION_DENIED, message, verb=verb)
 
-OPEN_GATE = Gate(None, lambda held_id: None)
+
+OPEN_GATE = Gate(None, lambda held_id: None, lambda session_id: None)
 """Where nothing is restricted."""
 
 
@@ -190,6 +241,10 @@ def bearer_token(authorization: str | None) -> str | None:
     """The token of an authorization header; None if there is none of this kind."""
     text = authorization or ""
     return text[len(_BEARER) :].strip() if text[: len(_BEARER)].lower() == _BEARER else None
+
+
+def _cannot_ask(error: Exception) -> str:
+    return f"the kernel does not say which user calls ({error}); {_INSTEAD}"
 
 
 def _field(request: Any, name: str) -> str:
@@ -201,6 +256,18 @@ def _sign(request: Any, caller: Caller) -> None:
     for name in ("caller", "client_name"):
         if hasattr(request, name):
             setattr(request, name, caller.named(getattr(request, name)))
+
+
+def _own_request(request: Any, caller: Caller) -> None:
+    """Make the ids of requests the caller's own, so that it is told nothing of what others have sent with the same.
+    The core finds an id of a wrong length wrong.
+    """
+    for name in ("request_id", "claim_request_id"):
+        sent = _field(request, name).encode()
+        if 1 <= len(sent) <= MAX_REQUEST_ID_BYTES:
+            code = hashlib.blake2b(sent, digest_size=12, key=hashlib.sha256(caller.name.encode()).digest()).hexdigest()
+            own = f"{code}:".encode() + sent
+            setattr(request, name, own[:MAX_REQUEST_ID_BYTES].decode(errors="ignore"))
 
 
 def _denied(caller: Caller, verb: str, partition_id: str) -> Refusal:

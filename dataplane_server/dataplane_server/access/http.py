@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-import socket
 from typing import TYPE_CHECKING, Any
 
 from dataplane_server.access.gate import Credentials, Gate, bearer_token
 from dataplane_server.access.roles import EVERYTHING, Caller
 
 if TYPE_CHECKING:
+    import asyncio
+
     from aiohttp import web
+
+STRANGER = "stranger"
+"""What the listener notes with a request: see `Gate.stranger`."""
 
 
 def caller_of(request: web.Request, gate: Gate) -> Caller:
     """Refusal UNAUTHENTICATED says what is missing."""
-    transport = request.transport
-    if gate.is_open or transport is None:
+    if gate.is_open:
         return EVERYTHING
-    host, port = transport.get_extra_info("peername")[:2]
-    is_v6 = transport.get_extra_info("socket").family == socket.AF_INET6
-    peer = f"ipv6:[{host}]:{port}" if is_v6 else f"ipv4:{host}:{port}"
-    names = _names(transport.get_extra_info("peercert"))
-    return gate.at_port(Credentials(peer, bearer_token(request.headers.get("Authorization")), names))
+    transport = request.transport  # None if the connection is closed; what it has brought is decided upon all the same
+    certificate = None if transport is None else transport.get_extra_info("peercert")
+    token = bearer_token(request.headers.get("Authorization"))
+    return gate.at_connection(Credentials(_peer(transport), token, _names(certificate)), request[STRANGER])
+
+
+def _peer(transport: asyncio.Transport | None) -> str:
+    """As gRPC names peers; empty if it is not known any more."""
+    name = None if transport is None else transport.get_extra_info("peername")
+    if name is None:
+        return ""
+    host, port, *_ = name
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
 def _names(certificate: dict[str, Any] | None) -> tuple[str, ...] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from dataplane_server.access.access_file import key_files, load_access_file
@@ -11,6 +10,7 @@ from dataplane_server.access.peers import AllowedPeers
 from dataplane_server.access.reloading import Reloaded
 from dataplane_server.access.tls import Tls
 from dataplane_server.config import ServerConfig
+from dataplane_server.core.plane import DataPlane
 
 
 def open_tls(config: ServerConfig) -> Tls | None:
@@ -21,8 +21,8 @@ def open_tls(config: ServerConfig) -> Tls | None:
         raise OSError(str(error)) from None
 
 
-def open_gate(config: ServerConfig, partition_of: Callable[[str], str | None]) -> Gate:
-    """Raises OSError that names the file and what is wrong with it. partition_of: of a claim or a reservation."""
+def open_gate(config: ServerConfig, plane: DataPlane) -> Gate:
+    """Raises OSError that names the file and what is wrong with it."""
     file, rules = config.access, None
     try:
         if file is not None:
@@ -31,7 +31,7 @@ def open_gate(config: ServerConfig, partition_of: Callable[[str], str | None]) -
         raise OSError(str(error)) from None
     users = None if config.insecure else AllowedPeers(config.allowed_users, config.allowed_groups)
     certificates = config.tls is not None and config.tls.client_ca is not None
-    return Gate(rules, partition_of, certificates=certificates, users=users)
+    return Gate(rules, plane.partition_of, plane.owner_of, certificates=certificates, users=users)
 
 
 def peers_of_socket_files(config: ServerConfig) -> AllowedPeers:

@@ -58,6 +58,11 @@ class Caller:
             return True
         return any(verb in VERBS_OF[role] and _covers(prefixes, partition_id) for role, prefixes in self.roles.items())
 
+    @property
+    def runs_the_server(self) -> bool:
+        """Whether the caller may do everything in every partition."""
+        return self.roles is None or _covers(self.roles.get("admin", ()), "")
+
     def may_somewhere(self, verb: str) -> bool:
         """Whether there can be a partition in which the caller may use a verb."""
         return self.roles is None or any(verb in VERBS_OF[role] for role in self.roles)

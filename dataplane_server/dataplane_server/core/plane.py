@@ -227,6 +227,10 @@ class DataPlane:
         """Open sessions, the oldest first."""
         return list_sessions(self._verbs.table, self._state, now)
 
+    def owner_of(self, session_id: str) -> str | None:
+        """The name of the caller who opened a session; None if it is not open."""
+        return self._state.sessions.owner(session_id)
+
     # -- waits ---------------------------------------------------------------------------------------------------------
 
     def explain_waits(self, partition_id: str, task: str, now: float) -> Explanation:

@@ -25,7 +25,7 @@ from aiohttp import web
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import MessageToDict
 
-from dataplane_server.access.gate import OPEN_GATE, Gate, acting_as
+from dataplane_server.access.gate import OPEN_GATE, Gate, acting_as, current_caller
 from dataplane_server.access.http import caller_of
 from dataplane_server.access.tls import Tls
 from dataplane_server.core.calls.answers import ROW_CONSUMED
@@ -77,7 +77,7 @@ class HttpDoor:
         self._tracing = tracing
         self._body_s = body_s
         self._gate = gate
-        self._listener = HttpListener("http-door", MAX_CONNECTIONS, _LIFETIME_S, tls)
+        self._listener = HttpListener("http-door", MAX_CONNECTIONS, _LIFETIME_S, gate, tls)
         self._under_way: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     async def start(self, host: str, port: int) -> int:
@@ -190,7 +190,7 @@ class HttpDoor:
         done = self._finished(header.request_id, header.request_digest)
         if done is not None:
             return done
-        session = self._shell.apply(OpenSession("", header.caller, _GRACE_S))
+        session = self._shell.apply(OpenSession("", header.caller, _GRACE_S, current_caller().name))
         try:
             reserved = await self._servicer.ReserveGroup(
                 pb.ReserveGroupRequest(

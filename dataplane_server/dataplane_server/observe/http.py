@@ -57,7 +57,7 @@ class HttpSide:
         self._healthy = healthy
         self._scrapes = 0
         self._gate = gate
-        self._listener = HttpListener("http", MAX_CONNECTIONS, max_s, tls)
+        self._listener = HttpListener("http", MAX_CONNECTIONS, max_s, gate, tls)
 
     async def start(self, host: str, port: int) -> int:
         """Listen. Returns the port; the system chooses one for port 0. Raises OSError."""

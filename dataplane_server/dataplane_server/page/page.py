@@ -2,8 +2,7 @@
 
 `/` and the files that it needs tell nothing of the server. `/page/events` tells what metrics tell and more, and needs
 what `/metrics` needs. What is in rows needs a role for their partition; without an access file, the rules of gRPC on
-loopback hold. There, a site whose name was made to lead to this host would be the page's own site for a browser, so the
-host that a request names must be an address or localhost.
+loopback hold.
 
 A stream ends before the listener would end its connection, and the page asks for the next one. So a token that has
 ended, or a viewer that has gone, counts for seconds only.
@@ -12,18 +11,16 @@ ended, or a viewer that has gone, counts for seconds only.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from dataplane_server.access.gate import Gate
 from dataplane_server.access.http import caller_of
 from dataplane_server.access.roles import Caller
-from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.http_door.answers import error_answer
 from dataplane_server.http_listener import only
 from dataplane_server.observe.metrics import Metrics
@@ -137,22 +134,10 @@ class Page:
         self, request: web.Request, read: Callable[[Caller], Awaitable[dict[str, object]]]
     ) -> web.Response:
         try:
-            self._check_host(request)
             value = await read(caller_of(request, self._gate))
         except Refusal as refusal:
             return error_answer(status_of(refusal))
         return only(web.Response(text=json.dumps(value), content_type="application/json", headers=_SAFE))
-
-    def _check_host(self, request: web.Request) -> None:
-        if self._gate.asks_for_credentials or request.secure:  # with TLS, a browser has compared the name
-            return
-        host = urlsplit(f"//{request.host}").hostname or ""
-        with contextlib.suppress(ValueError):
-            ipaddress.ip_address(host)
-            return
-        if host != "localhost":
-            message = f"rows are shown at an address or at localhost, not at {host!r}, unless there is an access file"
-            raise Refusal(Reason.PERMISSION_DENIED, message)
 
 
 def open_page(

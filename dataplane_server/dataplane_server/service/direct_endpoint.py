@@ -65,7 +65,7 @@ class DirectEndpoint(FrameEndpoint[DirectSession]):
 
     async def _serve(self, peer: socket.socket) -> None:
         try:
-            self._gate.at_port(Credentials(_name_of(peer)))
+            self._gate.at_connection(Credentials(_name_of(peer)), self._gate.stranger(peer))
         except (Refusal, OSError) as error:
             self._refuse(peer, error)
             return

@@ -91,7 +91,7 @@ class Server:
         self._metrics = Metrics(self.plane, lambda: self._serving, now)
         self._tracing = tracing = Tracing() if config.tracing else None
         self._lag = LoopLag(self._metrics.lagged)
-        self._gate = gate = open_gate(config, self.plane.partition_of)
+        self._gate = gate = open_gate(config, self.plane)
         self._tls = open_tls(config)
         commits = None if self._life is None else self._life.commits
         self._shell = shell = self._new_shell(now, commits)
@@ -213,14 +213,13 @@ class Server:
             if address.startswith("unix:"):
                 self._files.append(SocketFile.at(Path(unix_path(address))))
             else:
-                self._gate.ports.append(host_and_port("listen", self.addresses[-1])[1])
+                self._gate.grpc_listens(*host_and_port("listen", self.addresses[-1]))
 
     def _open_direct(self, direct: DirectEndpoint) -> None:
         address = str(self.config.direct)
         check_port("direct", address)
         port = direct.listen(*host_and_port("direct", address))
         self.direct_address = with_port(address, port)
-        self._gate.ports.append(port)
         self._servicer.serve_directly(port, direct.nonce)
 
     async def _open_http(self, address: str) -> None:
@@ -230,7 +229,6 @@ class Server:
         host, port = host_and_port("http", address)
         self._http.page = open_page(self._servicer, self._shell, self._metrics, lambda: self._serving, self._gate)
         self.http_address = with_port(address, await self._http.start(host, port))
-        self._gate.ports.append(host_and_port("http", self.http_address)[1])
 
     async def _open_http_door(self, address: str) -> None:
         from dataplane_server.http_door.door import HttpDoor  # not before: it imports aiohttp
@@ -240,7 +238,6 @@ class Server:
         door = HttpDoor(self._servicer, self._shell, self._metrics, self._tracing, self._gate, self._tls)
         self._doors.push_async_callback(door.stop)
         self.http_door_address = with_port(address, await door.start(host, port))
-        self._gate.ports.append(host_and_port("http_door", self.http_door_address)[1])
 
     def _resume(self) -> None:
         """Go on where the former life ended."""

@@ -311,7 +311,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
 
     async def ListClaims(self, request: pb.ListClaimsRequest, context: object) -> pb.ListClaimsResponse:
         claims, waits = self._plane.list_claims(request.partition_id, request.task, self._shell.now())
-        return translate_listings.claims(claims, waits)
+        return translate_listings.claims(claims, waits, whole_ids=current_caller().runs_the_server)
 
     async def ExplainWaits(self, request: pb.ExplainWaitsRequest, context: object) -> pb.ExplainWaitsResponse:
         return translate_listings.waits(
@@ -321,7 +321,8 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     # -- sessions ------------------------------------------------------------------------------------------------------
 
     async def ListSessions(self, request: pb.ListSessionsRequest, context: object) -> pb.ListSessionsResponse:
-        return translate_listings.sessions(self._plane.list_sessions(self._shell.now()))
+        sessions = self._plane.list_sessions(self._shell.now())
+        return translate_listings.sessions(sessions, whole_ids=current_caller().runs_the_server)
 
     async def Session(  # type: ignore[override]  # likewise
         self, request_iterator: object, context: Context

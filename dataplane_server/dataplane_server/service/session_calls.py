@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from dataplane_server.access.gate import Gate
+from dataplane_server.access.gate import Gate, current_caller
 from dataplane_server.core.calls.answers import SessionInfo
 from dataplane_server.core.calls.refusal import Reason, Refusal, session_expired
 from dataplane_server.core.calls.requests import CloseSession, Heartbeat, OpenSession
@@ -66,7 +66,8 @@ class SessionCalls:
 
     def _open(self, request: pb.OpenSession) -> SessionInfo:
         grace_s = translate.seconds(request.grace) if request.HasField("grace") else None
-        return self._shell.apply(OpenSession(request.session_id, request.client_name, grace_s))
+        owner = current_caller().name
+        return self._shell.apply(OpenSession(request.session_id, request.client_name, grace_s, owner))
 
     async def _listen(self, context: Context, session_id: str) -> None:
         """Read requests until the client closes the session, or only the stream, which leaves the session open."""

@@ -8,6 +8,7 @@ from dataplane_server.core.calls.causes import ExplainedWait, Explanation
 from dataplane_server.core.calls.listings import ClaimInfo, Holder, OpenSessionInfo, SamplePage, WaitInfo
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.plane import DataPlane
+from dataplane_server.core.state.issued_ids import without_code
 from dataplane_server.service.frames import MAX_MESSAGE_BYTES
 from dataplane_server.service.translate import duration, int64_bytes, optional_duration, packed_tags, partition
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -74,18 +75,21 @@ def samples(page: SamplePage) -> pb.ListSamplesResponse:
     )
 
 
-def claims(open_claims: Iterable[ClaimInfo], waits: Iterable[WaitInfo]) -> pb.ListClaimsResponse:
-    return pb.ListClaimsResponse(claims=map(_claim, open_claims), waiting=map(_wait, waits))
+def claims(
+    open_claims: Iterable[ClaimInfo], waits: Iterable[WaitInfo], *, whole_ids: bool = True
+) -> pb.ListClaimsResponse:
+    """whole_ids: of sessions, which name them in calls."""
+    return pb.ListClaimsResponse(claims=[_claim(claim, whole_ids) for claim in open_claims], waiting=map(_wait, waits))
 
 
-def _claim(claim: ClaimInfo) -> pb.OpenClaim:
+def _claim(claim: ClaimInfo, whole_ids: bool) -> pb.OpenClaim:
     return pb.OpenClaim(
         claim_id=claim.claim_id,
         partition_id=claim.partition_id,
         task=claim.task,
         rows=claim.rows,
         age=duration(claim.age_s),
-        session_ids=claim.session_ids,
+        session_ids=claim.session_ids if whole_ids else map(without_code, claim.session_ids),
         client_names=claim.client_names,
         step=claim.step,
         dp_rank=claim.dp_rank,
@@ -132,11 +136,12 @@ def _explained(wait: ExplainedWait) -> pb.ExplainedWait:
     )
 
 
-def sessions(infos: Iterable[OpenSessionInfo]) -> pb.ListSessionsResponse:
+def sessions(infos: Iterable[OpenSessionInfo], *, whole_ids: bool) -> pb.ListSessionsResponse:
+    """whole_ids: which name sessions in calls."""
     return pb.ListSessionsResponse(
         sessions=[
             pb.OpenSessionStatus(
-                session_id=info.session_id,
+                session_id=info.session_id if whole_ids else without_code(info.session_id),
                 client_name=info.client_name,
                 grace=duration(info.grace_s),
                 silence=duration(info.silent_s),

@@ -16,7 +16,7 @@ from dataplane_server.config import ServerConfig, TlsFiles
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
 
-TOKENS = {name: f"token-of-{name}" for name in ("reader", "producer", "consumer", "admin", "everywhere")}
+TOKENS = {name: f"token-of-{name}" for name in ("reader", "producer", "consumer", "admin", "everywhere", "watcher")}
 """The first four have the role of their name in partitions whose names begin with "train"."""
 
 
@@ -25,8 +25,8 @@ def hashed(token: str) -> str:
 
 
 def access(**others: object) -> dict[str, object]:
-    """An access file's content: a caller for each role, and one that may do everything."""
-    roles = {name: {name: ["train"]} for name in TOKENS} | {"everywhere": {"admin": [""]}}
+    """An access file's content: a caller for each role, one that may do everything, and one that may read it."""
+    roles = {name: {name: ["train"]} for name in TOKENS} | {"everywhere": {"admin": [""]}, "watcher": {"reader": [""]}}
     callers = [{"name": name, "tokens": [hashed(token)], "roles": roles[name]} for name, token in TOKENS.items()]
     return {"callers": callers, **others}
 

@@ -15,6 +15,8 @@ from tests.integration.access.conftest import TOKENS, Pki, access, address_of, o
 from dataplane_client.client import connect
 from dataplane_client.credentials import Credentials
 from dataplane_client.errors import AuthenticationError, PermissionDeniedError
+from dataplane_server.config import ServerConfig
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.frames import frame_prefix
@@ -88,7 +90,7 @@ def code_of(channel: grpc.Channel, role: str, verb: str, **values: object) -> gr
         sent: Any = iter([frame_prefix(header.SerializeToString(), 0, 0)])
     elif verb == "Session":
         call = channel.stream_stream(path)
-        sent = iter([pb.SessionRequest(open=pb.OpenSession()).SerializeToString()])
+        sent = iter([pb.SessionRequest(open=pb.OpenSession(**values)).SerializeToString()])  # type: ignore[arg-type]
     else:
         call = channel.unary_stream(path) if method.server_streaming else channel.unary_unary(path)
         sent = GetMessageClass(method.input_type)(**values).SerializeToString()
@@ -173,6 +175,94 @@ def test_a_session_of_another_caller_cannot_be_guessed(secured: ServerThread, pk
         assert second.claim_id.split("-")[0] == server
         assert second.claim_id.split("-")[1] != code
         assert (len(bytes.fromhex(code)), second.fence > first.fence == int(number)) == (8, True)
+
+
+# -- what belongs to a caller ------------------------------------------------------------------------------------------
+
+
+def asked(channel: grpc.Channel, caller: str, verb: str, **values: object) -> Any:
+    """The answer to a unary call."""
+    method = SERVICE.methods_by_name[verb]
+    metadata, request = (("authorization", f"Bearer {TOKENS[caller]}"),), GetMessageClass(method.input_type)(**values)
+    answer: Any = GetMessageClass(method.output_type)
+    call = channel.unary_unary(f"/{SERVICE.full_name}/{verb}", None, answer.FromString)
+    return call(request.SerializeToString(), metadata=metadata, timeout=10)
+
+
+NAMES_A_SESSION = [
+    name for name, verb in SERVICE.methods_by_name.items() if "session_id" in verb.input_type.fields_by_name
+]
+
+
+@pytest.mark.parametrize("verb", ["Session", *NAMES_A_SESSION])
+def test_a_session_is_of_use_to_the_caller_who_opened_it_alone(
+    secured: ServerThread, pki: Pki, channel: grpc.Channel, held: dict[str, str], verb: str
+) -> None:
+    with connect(address_of(secured), credentials=of(pki, "everywhere")) as owner:
+        owner.put_samples(["c"], "train-1", {"x": [1]})
+    with connect(address_of(secured), credentials=of(pki, "consumer"), client_name="rank-0") as client:
+        claim = client.claim("train-1", "t", ["x"], 1)
+        listed = asked(channel, "everywhere", "ListSessions").sessions
+        session_id = next(one.session_id for one in listed if one.client_name == "consumer: rank-0")
+        partition = {"partition_id": "train-1"} if verb not in ("Session", "AdoptClaim") else {}
+        values = {"session_id": session_id, **partition}
+        codes = {caller: code_of(channel, caller, verb, **values) for caller in TOKENS}
+        allowed = {caller for caller, code in codes.items() if code is not DENIED}
+        assert allowed - {"consumer"} == {"everywhere"}, codes
+        assert claim.commit() is not None
+
+
+def test_a_session_stays_its_callers_over_a_restart(start: Any, pki: Pki, access_file: Path, tmp_path: Path) -> None:
+    tls, folder = pki.issue("server", "127.0.0.1"), tmp_path / "data"
+    limits = Limits(memory_bytes=4 << 20)
+    first = ServerThread(
+        ServerConfig(
+            listen=("127.0.0.1:0",), limits=limits, tls=tls, access=access_file, data_dir=folder, durability="process"
+        )
+    )
+    with connect(first.addresses[0], credentials=of(pki, "everywhere")) as client:
+        client.register_partition("train-1", ["x"], 0, ["t"])
+        client.put_samples(["a"], "train-1", {"x": [1]})
+    client = connect(first.addresses[0], credentials=of(pki, "consumer"))
+    claim = client.claim("train-1", "t", ["x"], 1)
+    first.stop()
+    listen = tuple(first.addresses)
+    second = start(listen=listen, tls=tls, access=access_file, data_dir=folder, durability="process")
+    credentials = grpc.ssl_channel_credentials(pki.ca.read_bytes())
+    with client, grpc.secure_channel(second.addresses[0], credentials) as channel:
+        (session,) = asked(channel, "everywhere", "ListSessions").sessions
+        assert code_of(channel, "producer", "Session", session_id=session.session_id) is DENIED
+        assert claim.commit() is not None
+
+
+def test_those_who_only_read_see_sessions_by_names_that_no_call_takes(
+    secured: ServerThread, pki: Pki, channel: grpc.Channel, held: dict[str, str]
+) -> None:
+    (whole,) = asked(channel, "everywhere", "ListSessions").sessions
+    (seen,) = asked(channel, "watcher", "ListSessions").sessions
+    server, code, number = whole.session_id.split("-")
+    assert (seen.session_id, seen.client_name) == (f"{server}-{number}", whole.client_name)
+    for caller, expected in (("everywhere", whole.session_id), ("reader", seen.session_id)):
+        (claim,) = asked(channel, caller, "ListClaims", partition_id="train-1").claims
+        assert claim.session_ids == [expected]
+    assert code not in str(asked(channel, "reader", "ListClaims", partition_id="train-1"))
+
+
+def test_a_request_id_gets_no_answer_of_another_caller(channel: grpc.Channel, held: dict[str, str]) -> None:
+    new = {"partition_id": "train-1", "task": "t", "batch_size": 1, "min_size": 1, "mode": 1}
+    header = pb.PutSamplesHeader(request_id="put", partition_id="train-1", sample_ids=["c", "d"]).SerializeToString()
+    metadata: Any = (("authorization", f"Bearer {TOKENS['admin']}"),)
+    put: Any = channel.stream_unary(f"/{SERVICE.full_name}/PutSamples")
+    assert put(iter([frame_prefix(header, 0, 0)]), metadata=metadata, timeout=10)
+    mine, others, again = (
+        asked(channel, caller, "ClaimSamples", request_id="same", **new) for caller in ("consumer", "admin", "consumer")
+    )
+    assert (again, others.claim_id != mine.claim_id) == (mine, True)
+    released = asked(
+        channel, "admin", "ReleaseClaim", request_id="release", claim_request_id="same", reason="", claim_id=""
+    )
+    assert released.released_rows == 1  # its own
+    assert asked(channel, "consumer", "ReleaseClaim", request_id="release", claim_id=mine.claim_id).released_rows == 1
 
 
 def test_roles_at_unix_sockets_are_those_of_the_access_file(

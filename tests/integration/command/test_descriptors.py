@@ -54,7 +54,7 @@ def test_a_server_without_descriptors_logs_once_and_serves_when_there_are_some(
             idle = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             idle.connect(f"{path}.local")
         scrape = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
-        scrape.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        scrape.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         time.sleep(1.0)
         assert len(command.log) < 10_000
         assert {json.loads(line)["event"] for line in command.log.splitlines()} >= {"accept_failed"}
@@ -64,7 +64,7 @@ def test_a_server_without_descriptors_logs_once_and_serves_when_there_are_some(
 
 
 REQUESTS = {
-    "an unknown method": b"BREW /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+    "an unknown method": b"BREW /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     "a bad header": b"GET /metrics HTTP/1.1\r\nHost x\r\n\r\n",
     "a long line": b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n",

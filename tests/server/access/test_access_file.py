@@ -97,7 +97,7 @@ def gate(write: Write, tmp_path: Path) -> Gate:
     jwt_block = {"keys": "keys.json", "issuer": ISSUER, "audience": AUDIENCE}
     file = write({"callers": [caller], "jwt": jwt_block})
     rules: Reloaded[AccessRules] = Reloaded([file], lambda: load_access_file(file), key_files)
-    return Gate(rules, lambda held_id: None)
+    return Gate(rules, lambda held_id: None, lambda session_id: None)
 
 
 def token(key: Any = KEY, algorithm: str = "ES256", kid: str = "1", **changes: object) -> str:
@@ -156,7 +156,7 @@ def test_a_symmetric_key_is_refused_with_its_file(write: Write, tmp_path: Path) 
 
 
 def test_a_caller_on_another_host_is_nobody_on_loopback() -> None:
-    gate = Gate(None, lambda held_id: None, users=AllowedPeers(frozenset(), frozenset()))
-    gate.ports.append(1)
+    gate = Gate(None, lambda held_id: None, lambda session_id: None, users=AllowedPeers(frozenset(), frozenset()))
+    gate.grpc_listens("127.0.0.1", 1)
     with pytest.raises(Refusal, match="loopback is open to the server's own user, and a process calls"):
         gate.at_port(Credentials(PEER))

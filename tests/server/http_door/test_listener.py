@@ -24,7 +24,7 @@ from dataplane_server.storage.arena import Arena
 from dataplane_server.testing import ServerThread
 
 HEAD = (
-    b"POST /v1/partitions/p/samples HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"POST /v1/partitions/p/samples HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Content-Length: 100\r\n\r\n"
 )
 
@@ -47,7 +47,7 @@ async def test_a_body_that_is_late_is_refused_and_keeps_no_other_caller_out(port
     for _, writer in slow:
         writer.write(HEAD + b"{")
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /v1/partitions/p HTTP/1.1\r\nHost: x\r\n\r\n")
+    writer.write(b"GET /v1/partitions/p HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert b'"PARTITION_NOT_FOUND"' in await asyncio.wait_for(reader.read(), 20.0)
     for late, _ in slow:
         head, _, body = (await asyncio.wait_for(late.read(), 20.0)).partition(b"\r\n\r\n")

@@ -420,11 +420,14 @@ class AbortGroup(RepeatableCall[GroupAborted]):
 
 @dataclass(frozen=True, slots=True)
 class OpenSession(Call[SessionInfo]):
-    """Open a session (empty session_id), or resume one, whose grace stays. grace_s: seconds; None for the default."""
+    """Open a session (empty session_id), or resume one, whose grace and owner stay. grace_s: seconds; None for the
+    default. owner: the name of the caller; empty where callers have none.
+    """
 
     session_id: str
     client_name: str
     grace_s: float | None = None
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

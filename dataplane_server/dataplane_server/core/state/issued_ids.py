@@ -28,6 +28,11 @@ def session_id(incarnation: str, number: int) -> str:
     return _issued(incarnation, f"s{number}")
 
 
+def without_code(issued: str) -> str:
+    """An id that tells which one is meant, and names it in no call."""
+    return f"{issued.partition('-')[0]}-{issued.rpartition('-')[2]}"
+
+
 def reservation_id(incarnation: str, number: int) -> str:
     return _issued(incarnation, f"g{number}")
 

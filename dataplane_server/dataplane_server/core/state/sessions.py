@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from dataplane_server.core.calls.answers import SessionInfo
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal, session_expired
+from dataplane_server.core.calls.requests import OpenSession
 from dataplane_server.core.state import issued_ids
 
 _REMEMBERED_NAMES = 256
@@ -31,7 +32,7 @@ _REMEMBERED_NAMES = 256
 @dataclass(slots=True, eq=False)
 class Session:
     """One client. number: of all that were opened. claims: ids of the claims that it holds, in order; `ClaimTable`
-    maintains them.
+    maintains them. owner: the name of the caller who opened it.
     """
 
     session_id: str
@@ -40,6 +41,7 @@ class Session:
     grace_s: float
     deadline: float
     claims: dict[str, None] = field(default_factory=dict)
+    owner: str = ""
 
     def silent_s(self, now: float) -> float:
         """Since its last heartbeat, less what the server stood still meanwhile."""
@@ -64,13 +66,13 @@ class Sessions:
     def __iter__(self) -> Iterator[Session]:
         return iter(self._sessions.values())
 
-    def open(self, session_id: str, client_name: str, grace_s: float | None, now: float) -> SessionInfo:
-        """Open a session, or resume an open one, whose grace stays. Refusal SESSION_EXPIRED if it is not open."""
-        if session_id:
-            session = self.find(session_id)
-            self.heartbeat(session_id, now)
-            return SessionInfo(session_id, session.grace_s)
-        grace_s = self._checked_grace(grace_s)
+    def open(self, call: OpenSession, now: float) -> SessionInfo:
+        """Open a session, or resume an open one. Refusal SESSION_EXPIRED if it is not open."""
+        if call.session_id:
+            session = self.find(call.session_id)
+            self.heartbeat(call.session_id, now)
+            return SessionInfo(call.session_id, session.grace_s)
+        client_name, grace_s = call.client_name, self._checked_grace(call.grace_s)
         if len(client_name.encode()) > self._limits.max_id_bytes:
             message = f"a client name has at most {self._limits.max_id_bytes} bytes, got {client_name[:40]!r}..."
             raise Refusal(Reason.INVALID_REQUEST, message)
@@ -79,7 +81,7 @@ class Sessions:
             raise Refusal(Reason.LIMIT_REACHED, f"{limit} sessions are open already", max_sessions=limit)
         self.opened += 1
         session_id = issued_ids.session_id(self.incarnation, self.opened)
-        session = Session(session_id, self.opened, client_name, grace_s, now + grace_s)
+        session = Session(session_id, self.opened, client_name, grace_s, now + grace_s, owner=call.owner)
         self._sessions[session.session_id] = session
         heapq.heappush(self._due, (session.deadline, session.session_id))
         return SessionInfo(session.session_id, grace_s)
@@ -108,6 +110,11 @@ class Sessions:
         """The client's name; empty if the session is not open."""
         session = self._sessions.get(session_id)
         return "" if session is None else session.client_name
+
+    def owner(self, session_id: str) -> str | None:
+        """The name of the caller who opened a session; None if it is not open."""
+        session = self._sessions.get(session_id)
+        return None if session is None else session.owner
 
     def names(self) -> set[str]:
         """The clients with an open session."""

@@ -39,7 +39,7 @@ class Expiry:
         """Open or resume a session. Refusals as `Sessions.open`."""
         if not call.session_id and len(self._state.sessions) >= self._state.limits.max_sessions:
             self._make_room(now)
-        return self._state.sessions.open(call.session_id, call.client_name, call.grace_s, now)
+        return self._state.sessions.open(call, now)
 
     def _make_room(self, now: float) -> None:
         """Expire sessions that hold nothing and wait for nothing."""

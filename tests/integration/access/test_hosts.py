@@ -1,0 +1,118 @@
+"""Which names HTTP answers by, and which pages may call it, on every route of both listeners."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from tests.integration.access.conftest import TOKENS, Start
+
+from dataplane_client.client import connect
+from dataplane_server.testing import ServerThread
+
+PUT = json.dumps({"samples": [{"sample_id": "s", "fields": {"x": 1}}]})
+PAGE = ("/", "/page/app.js", "/page/events", "/page/samples?partition=p", "/page/dead?partition=p&task=t")
+ROUTES = [
+    *(("http", "GET", path) for path in ("/healthz", "/metrics", *PAGE, "/page/sample?partition=p&id=r", "/none")),
+    ("door", "GET", "/v1/partitions/p"),
+    ("door", "POST", "/v1/partitions/p/samples"),
+]
+
+
+class Asked(NamedTuple):
+    """What a request says. origin: PORT stands for the port that it goes to."""
+
+    host: str
+    origin: str | None = None
+    is_answered: bool = False
+
+
+NEAR = {
+    "address": Asked("127.0.0.1:PORT", is_answered=True),
+    "address without a port": Asked("127.0.0.1", is_answered=True),
+    "another address": Asked("10.0.0.7:9464", is_answered=True),
+    "IPv6": Asked("[::1]:9464", is_answered=True),
+    "localhost": Asked("localhost:PORT", is_answered=True),
+    "its own page": Asked("localhost:PORT", "http://localhost:PORT", is_answered=True),
+    "a site's name": Asked("evil.example:PORT"),
+    "a site's name, its own page": Asked("evil.example:PORT", "http://evil.example:PORT"),
+    "a name like an address": Asked("127.0.0.1.evil.example"),
+    "a name like localhost": Asked("localhost.evil.example"),
+    "a service's name": Asked("dataplane:9464"),
+    "nothing": Asked(""),
+    "no host": Asked("[::1"),
+    "another page": Asked("localhost:PORT", "http://evil.example"),
+    "a page at another port": Asked("localhost:PORT", "http://localhost:1"),
+    "a page over TLS": Asked("localhost:PORT", "https://localhost:PORT"),
+    "a page without an origin": Asked("localhost:PORT", "null"),
+}
+FAR = {
+    "a pod's address": Asked("10.0.0.7:9464", is_answered=True),
+    "a service's name": Asked("dataplane:9464", is_answered=True),
+    "a service's name in Kubernetes": Asked("dataplane.rl.svc:9464", is_answered=True),
+    "a service's whole name": Asked("dataplane.rl.svc.cluster.local:9464", is_answered=True),
+    "the host's name": Asked(f"{socket.gethostname()}:PORT", is_answered=True),
+    "a site's name": Asked("evil.example:PORT"),
+    "another page": Asked("dataplane:9464", "http://evil.example"),
+}
+
+
+def ask(server: ServerThread, listener: str, method: str, path: str, asked: Asked, token: str | None = None) -> int:
+    """The status. Streams are not read."""
+    address = server.http_address if listener == "http" else server.server.http_door_address
+    port = str(address).rpartition(":")[2]
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=30)
+    headers = {"Host": asked.host.replace("PORT", port), "Content-Type": "application/json"}
+    headers |= {} if asked.origin is None else {"Origin": asked.origin.replace("PORT", port)}
+    headers |= {} if token is None else {"Authorization": f"Bearer {token}"}
+    connection.request(method, path, PUT if method == "POST" else None, headers)
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def with_rows(server: ServerThread) -> ServerThread:
+    with connect(f"127.0.0.1:{server.addresses[0].rpartition(':')[2]}", transport="grpc") as client:
+        client.register_partition("p", ["x"], 0, ["t"])
+        client.put_samples(["r"], "p", {"x": [1]})
+    return server
+
+
+@pytest.fixture
+def near(start: Start) -> Iterator[ServerThread]:
+    """A server on loopback."""
+    server = with_rows(start(http="127.0.0.1:0", http_door="127.0.0.1:0"))
+    yield server
+    with connect(server.addresses[0]) as client:
+        assert client.partition("p").rows <= 2
+
+
+@pytest.mark.parametrize(("listener", "method", "path"), ROUTES)
+def test_no_route_on_loopback_answers_a_web_site(near: ServerThread, listener: str, method: str, path: str) -> None:
+    statuses = {name: ask(near, listener, method, path, asked) for name, asked in NEAR.items()}
+    refused = {name for name, status in statuses.items() if status in (400, 403)}
+    assert refused == {name for name, asked in NEAR.items() if not asked.is_answered}, statuses
+
+
+@pytest.mark.parametrize(("listener", "method", "path"), ROUTES)
+def test_other_addresses_answer_names_that_no_site_can_have(
+    start: Start, listener: str, method: str, path: str
+) -> None:
+    server = with_rows(start(http="0.0.0.0:0", http_door="0.0.0.0:0", insecure=True))
+    statuses = {name: ask(server, listener, method, path, asked) for name, asked in FAR.items()}
+    assert {name for name, status in statuses.items() if status == 403} == {"a site's name", "another page"}, statuses
+
+
+def test_the_name_that_the_server_listens_by_is_its_own(start: Start) -> None:
+    server = start(http="localhost:0")
+    assert ask(server, "http", "GET", "/healthz", Asked("LOCALHOST.:1")) == 200
+
+
+def test_with_an_access_file_the_token_decides(start: Start, access_file: object) -> None:
+    server = start(http="127.0.0.1:0", access=access_file)
+    assert ask(server, "http", "GET", "/metrics", Asked("evil.example", "http://evil.example")) == 401
+    assert ask(server, "http", "GET", "/metrics", Asked("dataplane.example"), TOKENS["everywhere"]) == 200

@@ -1,0 +1,27 @@
+"""What another user of this host, who does not call honestly, gets from a server on loopback: nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from tests.attacks.loopback import WAYS, server_on_loopback, went_through
+
+from dataplane_server.testing import ServerThread
+
+ATTEMPTS = 40
+"""Of each way; `python -m tests.attacks.loopback` tries a thousand."""
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerThread]:
+    with server_on_loopback() as server:
+        yield server
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_attempt_of_another_user_goes_through(server: ServerThread, way: str) -> None:
+    assert went_through(server, way, ATTEMPTS) == 0
