@@ -21,14 +21,16 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return _HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream) + payload
 
 
-def request(path: str) -> bytes:
+def request(path: str, **metadata: bytes) -> bytes:
     """The headers of a gRPC call, as HPACK writes them without its tables and without Huffman's code."""
 
-    def text(what: str) -> bytes:
-        return bytes([len(what)]) + what.encode()
+    def text(what: str | bytes) -> bytes:
+        return bytes([len(what)]) + (what if isinstance(what, bytes) else what.encode())
 
     kind = b"\x0f\x10" + text("application/grpc")
-    return b"\x83\x86\x04" + text(path) + b"\x01" + text("x") + kind + b"\x00" + text("te") + text("trailers")
+    more = {"te": b"trailers", **metadata}
+    pairs = [b"\x00" + text(name) + text(value) for name, value in more.items()]
+    return b"\x83\x86\x04" + text(path) + b"\x01" + text("x") + kind + b"".join(pairs)
 
 
 PINGS = frame(_PING, 0, 0, bytes(8)) * 10_000
@@ -64,9 +66,9 @@ class Http2Peer:
         self._received = b""
         self._streams = itertools.count(1, 2)
 
-    def begin(self, path: str) -> int:
+    def begin(self, path: str, **metadata: bytes) -> int:
         stream = next(self._streams)
-        self.socket.sendall(frame(_HEADERS, _END_HEADERS, stream, request(path)))
+        self.socket.sendall(frame(_HEADERS, _END_HEADERS, stream, request(path, **metadata)))
         return stream
 
     def send_as_allowed(self, stream: int, data: memoryview) -> int:

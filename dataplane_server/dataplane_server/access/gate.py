@@ -170,8 +170,12 @@ class Gate:
 
     def _of_token(self, token: str, peer: str) -> Caller:
         assert self._rules is not None  # noqa: S101  # both callers have looked
+        try:
+            digest = hashlib.sha256(token.encode()).hexdigest()
+        except UnicodeEncodeError:  # aiohttp keeps bytes that are not UTF-8 as surrogates
+            raise self._unknown("the token is not UTF-8", peer) from None
         rules = self._rules.now()
-        caller, why = rules.tokens.get(hashlib.sha256(token.encode()).hexdigest()), "the token is unknown, or has ended"
+        caller, why = rules.tokens.get(digest), "the token is unknown, or has ended"
         if caller is None and rules.jwt is not None and (subject := rules.jwt.subject(token)) is not None:
             caller, why = rules.subjects.get(subject), f"the access file does not know the token's subject {subject!r}"
         if caller is None:

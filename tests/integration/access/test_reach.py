@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import socket
@@ -19,6 +20,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.attacks.http2 import Http2Peer
 from tests.integration.access.conftest import TOKENS, Pki, Start, access, address_of, hashed, of
 
 from dataplane_client.client import connect
@@ -168,6 +170,38 @@ def test_what_a_caller_sends_is_in_no_log_and_in_no_answer(
         client.register_partition("train-1", ["x"], 0, ["t"])
     assert UNKNOWN not in f"{refused.value} {refused.value.details} {Credentials(token=UNKNOWN)!r}"
     assert not [record for record in caplog.records if "token-" in record.getMessage()]
+
+
+def test_a_token_that_is_no_text_is_a_bad_token_on_every_transport(
+    start: Start, pki: Pki, access_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    listen, local = f"unix://{tmp_path}/s", "127.0.0.1:0"
+    tls = pki.issue("server", "127.0.0.1")
+    server = start(listen=(listen,), http=local, http_door=local, tls=tls, access=access_file).server
+    token, statuses = b"Bearer \xff", []
+    for address, path in [
+        (server.http_address, "/"),
+        (server.http_address, "/metrics"),
+        (server.http_address, "/page/sample?partition=train-1&id=a"),
+        (server.http_door_address, "/v1/partitions/train-1"),
+    ]:
+        context = ssl.create_default_context(cafile=pki.ca)
+        connection = http.client.HTTPSConnection(str(address), timeout=20, context=context)
+        connection.request("GET", path, headers={"Authorization": token})
+        statuses.append(connection.getresponse().status)
+        connection.close()
+    assert statuses == [401] * 4
+    with contextlib.closing(Http2Peer(f"{tmp_path}/s")) as peer:
+        peer.socket.settimeout(20.0)
+        peer.begin(f"/{SERVICE.full_name}/GetServerStatus", authorization=token)
+        answer = b""
+        while b"is unknown, or has ended" not in answer:
+            more = peer.socket.recv(65_536)
+            assert more, answer
+            answer += more
+    events = [json.loads(record.getMessage()) for record in caplog.records if record.name == "dataplane_server"]
+    assert [event["level"] for event in events if event["event"] == "caller_refused"] == ["warning"]
+    assert [event for event in events if event["level"] == "error"] == []
 
 
 def test_half_a_handshake_keeps_no_one_out_of_http(secured: ServerThread, pki: Pki) -> None:
