@@ -5,15 +5,19 @@ queue. So clients that send half a request, or do not read what they asked for, 
 
 In front of every route it is asked who has opened the connection, once, before anything is read, and whether the
 request calls this server by a name of its own.
+
+When another connection waits for a place, the one whose request has been on its way for longest is closed, if that is
+longer than a second. So clients that send half a request keep no others out, however many they are.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dataplane_server.accepting import accepting
@@ -24,9 +28,8 @@ from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.observe.log import get_log
 
 if TYPE_CHECKING:
-    import ssl
-
     from aiohttp import web
+    from aiohttp.web_protocol import RequestHandler
 
     from dataplane_server.access.tls import Tls
 
@@ -37,6 +40,7 @@ R = TypeVar("R", bound="web.StreamResponse")
 _BACKLOG = 128
 _PAUSE_S = 0.02
 _HANDSHAKE_S = 5.0
+_PATIENCE_S = 1.0
 
 
 class HttpListener:
@@ -50,8 +54,10 @@ class HttpListener:
         self._max_s = max_s
         self._gate = gate
         self._tls = tls
-        self._strangers: dict[asyncio.BaseProtocol, str | None] = {}  # of each connection, see `Gate.stranger`
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._strangers: dict[RequestHandler, str | None] = {}  # of each connection, see `Gate.stranger`
+        self._opening: dict[RequestHandler, asyncio.Task[None]] = {}
+        self._arriving: dict[RequestHandler, float] = {}
+        """The connections whose requests are on their way, and since when, the oldest first."""
         self._runner: web.AppRunner | None = None
         self._accepting: list[asyncio.Task[None]] = []
 
@@ -70,44 +76,60 @@ class HttpListener:
         return port
 
     async def stop(self) -> None:
-        ending = [*self._accepting, *self._handshakes]
-        for task in ending:
-            task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+        await _cancelled(self._accepting)
+        await _cancelled(self._opening.values())
         if self._runner is not None:
             await self._runner.cleanup()
 
+    def arrived(self, request: web.Request) -> None:
+        """All of a request is here, so its connection keeps its place. Requests without a body need no such call."""
+        self._arriving.pop(request.protocol, None)
+
     async def _serve(self, peer: socket.socket) -> None:
-        """Serve a connection. Returns when another one may be open beside it."""
+        """Begin to serve a connection when there is a place for it."""
         server = None if self._runner is None else self._runner.server
         if server is None:
             return peer.close()
-        if self._tls is None:
-            await self._open(server, peer)
-        else:
-            handshake = asyncio.create_task(self._open(server, peer, self._tls.http_context()))
-            self._handshakes.add(handshake)
-            handshake.add_done_callback(self._handshakes.discard)
-        while len(server.connections) + len(self._handshakes) >= self._most:  # noqa: ASYNC110  # aiohttp has no event
-            await asyncio.sleep(_PAUSE_S)
+        try:
+            await self._place(server)
+        except asyncio.CancelledError:
+            peer.close()
+            raise
+        loop, connection = asyncio.get_running_loop(), server()
+        self._strangers[connection] = self._gate.stranger(peer)
+        self._arriving[connection] = loop.time()
+        self._opening[connection] = opening = loop.create_task(self._open(connection, peer))
+        opening.add_done_callback(lambda _: self._opening.pop(connection))
+        loop.call_later(self._max_s, self._end, connection)
         return None
 
-    async def _open(self, server: web.Server, peer: socket.socket, context: ssl.SSLContext | None = None) -> None:
-        """Begin a connection, with a handshake if there is a context; one that fails is the peer's affair."""
-        loop, limit, protocol = asyncio.get_running_loop(), None if context is None else _HANDSHAKE_S, server()
-        self._strangers[protocol] = self._gate.stranger(peer)
-        try:
-            transport, _ = await loop.connect_accepted_socket(
-                lambda: protocol, peer, ssl=context, ssl_handshake_timeout=limit
-            )
-        except OSError:
-            del self._strangers[protocol]
-        else:
-            loop.call_later(self._max_s, self._end, transport, protocol)
+    async def _place(self, server: web.Server) -> None:
+        """Wait for a place, and close the connection whose request takes longest, if it takes too long."""
+        now = asyncio.get_running_loop().time
+        while len(server.connections) + len(self._opening) >= self._most:
+            open_ones = {*server.connections, *self._opening}
+            slowest = next((one for one in self._arriving if one in open_ones), None)
+            if slowest is not None and now() - self._arriving[slowest] > _PATIENCE_S:
+                self._close(slowest)
+            await asyncio.sleep(_PAUSE_S)  # aiohttp has no event
 
-    def _end(self, transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> None:
-        transport.abort()
-        del self._strangers[protocol]
+    async def _open(self, connection: RequestHandler, peer: socket.socket) -> None:
+        """Begin a connection, with a handshake if there is TLS; one that fails is the peer's affair."""
+        context, limit = (None, None) if self._tls is None else (self._tls.http_context(), _HANDSHAKE_S)
+        connect = asyncio.get_running_loop().connect_accepted_socket
+        with contextlib.suppress(OSError):
+            await connect(lambda: connection, peer, ssl=context, ssl_handshake_timeout=limit)
+
+    def _close(self, connection: RequestHandler) -> None:
+        self._arriving.pop(connection, None)
+        if connection.transport is not None:
+            connection.transport.abort()
+        elif connection in self._opening:
+            self._opening[connection].cancel()
+
+    def _end(self, connection: RequestHandler) -> None:
+        self._close(connection)
+        del self._strangers[connection]
 
     def _front(self, own: OwnHosts) -> Any:
         """What every request passes first."""
@@ -118,15 +140,25 @@ class HttpListener:
 
         @web.middleware
         async def front(request: web.Request, handler: Handler) -> web.StreamResponse:
-            request[STRANGER] = self._strangers[request.protocol]
+            request[STRANGER] = self._strangers.get(request.protocol, "its connection has ended")
             try:
                 if not self._gate.asks_for_credentials:
                     own.check(request.headers.get("Host"), request.headers.get("Origin"), secure=request.secure)
             except Refusal as refusal:
                 return error_answer(status_of(refusal))
+            if not request.can_read_body:
+                self.arrived(request)
             return await handler(request)
 
         return front
+
+
+async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks and wait for their ends."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
 
 
 def only(response: R) -> R:

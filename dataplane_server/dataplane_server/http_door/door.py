@@ -117,9 +117,13 @@ class HttpDoor:
         if (request.content_length or 0) > MAX_BODY_BYTES:
             raise web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES, request.content_length or 0)
         try:
-            return await asyncio.wait_for(request.read(), self._body_s)
+            data = await asyncio.wait_for(request.read(), self._body_s)
         except asyncio.TimeoutError:
             raise web.HTTPRequestTimeout(text=f"the body did not arrive within {self._body_s:g} s") from None
+        except ConnectionError:
+            raise asyncio.CancelledError from None  # the caller has gone
+        self._listener.arrived(request)
+        return data
 
     async def _call(
         self, verb: str, request: web.Request, work: Callable[[str], Awaitable[dict[str, object]]]

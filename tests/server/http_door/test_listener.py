@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import socket
+import struct
 from collections.abc import AsyncIterator
 
 import pytest
@@ -30,12 +32,17 @@ HEAD = (
 
 
 @pytest.fixture
-async def port() -> AsyncIterator[int]:
-    """Of a door to which bodies may take 0.3 s."""
+async def port(request: pytest.FixtureRequest) -> AsyncIterator[int]:
+    """Of a door to which bodies may take as long as the test says, in seconds, or 0.3."""
     plane = DataPlane(Limits(memory_bytes=1 << 16))
     metrics, arena = Metrics(plane, lambda: True), Arena(1 << 16, shared=False)
     shell = Shell(plane, metrics)
-    door = HttpDoor(DataPlaneServicer(shell, ArenaValues(shell.plane, arena), metrics), shell, metrics, body_s=0.3)
+    door = HttpDoor(
+        DataPlaneServicer(shell, ArenaValues(shell.plane, arena), metrics),
+        shell,
+        metrics,
+        body_s=getattr(request, "param", 0.3),
+    )
     yield await door.start("127.0.0.1", 0)
     await door.stop()
     shell.drain()
@@ -55,6 +62,40 @@ async def test_a_body_that_is_late_is_refused_and_keeps_no_other_caller_out(port
         assert json.loads(body)["error"]["message"] == "the body did not arrive within 0.3 s"
     for _, open_writer in [*slow, (reader, writer)]:
         open_writer.close()
+
+
+@pytest.mark.parametrize("port", [1000.0], indirect=True)
+async def test_bodies_that_do_not_come_lose_their_places_to_those_that_wait(port: int) -> None:
+    slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5 * MAX_CONNECTIONS // 2)]
+    for number, (_, writer) in enumerate(slow):
+        writer.write(HEAD + b"{" if number % 2 else HEAD[:9])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HEAD.replace(b"100", b"14") + b'{"samples":[]}')
+    assert b'"PARTITION_NOT_FOUND"' in await asyncio.wait_for(reader.read(), 30.0)
+    gone = [late for late, _ in slow if late.at_eof() or late.exception()]
+    assert len(slow) - MAX_CONNECTIONS < len(gone) < len(slow)
+    for _, open_writer in [*slow, (reader, writer)]:
+        open_writer.close()
+
+
+@pytest.mark.parametrize("port", [1000.0], indirect=True)
+@pytest.mark.parametrize("ends", ["closed", "reset"])
+async def test_a_caller_that_hangs_up_within_its_body_is_no_error(
+    port: int, ends: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, leaving = await asyncio.open_connection("127.0.0.1", port)
+    leaving.write(HEAD.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
+    assert b"100 Continue" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20.0)
+    if ends == "reset":
+        linger = struct.pack("ii", 1, 0)
+        leaving.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    leaving.close()
+    for _ in range(3):  # the door has noticed by then
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /v1/partitions/p HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b'"PARTITION_NOT_FOUND"' in await asyncio.wait_for(reader.read(), 20.0)
+        writer.close()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_every_error_of_the_contract_has_a_status() -> None:
