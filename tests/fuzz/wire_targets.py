@@ -220,7 +220,7 @@ _defects = functools.cache(_Defects)
 def http(data: bytes) -> None:
     """A body is refused, or becomes a put that the service answers or refuses."""
     try:
-        body = parse_body(data)
+        body = parse_body(data, LIMITS)
         columns, values = wire_columns(body.samples, _STORED, body.dtypes)
         tags = [packed(f"tags of sample {sample.sample_id!r}", sample.tags) for sample in body.samples]
     except Refusal:

@@ -4,7 +4,10 @@
      "request_id": "...", "group_id": "p0", "weight_version": 7, "dtypes": {"reward": "float32"}, "create_only": true}
 
 Only `samples`, and the `sample_id` of each, are required. A key that is not known is refused, so a typing error does
-not lose data. NaN and Infinity are not JSON and are refused. The core checks ids, tags and limits.
+not lose data. NaN and Infinity are not JSON and are refused.
+
+Lists, objects and names are counted in the bytes of a body before anything is made of it. Its samples, and the fields
+and tags of each, are counted before they are looked at. The core checks ids, tags and all other limits.
 """
 
 from __future__ import annotations
@@ -18,8 +21,11 @@ import msgpack
 from xxhash import xxh3_128_digest
 
 from dataplane_server.collection import without_collection
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 
+MAX_ENTRIES = 1 << 19
+"""Brackets, braces and colons of a body, those in strings included."""
 _KEYS = frozenset({"samples", "request_id", "group_id", "weight_version", "dtypes", "create_only"})
 _SAMPLE_KEYS = frozenset({"sample_id", "fields", "tags", "sequence_length"})
 _MOST = (1 << 31) - 2
@@ -59,19 +65,22 @@ class PutBody:
         return xxh3_128_digest(msgpack.packb([of_all, of_samples], default=str))
 
 
-def parse_body(data: bytes) -> PutBody:
-    """Refusal INVALID_REQUEST, which names the sample and the key, for what is no such body."""
+def parse_body(data: bytes, limits: Limits) -> PutBody:
+    """Refusal INVALID_REQUEST, which names the sample and the key, or the limit, for what is no such body."""
+    count = sum(map(data.count, (b"[", b"{", b":")))
+    _check_count("the body", count, "max_entries", MAX_ENTRIES, "brackets, braces and colons")
     body = _mapping("the body", _parsed(data), _KEYS)
     samples = body.get("samples")
     if not isinstance(samples, list):
         raise refused("samples must be a list with an object for each sample")
+    _check_count("samples", len(samples), "max_rows_per_call", limits.max_rows_per_call)
     version, group_id = body.get("weight_version"), body.get("group_id")
     return PutBody(
         request_id=_text("request_id", body.get("request_id", uuid.uuid4().hex)),
         group_id=None if group_id is None else _text("group_id", group_id),
         weight_version=None if version is None else _number("weight_version", version),
-        dtypes=_mapping("dtypes", body.get("dtypes", {})),
-        samples=[_sample(f"sample {number}", sample) for number, sample in enumerate(samples)],
+        dtypes=_names("dtypes", body.get("dtypes", {}), "max_fields", limits.max_fields),
+        samples=[_sample(f"sample {number}", sample, limits) for number, sample in enumerate(samples)],
         create_only=_flag("create_only", body.get("create_only", False)),
     )
 
@@ -80,15 +89,15 @@ def refused(message: str, reason: Reason = Reason.INVALID_REQUEST, **metadata: s
     return Refusal(reason, message, **metadata)
 
 
-def _sample(where: str, value: object) -> PutSample:
+def _sample(where: str, value: object, limits: Limits) -> PutSample:
     sample = _mapping(where, value, _SAMPLE_KEYS)
     sample_id = _text(f"sample_id of {where}", sample.get("sample_id"))
     where = f"of sample {sample_id!r}"
     length = sample.get("sequence_length")
     return PutSample(
         sample_id,
-        _mapping(f"fields {where}", sample.get("fields", {})),
-        _mapping(f"tags {where}", sample.get("tags", {})),
+        _names(f"fields {where}", sample.get("fields", {}), "max_fields", limits.max_fields),
+        _names(f"tags {where}", sample.get("tags", {}), "max_tags_per_row", limits.max_tags_per_row),
         -1 if length is None else _number(f"sequence_length {where}", length),
     )
 
@@ -96,26 +105,48 @@ def _sample(where: str, value: object) -> PutSample:
 def _parsed(data: bytes) -> object:
     try:
         with without_collection():  # a million lists would start hundreds of them
-            return json.loads(data.decode(), parse_constant=_refuse_constant)
+            return json.loads(data.decode(), parse_constant=_refuse_constant, object_hook=_unchanged)
     except RecursionError:
         raise refused("the body is nested too deeply") from None
     except ValueError as error:
         raise refused(f"the body is not JSON in UTF-8: {error}") from None
 
 
+def _unchanged(value: dict[str, Any]) -> dict[str, Any]:
+    """Between two functions of Python another thread gets its turn; the parser alone would keep it waiting."""
+    return value
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON; numbers must be finite")
 
 
-def _mapping(what: str, value: object, known: frozenset[str] | None = None) -> dict[str, Any]:
+def _mapping(what: str, value: object, known: frozenset[str]) -> dict[str, Any]:
+    found = _object(what, value)
+    for key in found:
+        if key not in known:
+            raise refused(f"{what} has the unknown key {_shown(key)}; known are {', '.join(sorted(known))}")
+    return found
+
+
+def _names(what: str, value: object, limit: str, most: int) -> dict[str, Any]:
+    """Values by names that the caller chooses."""
+    found = _object(what, value)
+    _check_count(what, len(found), limit, most)
+    for name in found:
+        _text(f"a name in {what}", name)
+    return found
+
+
+def _object(what: str, value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise refused(f"{what} must be an object, got {_shown(value)}")
-    for key in value:
-        if known is None:
-            _text(f"a name in {what}", key)
-        elif key not in known:
-            raise refused(f"{what} has the unknown key {_shown(key)}; known are {', '.join(sorted(known))}")
     return value
+
+
+def _check_count(what: str, count: int, limit: str, most: int, entries: str = "entries") -> None:
+    if count > most:
+        raise refused(f"{what} has {count} {entries}; the limit is {most} ({limit})", **{limit: most})
 
 
 def _text(what: str, value: object) -> str:

@@ -9,8 +9,9 @@ it is left if the request fails or the server is killed; the FinishGroup that sh
 Requests with the same request_id are carried out one after the other; all get the answer of the first that succeeds, or
 are refused if they ask for something else.
 
-A body has at most 4 MiB, since it is parsed on the event loop, and 10 s to arrive. A put waits 10 s for room and
-10 s for space.
+A body has at most 4 MiB, and 10 s to arrive. A thread parses long ones, one after the other, while the event loop goes
+on; the parser gives way after each object of the body, and after a tenth of a second at most. A put waits 10 s for room
+and 10 s for space.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from __future__ import annotations
 import asyncio
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 from aiohttp import web
@@ -29,6 +32,8 @@ from dataplane_server.access.gate import OPEN_GATE, Gate, acting_as, current_cal
 from dataplane_server.access.http import caller_of
 from dataplane_server.access.tls import Tls
 from dataplane_server.core.calls.answers import ROW_CONSUMED
+from dataplane_server.core.calls.columns import Shape
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import CloseSession, FinishGroup, OpenSession
 from dataplane_server.http_door.answers import answer, error_answer, request_error
@@ -48,6 +53,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_BODY_BYTES = 4 << 20
 """Of JSON. Its values have at most four times as many, so they are one chunk of a stream."""
+_SHORT_BYTES = 64 << 10
+"""A body of this size is parsed on the event loop, within some milliseconds."""
 MAX_CONNECTIONS = 16
 BODY_S = 10.0
 WAIT_S = 10
@@ -77,6 +84,7 @@ class HttpDoor:
         self._tracing = tracing
         self._body_s = body_s
         self._gate = gate
+        self.threads = ThreadPoolExecutor(1, "http-door")
         self._listener = HttpListener("http-door", MAX_CONNECTIONS, _LIFETIME_S, gate, tls)
         self._under_way: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
@@ -91,6 +99,7 @@ class HttpDoor:
     async def stop(self) -> None:
         """Close the listener and, after a second, requests that are under way."""
         await self._listener.stop()
+        await asyncio.to_thread(self.threads.shutdown)
 
     @web.middleware
     async def _as_caller(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -154,34 +163,22 @@ class HttpDoor:
         return described
 
     async def _put(self, partition_id: str, data: bytes, request: web.Request) -> dict[str, object]:
-        body = parse_body(data)
-        header, values = self._message(partition_id, body)
-        header.caller, header.request_digest = f"http {request.remote}", body.digest(partition_id)
-        self._gate.permit("PutSamples", header)  # before a group is reserved for it
-        async with self._under_way.setdefault(body.request_id, asyncio.Lock()):
+        caller, wait = f"http {request.remote}", Duration(seconds=WAIT_S)
+        header = pb.PutSamplesHeader(partition_id=partition_id, caller=caller, wait_timeout=wait)
+        self._gate.permit("PutSamples", header)  # before anything is made of the body
+        info = self._shell.plane.partition_info(partition_id, self._shell.now())
+        stored = {field.name: field.shape for field in info.fields if field.shape is not None}
+        read = partial(_read, data, header, stored, self._shell.plane.limits)
+        if len(data) > _SHORT_BYTES:
+            body, values = await asyncio.get_running_loop().run_in_executor(self.threads, read)
+        else:
+            body, values = read()
+        self._gate.permit("PutSamples", header)  # makes its request_id the caller's own
+        async with self._under_way.setdefault(header.request_id, asyncio.Lock()):
             if body.group_id is None:
                 return {"request_id": body.request_id, **await self._put_rows(header, values)}
             rows = await self._put_group(header, values, body.group_id, body.weight_version)
         return {"request_id": body.request_id, **_told(rows, 0, 0)}
-
-    def _message(self, partition_id: str, body: PutBody) -> tuple[pb.PutSamplesHeader, bytes]:
-        info = self._shell.plane.partition_info(partition_id, self._shell.now())
-        stored = {field.name: field.shape for field in info.fields if field.shape is not None}
-        columns, values = wire_columns(body.samples, stored, body.dtypes)
-        version = {} if body.weight_version is None else {"weight_version": body.weight_version}
-        tags = [(sample.sample_id, {**version, **sample.tags}) for sample in body.samples]
-        lengths = [sample.sequence_length for sample in body.samples]
-        header = pb.PutSamplesHeader(
-            request_id=body.request_id,
-            partition_id=partition_id,
-            sample_ids=[sample.sample_id for sample in body.samples],
-            columns=columns,
-            row_tags=[packed(f"tags of sample {name!r}", of) for name, of in tags] if any(of for _, of in tags) else (),
-            sequence_lengths=np.array(lengths, "<i8").tobytes() if max(lengths, default=-1) >= 0 else b"",
-            wait_timeout=Duration(seconds=WAIT_S),
-            create_only=body.create_only and body.group_id is None,  # a group is new in any case
-        )
-        return header, values
 
     async def _put_rows(self, header: pb.PutSamplesHeader, values: bytes) -> dict[str, int]:
         """Returns how many rows are new, how many existed, and how many of these a task has consumed."""
@@ -227,6 +224,28 @@ class HttpDoor:
 
 def _told(created: int, replaced: int, consumed: int) -> dict[str, int]:
     return {"created_rows": created, "replaced_rows": replaced, "consumed_rows": consumed}
+
+
+def _read(
+    data: bytes, header: pb.PutSamplesHeader, stored: Mapping[str, Shape], limits: Limits
+) -> tuple[PutBody, bytes]:
+    """Parse a body, and complete the header of its put. stored: the shapes of the fields that hold values. Returns the
+    bytes of the values, too.
+    """
+    body = parse_body(data, limits)
+    columns, values = wire_columns(body.samples, stored, body.dtypes)
+    version = {} if body.weight_version is None else {"weight_version": body.weight_version}
+    tags = [(sample.sample_id, {**version, **sample.tags}) for sample in body.samples]
+    lengths = [sample.sequence_length for sample in body.samples]
+    header.request_id, header.request_digest = body.request_id, body.digest(header.partition_id)
+    header.create_only = body.create_only and body.group_id is None  # a group is new in any case
+    header.sample_ids.extend(sample.sample_id for sample in body.samples)
+    header.columns.extend(columns)
+    if any(of for _, of in tags):
+        header.row_tags.extend(packed(f"tags of sample {name!r}", of) for name, of in tags)
+    if max(lengths, default=-1) >= 0:
+        header.sequence_lengths = np.array(lengths, "<i8").tobytes()
+    return body, values
 
 
 async def _frames(header: pb.PutSamplesHeader, values: bytes) -> AsyncIterator[bytes]:

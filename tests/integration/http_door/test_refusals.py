@@ -77,6 +77,14 @@ BODIES: dict[str, tuple[object, str, str]] = {
     "a tag that is a list": (one(tags={"x": []}), "INVALID_REQUEST", "sample 'a', tag 'x'"),
     "a tag that is too large": (one(tags={"x": 1 << 70}), "INVALID_REQUEST", "tags of sample 'a'"),
     "an object that is too deep": (one(fields={"answer": deep(129)}), "INVALID_REQUEST", "deeper than 128 levels"),
+    "more samples than a call may name": ({"samples": ["a"] * 65_537}, "INVALID_REQUEST",
+        "samples has 65537 entries; the limit is 65536 (max_rows_per_call)"),
+    "more fields than there may be": (one(fields=dict.fromkeys(map(str, range(65)), "\ud83d")), "INVALID_REQUEST",
+        "fields of sample 'a' has 65 entries; the limit is 64 (max_fields)"),
+    "more tags than there may be": (one(tags=dict.fromkeys(map(str, range(65)), 1 << 70)), "INVALID_REQUEST",
+        "tags of sample 'a' has 65 entries; the limit is 64 (max_tags_per_row)"),
+    "more dtypes than fields": ({**one(), "dtypes": dict.fromkeys(map(str, range(65)), "")}, "INVALID_REQUEST",
+        "dtypes has 65 entries; the limit is 64 (max_fields)"),
     "an object of many lists": (one(fields={"answer": [[], *[{}] * 600]}), "INVALID_REQUEST", "are too many"),
 }  # fmt: skip
 RAW: dict[str, tuple[bytes, str]] = {
@@ -88,8 +96,11 @@ RAW: dict[str, tuple[bytes, str]] = {
     "infinity": (b'{"samples": [{"sample_id": "a", "tags": {"x": -Infinity}}]}', "-Infinity is not JSON"),
     "a number beyond float64": (b'{"samples": [{"sample_id": "a", "tags": {"x": 1e999}}]}', "is beyond float64"),
     "a number of many digits": (b'{"weight_version": %s}' % (b"1" * 5000), "is not JSON"),
+    "more lists than there may be": (b'{"x": [%s 1]}' % (b"[]," * (1 << 19)),
+        "the body has 524291 brackets, braces and colons; the limit is 524288 (max_entries)"),
+    "more names than there may be": (b'{"x": {%s "": 1}}' % (b'"":1,' * (1 << 19)), "is 524288 (max_entries)"),
     "nested without end": (b"[" * 100_000, "nested too deeply"),
-}
+}  # fmt: skip
 
 
 def refused(answer: Answer, error: tuple[int, str], words: str) -> None:

@@ -8,12 +8,15 @@ import logging
 import re
 import socket
 import struct
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
 
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.requests import RegisterPartition
+from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.http_door.answers import STATUS_TABLE
 from dataplane_server.http_door.door import MAX_CONNECTIONS, HttpDoor
@@ -32,8 +35,8 @@ HEAD = (
 
 
 @pytest.fixture
-async def port(request: pytest.FixtureRequest) -> AsyncIterator[int]:
-    """Of a door to which bodies may take as long as the test says, in seconds, or 0.3."""
+async def door(request: pytest.FixtureRequest) -> AsyncIterator[HttpDoor]:
+    """A door to which bodies may take as long as the test says, in seconds, or 0.3."""
     plane = DataPlane(Limits(memory_bytes=1 << 16))
     metrics, arena = Metrics(plane, lambda: True), Arena(1 << 16, shared=False)
     shell = Shell(plane, metrics)
@@ -43,10 +46,15 @@ async def port(request: pytest.FixtureRequest) -> AsyncIterator[int]:
         metrics,
         body_s=getattr(request, "param", 0.3),
     )
-    yield await door.start("127.0.0.1", 0)
+    yield door
     await door.stop()
     shell.drain()
     arena.close()
+
+
+@pytest.fixture
+async def port(door: HttpDoor) -> int:
+    return await door.start("127.0.0.1", 0)
 
 
 async def test_a_body_that_is_late_is_refused_and_keeps_no_other_caller_out(port: int) -> None:
@@ -64,7 +72,7 @@ async def test_a_body_that_is_late_is_refused_and_keeps_no_other_caller_out(port
         open_writer.close()
 
 
-@pytest.mark.parametrize("port", [1000.0], indirect=True)
+@pytest.mark.parametrize("door", [1000.0], indirect=True)
 async def test_bodies_that_do_not_come_lose_their_places_to_those_that_wait(port: int) -> None:
     slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5 * MAX_CONNECTIONS // 2)]
     for number, (_, writer) in enumerate(slow):
@@ -78,7 +86,7 @@ async def test_bodies_that_do_not_come_lose_their_places_to_those_that_wait(port
         open_writer.close()
 
 
-@pytest.mark.parametrize("port", [1000.0], indirect=True)
+@pytest.mark.parametrize("door", [1000.0], indirect=True)
 @pytest.mark.parametrize("ends", ["closed", "reset"])
 async def test_a_caller_that_hangs_up_within_its_body_is_no_error(
     port: int, ends: str, caplog: pytest.LogCaptureFixture
@@ -96,6 +104,25 @@ async def test_a_caller_that_hangs_up_within_its_body_is_no_error(
         assert b'"PARTITION_NOT_FOUND"' in await asyncio.wait_for(reader.read(), 20.0)
         writer.close()
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("door", [1000.0], indirect=True)
+async def test_others_are_served_while_a_long_body_is_parsed(door: HttpDoor, port: int) -> None:
+    door._shell.apply(RegisterPartition("r", Definition("p", ("x",), ("t",))))
+    parsing = threading.Event()
+    door.threads.submit(parsing.wait, 30.0)  # a body before it
+    long, long_writer = await asyncio.open_connection("127.0.0.1", port)
+    body = b'{"samples":["%s"]}' % (b"a" * (1 << 20))
+    long_writer.write(HEAD.replace(b"100", b"%d" % len(body)) + body)
+    for _ in range(3):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD.replace(b"100", b"14") + b'{"samples":[]}')
+        assert b"400 Bad Request" in await asyncio.wait_for(reader.read(), 20.0)
+        writer.close()
+    assert not long.at_eof()
+    parsing.set()
+    assert b"sample 0 must be an object" in await asyncio.wait_for(long.read(), 20.0)
+    long_writer.close()
 
 
 def test_every_error_of_the_contract_has_a_status() -> None:
