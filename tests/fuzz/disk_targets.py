@@ -223,7 +223,8 @@ _FILES = ("ranges", "state", "values")
 
 def snapshot(data: bytes) -> None:
     """A snapshot is verified and copied, or refused in words. The first piece is the manifest, or entries of it that
-    are to be others; the next edit its other files. It has the checksums of ranges, state and itself as edited.
+    are to be others; the next edit its other files. It has the sizes of all, and the checksums of ranges, state and
+    itself, as edited.
     """
     given, *edits = [*pieces(data), b"", b"", b"", b""][: 1 + len(_FILES)]
     base, folder = base_snapshot(), _folder("snapshot")
@@ -234,6 +235,7 @@ def snapshot(data: bytes) -> None:
     for name, content in files.items():
         (folder / name).write_bytes(content)
     with contextlib.suppress(SnapshotError, OSError), (folder / "arena").open("w+b") as arena:
+        arena.truncate(len(base["values"]))
         copy_values(folder, read_manifest(folder), arena.fileno())
         verify_snapshot(folder)
         if not given and _used(files["ranges"], arena.read()) != _used(base["ranges"], base["values"]):
@@ -253,7 +255,8 @@ def _manifest(files: dict[str, bytes], given: bytes) -> bytes:
     if not isinstance(entries, dict):
         return given
     sums = {name: xxh3_64_hexdigest(files[name]) for name in ("ranges", "state")}
-    edited = {**json.loads(files["manifest.json"]), **sums, **entries}
+    sizes = {"sizes": {name: len(files[name]) for name in _FILES}}
+    edited = {**json.loads(files["manifest.json"]), **sums, **sizes, **entries}
     with contextlib.suppress(TypeError, RecursionError):  # these entries are refused before the checksum
         edited["manifest"] = Manifest(**edited).checksum
     return json.dumps(edited).encode()

@@ -334,7 +334,7 @@ def verify(folder: Annotated[str, typer.Argument(metavar="FOLDER")]) -> None:
     """
     from dataplane_client.cli._snapshots import verify_snapshot
 
-    raise typer.Exit(verify_snapshot(folder))
+    verify_snapshot(folder)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

@@ -37,6 +37,7 @@ from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.stats.history import History, _hash_of_all
 from dataplane_server.durability.graph import content_of, decode, encode
 from dataplane_server.storage.folders import sync_folder
+from dataplane_server.storage.regular_files import open_regular
 from dataplane_server.version import VERSION
 
 P = TypeVar("P", bound=DataPlane)
@@ -105,7 +106,7 @@ def load_checkpoint(path: Path, kind: type[Any] = DataPlane) -> Checkpoint[Any]:
     """Read a checkpoint. kind: of the plane. OSError if the file cannot be read; DamagedCheckpointError if it was cut
     or changed, or is of another version.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         chunks = _Chunks(path, file)
         header = chunks.header()
         try:
@@ -121,7 +122,7 @@ def load_checkpoint(path: Path, kind: type[Any] = DataPlane) -> Checkpoint[Any]:
 
 def read_extra(path: Path) -> Mapping[str, Any]:
     """What a checkpoint has beside the core. Errors as load_checkpoint."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         extra: Mapping[str, Any] = _Chunks(path, file).header()["extra"]
     return extra
 

@@ -20,12 +20,14 @@ from dataplane_server.core.calls.life_calls import Restored
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.durability.checkpoint import checkpoints, load_checkpoint, read_extra, write_checkpoint
 from dataplane_server.durability.logged_plane import LoggedPlane
-from dataplane_server.durability.snapshot import SnapshotError, copy_values, read_manifest
+from dataplane_server.durability.snapshot import Manifest, SnapshotError, copy_values, open_part, read_manifest
 from dataplane_server.storage.arena_file import ArenaFile
 from dataplane_server.storage.folders import sync_folder
 
 _STATE = "restoring"
 _ARENAS = "arena.restored-"
+_BESIDE_BOOKKEEPING = 512 << 20
+"""Bytes of a state that --bookkeeping does not count: history, counts of the last minute, claims and sessions."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ def prepare(source: Source, folder: Path, limits: Limits) -> Prepared:
     if manifest.limits != asdict(limits):
         what = f"{source.snapshot} is of a server with other limits: {manifest.limits}"
         raise SnapshotError(f"{what}; start one with those")
+    _check_size(source.snapshot, manifest, limits)
     loaded = load_checkpoint(source.snapshot / "state", LoggedPlane)
     discard(folder)
     (folder / _STATE).mkdir()
@@ -82,6 +85,16 @@ def prepare(source: Source, folder: Path, limits: Limits) -> Prepared:
         arena.close()
     extra = {**loaded.extra, "restored": manifest.name, "request_id": source.request_id, "arena": arena.path.name}
     return Prepared(folder, loaded.plane, loaded.now, extra)
+
+
+def _check_size(snapshot: Path, manifest: Manifest, limits: Limits) -> None:
+    """The state is read whole, so it may have no more bytes than a server with these limits could write."""
+    with open_part(snapshot, "state", manifest):
+        size, most = manifest.sizes["state"], 4 * limits.bookkeeping_bytes + _BESIDE_BOOKKEEPING
+    if size > most:
+        raise SnapshotError(
+            f"{snapshot / 'state'} has {size} bytes, more than the {most} of a server with these limits"
+        )
 
 
 def finish(folder: Path) -> bool:

@@ -1,6 +1,6 @@
 """Snapshots: one consistent cut of rows, cursors and claims in a folder, from which a server can go on.
 
-    NAME/manifest.json           what it is, and the checksums of the others and of itself (XXH3-64)
+    NAME/manifest.json           what it is, the sizes and checksums of the others, and its own checksum (XXH3-64)
     NAME/state                   the core, as a checkpoint
     NAME/ranges                  what `values` has of the arena: pairs of offset and length, int64
     NAME/values                  the arena's file, with holes where nothing was stored
@@ -8,6 +8,9 @@
 The server pins all rows at the cut and goes on; the checkpointer's replica, which stops at the same call, has the state
 and copies the values out of the arena. A file system that can share blocks between files does so. A folder of that name
 is complete: it is written under another name, synced, and renamed.
+
+Others may have written what is read here. So each file must be a regular one of the size that the manifest has, before
+anything of it is read, and is read in pieces. Only the state is read whole, see `durability.restore`.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from xxhash import xxh3_64, xxh3_64_hexdigest
@@ -30,12 +34,15 @@ from dataplane_server.core.plane import DataPlane
 from dataplane_server.durability.checkpoint import write_checkpoint
 from dataplane_server.durability.replica import Replica
 from dataplane_server.storage.folders import sync_folder
+from dataplane_server.storage.regular_files import open_regular
 from dataplane_server.version import VERSION
 
 FORMAT = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 _PIECE = 8 << 20
+_MOST_MANIFEST_BYTES = 2 << 20
+"""The most partitions with the longest names have 1.6 MB in it."""
 _KINDS: dict[str, Any] = {
     "str": str,
     "int": int,
@@ -53,7 +60,8 @@ class SnapshotError(Exception):
 @dataclass(frozen=True)
 class Manifest:
     """request_id: of the call that it was taken for. at: when, in seconds since 1970. rows: of each partition. ranges,
-    state, values: checksums. values_bytes: of the arena that are in use. manifest: the checksum of all other entries.
+    state, values: checksums. values_bytes: of the arena that are in use. sizes: of the files, in bytes. manifest: the
+    checksum of all other entries.
     """
 
     name: str
@@ -66,6 +74,7 @@ class Manifest:
     state: str
     ranges: str
     values: str
+    sizes: dict[str, int]
     format: int = FORMAT
     manifest: str = ""
 
@@ -102,9 +111,13 @@ def discard_unfinished(folder: Path) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """SnapshotError if the folder is no snapshot of this version."""
+    """SnapshotError if the folder is no snapshot of this version. OSError."""
     try:
-        manifest = Manifest(**json.loads((folder / "manifest.json").read_text()))
+        with open_regular(folder / "manifest.json") as file:
+            text = file.read(_MOST_MANIFEST_BYTES + 1)
+        if len(text) > _MOST_MANIFEST_BYTES:
+            raise ValueError(f"it has more than {_MOST_MANIFEST_BYTES} bytes")
+        manifest = Manifest(**json.loads(text.decode()))
         _check_kinds(manifest)
         checksum = manifest.checksum
     except FileNotFoundError:
@@ -122,12 +135,14 @@ def verify_snapshot(folder: Path, progress: Callable[[int], object] = lambda siz
     """Compare a snapshot with its checksums. Reads all of it; progress: gets the bytes of each piece. SnapshotError for
     what differs.
     """
-    manifest = read_manifest(folder)
-    ranges = _checked_ranges(folder, manifest)
-    _check(folder / "state", xxh3_64_hexdigest((folder / "state").read_bytes()), manifest.state)
+    manifest, found = read_manifest(folder), xxh3_64()
+    with open_part(folder, "state", manifest) as state:
+        for data in iter(partial(state.read, _PIECE), b""):
+            found.update(data)
+    _check(folder / "state", found.hexdigest(), manifest.state)
     found = xxh3_64()
-    with (folder / "values").open("rb") as values:
-        for offset, size in _pieces(ranges):
+    with open_part(folder, "values", manifest) as values:
+        for offset, size in _pieces(folder, manifest, manifest.sizes["values"]):
             found.update(os.pread(values.fileno(), size, offset))
             progress(size)
     _check(folder / "values", found.hexdigest(), manifest.values)
@@ -136,10 +151,20 @@ def verify_snapshot(folder: Path, progress: Callable[[int], object] = lambda siz
 
 def copy_values(folder: Path, manifest: Manifest, arena: int) -> None:
     """Copy the values of a snapshot to an arena's file, and compare them with the checksum. SnapshotError, OSError."""
-    ranges = _checked_ranges(folder, manifest)
-    with (folder / "values").open("rb") as values:
-        found = _copy(values.fileno(), arena, ranges)
+    with open_part(folder, "values", manifest) as values:
+        most = min(manifest.sizes["values"], os.fstat(arena).st_size)
+        found = _copy(values.fileno(), arena, _pieces(folder, manifest, most))
     _check(folder / "values", found, manifest.values)
+
+
+def open_part(folder: Path, name: str, manifest: Manifest) -> BinaryIO:
+    """Open a file of a snapshot. SnapshotError if its size is not that of the manifest. OSError."""
+    file = open_regular(folder / name)
+    found, size = os.fstat(file.fileno()).st_size, manifest.sizes.get(name)
+    if found != size:
+        file.close()
+        raise SnapshotError(f"{folder / name} was changed: it has {found} bytes, and the manifest has {size}")
+    return file
 
 
 def _write(folder: Path, name: str, request_id: str, replica: Replica, arena: Path) -> Manifest:
@@ -149,7 +174,7 @@ def _write(folder: Path, name: str, request_id: str, replica: Replica, arena: Pa
     (folder / "ranges").write_bytes(ranges.tobytes())
     with arena.open("rb") as source, (folder / "values").open("w+b") as target:
         target.truncate(os.fstat(source.fileno()).st_size)
-        values = _copy(source.fileno(), target.fileno(), ranges)
+        values = _copy(source.fileno(), target.fileno(), _in_pieces(ranges))
         os.fsync(target.fileno())
     header = replica.header
     manifest = Manifest(
@@ -163,6 +188,7 @@ def _write(folder: Path, name: str, request_id: str, replica: Replica, arena: Pa
         xxh3_64_hexdigest(state.read_bytes()),
         xxh3_64_hexdigest(ranges.tobytes()),
         values,
+        {name: (folder / name).stat().st_size for name in ("state", "ranges", "values")},
     )
     manifest = dataclasses.replace(manifest, manifest=manifest.checksum)
     (folder / "manifest.json").write_text(json.dumps(dataclasses.asdict(manifest), indent=2))
@@ -189,20 +215,32 @@ def _check_kinds(manifest: Manifest) -> None:
         value = getattr(manifest, field.name)
         if not isinstance(value, _KINDS[str(field.type)]):
             raise TypeError(f"{field.name} is {type(value).__name__} instead of {field.type}")
-    if not all(isinstance(rows, int) for rows in manifest.rows.values()):
-        raise TypeError("rows are not numbers of rows")
+    for name in ("rows", "sizes"):
+        if not all(isinstance(count, int) for count in getattr(manifest, name).values()):
+            raise TypeError(f"{name} are not numbers")
 
 
-def _checked_ranges(folder: Path, manifest: Manifest) -> Int64Array:
-    path, most = folder / "ranges", (folder / "values").stat().st_size
-    data = path.read_bytes()
-    _check(path, xxh3_64_hexdigest(data), manifest.ranges)
-    ranges = np.frombuffer(data[: len(data) // 16 * 16], np.int64).reshape(-1, 2)
-    begins, ends = ranges[:, 0], ranges.sum(axis=1)
-    inside = len(data) % 16 == 0 and ((ranges >= 0) & (ranges <= most)).all() and (ends <= most).all()
-    if not inside or (ends[:-1] > begins[1:]).any():
-        raise SnapshotError(f"{path} is not of this snapshot: its ranges overlap, or exceed the {most} bytes of values")
-    return ranges
+def _pieces(folder: Path, manifest: Manifest, most: int) -> Iterator[tuple[int, int]]:
+    """The ranges of a snapshot, which end at byte `most` or before, in pieces of a few MiB. They are read as they are
+    used. SnapshotError, OSError.
+    """
+    path, found, end = folder / "ranges", xxh3_64(), 0
+    with open_part(folder, "ranges", manifest) as file:
+        for data in iter(partial(file.read, _PIECE), b""):
+            found.update(data)
+            ranges = np.frombuffer(data[: len(data) // 16 * 16], np.int64).reshape(-1, 2)
+            if len(data) % 16 or not _are_in_order(ranges, end, most):
+                what = f"its ranges overlap, are empty, or exceed the {most} bytes of values"
+                raise SnapshotError(f"{path} is not of this snapshot: {what}")
+            end = int(ranges[-1].sum())
+            yield from _in_pieces(ranges)
+    _check(path, found.hexdigest(), manifest.ranges)
+
+
+def _are_in_order(ranges: Int64Array, begin: int, most: int) -> bool:
+    begins, sizes = ranges[:, 0], ranges[:, 1]
+    inside = ((begins >= begin) & (begins <= most)).all() and ((sizes > 0) & (sizes <= most - begins)).all()
+    return bool(inside and (begins[1:] >= begins[:-1] + sizes[:-1]).all())
 
 
 def _check(path: Path, found: str, expected: str) -> None:
@@ -210,10 +248,10 @@ def _check(path: Path, found: str, expected: str) -> None:
         raise SnapshotError(f"{path} was changed: its checksum is {found}, and the manifest has {expected}")
 
 
-def _copy(source: int, target: int, ranges: Int64Array) -> str:
-    """Copy ranges of a file to the same places of another one. Returns the checksum of what was copied."""
+def _copy(source: int, target: int, pieces: Iterable[tuple[int, int]]) -> str:
+    """Copy pieces of a file to the same places of another one. Returns the checksum of what was copied."""
     copied = xxh3_64()
-    for offset, size in _pieces(ranges):
+    for offset, size in pieces:
         data = os.pread(source, size, offset)
         copied.update(data)
         try:
@@ -231,7 +269,7 @@ def _write_all(file: int, data: bytes, offset: int) -> None:
         rest, offset = rest[written:], offset + written
 
 
-def _pieces(ranges: Int64Array) -> Iterator[tuple[int, int]]:
+def _in_pieces(ranges: Int64Array) -> Iterator[tuple[int, int]]:
     """The ranges in pieces of a few MiB."""
     for offset, size in ranges.tolist():
         for begin in range(offset, offset + size, _PIECE):

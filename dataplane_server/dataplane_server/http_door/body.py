@@ -105,7 +105,7 @@ def _sample(where: str, value: object, limits: Limits) -> PutSample:
 def _parsed(data: bytes) -> object:
     try:
         with without_collection():  # a million lists would start hundreds of them
-            return json.loads(data.decode(), parse_constant=_refuse_constant, object_hook=_unchanged)
+            return json.loads(data.decode(), parse_constant=_refuse_constant, **_GIVING_WAY)
     except RecursionError:
         raise refused("the body is nested too deeply") from None
     except ValueError as error:
@@ -113,8 +113,19 @@ def _parsed(data: bytes) -> object:
 
 
 def _unchanged(value: dict[str, Any]) -> dict[str, Any]:
-    """Between two functions of Python another thread gets its turn; the parser alone would keep it waiting."""
     return value
+
+
+def _integer(text: str) -> int:
+    return int(text)
+
+
+def _float(text: str) -> float:
+    return float(text)
+
+
+_GIVING_WAY: dict[str, Any] = {"object_hook": _unchanged, "parse_int": _integer, "parse_float": _float}
+"""Functions of Python, between which other threads get their turns. The parser, which is C, keeps them waiting."""
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -94,5 +94,5 @@ class Snapshots:
 def _manifest(folder: Path) -> Manifest:
     try:
         return read_manifest(folder)
-    except SnapshotError as error:
+    except (OSError, SnapshotError) as error:
         raise Refusal(Reason.SNAPSHOT_FAILED, str(error)) from error

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import pty
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from tests.client.cli.reading import DATAPLANE, run
 from tests.integration.histories.mortal_server import MortalServer
 
 from dataplane_client import ClaimNotFoundError, connect
+from dataplane_server.durability.snapshot import Manifest
 
 
 @pytest.fixture
@@ -87,3 +91,46 @@ def test_a_snapshot_is_verified_on_its_own(address: str, tmp_path: Path, damaged
     else:
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == "snapshot one is as it was written: rows 1, bytes of values 12,000\n"
+
+
+@pytest.fixture
+def snapshot(address: str, tmp_path: Path) -> Path:
+    """The folder of a snapshot."""
+    run("snapshot", "one", "-s", address)
+    return tmp_path / "data" / "snapshots" / "one"
+
+
+def running(folder: Path) -> list[Path]:
+    """The processes whose command names a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(folder).encode() in (process / "cmdline").read_bytes().split(b"\0"):
+                found.append(process)
+    return found
+
+
+def reads(process: Path, file: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return any(opened.readlink() == file for opened in (process / "fd").iterdir())
+    return False
+
+
+def eventually(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not holds():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.01)
+
+
+def test_a_verification_ends_with_its_command(snapshot: Path) -> None:
+    manifest = json.loads((snapshot / "manifest.json").read_text())
+    manifest["sizes"]["state"] = 1 << 40  # which takes minutes to read
+    manifest["manifest"] = Manifest(**manifest).checksum
+    (snapshot / "manifest.json").write_text(json.dumps(manifest))
+    os.truncate(snapshot / "state", 1 << 40)
+    with subprocess.Popen([DATAPLANE, "verify", str(snapshot)]) as command:
+        eventually(lambda: any(reads(process, snapshot / "state") for process in running(snapshot)))
+        command.kill()
+        command.wait(60)
+        eventually(lambda: not running(snapshot))

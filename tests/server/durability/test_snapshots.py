@@ -132,6 +132,59 @@ def test_every_changed_entry_of_a_manifest_is_named_and_one_without_a_checksum_i
             verify_snapshot(tmp_path / "s")
 
 
+def spoil(place: Path, how: str) -> None:
+    """Put something else in the place of a file."""
+    if how == "too large":
+        os.truncate(place, 1 << 40)
+        return
+    former = place.rename(place.parent / "former")
+    if how == "a pipe":
+        os.mkfifo(place)
+    elif how == "a link":
+        place.symlink_to(former)
+    else:
+        place.mkdir()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state", "ranges", "values"])
+@pytest.mark.parametrize("how", ["a pipe", "a link", "a folder", "too large"])
+def test_a_file_of_a_snapshot_that_is_another_is_refused_unread(tmp_path: Path, how: str, name: str) -> None:
+    life = begin(tmp_path / "d")
+    replica = Replica(tmp_path / "d")
+    replica.catch_up()
+    folder = tmp_path / "snapshots" / "s"
+    write_snapshot(folder.parent, "s", "q", replica, tmp_path / "d" / "arena")
+    before = sorted(path.name for path in (tmp_path / "d").iterdir())
+    spoil(folder / name, how)
+    source = Source(folder, "q2", life.arena.file_bytes)
+    refuse: list[Callable[[], object]] = [
+        lambda: verify_snapshot(folder),
+        lambda: prepare(source, tmp_path / "d", LIMITS),
+    ]
+    for call in refuse:
+        with pytest.raises((SnapshotError, OSError)) as refused:
+            call()
+        assert (str(folder / name) in str(refused.value), "bytes" in str(refused.value)) == (True, how == "too large")
+    assert sorted(path.name for path in (tmp_path / "d").iterdir()) == before
+    life.arena.close()
+
+
+def test_a_state_that_no_server_with_these_limits_writes_is_refused_unread(tmp_path: Path) -> None:
+    life = begin(tmp_path / "d")
+    replica = Replica(tmp_path / "d")
+    replica.catch_up()
+    folder = tmp_path / "snapshots" / "s"
+    write_snapshot(folder.parent, "s", "q", replica, tmp_path / "d" / "arena")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["sizes"]["state"] = 1 << 40
+    manifest["manifest"] = Manifest(**manifest).checksum
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    os.truncate(folder / "state", 1 << 40)
+    with pytest.raises(SnapshotError, match=f"{folder}/state has {1 << 40} bytes, more than the "):
+        prepare(Source(folder, "q2", life.arena.file_bytes), tmp_path / "d", LIMITS)
+    life.arena.close()
+
+
 # -- a restore that is cut short --------------------------------------------------------------------------------------
 
 
