@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from dataplane_server.core.calls.values import Runs
 from dataplane_server.storage.arena import in_chunks
-from rl_dataplane.byte_streams import send_pieces
+from rl_dataplane.byte_streams import Pace, send_pieces
 
 A = TypeVar("A")
 
@@ -19,7 +19,7 @@ _CHUNK_BYTES = 8 << 20
 
 
 def send_runs(
-    line: socket.socket, runs: Runs, pieces: Callable[[Runs], Sequence[memoryview]], until: float = math.inf
+    line: socket.socket, runs: Runs, pieces: Callable[[Runs], Sequence[memoryview]], until: float | Pace = math.inf
 ) -> None:
     """Send the bytes of runs. pieces: the bytes of some of them. OSError."""
     for chunk in in_chunks(runs, _CHUNK_BYTES):

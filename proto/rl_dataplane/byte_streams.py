@@ -1,7 +1,7 @@
 """Bytes over a socket, from and to the places where they lie, without copies in between.
 
 The kernel copies while Python's lock is free, so this is work for threads. Each wait for the peer ends with the
-socket's timeout, and all of them at `until`, a time of time.monotonic(): then TimeoutError is raised.
+socket's timeout, and all of them at `until`, a time of time.monotonic() or a Pace: then TimeoutError is raised.
 """
 
 from __future__ import annotations
@@ -14,6 +14,24 @@ from itertools import islice
 
 _MOST_PIECES = 1024  # that the kernel takes at once
 _PROBES = 3
+
+
+class Pace:
+    """How slowly bytes may move: at least bytes_s * within_s of them in within_s seconds, again and again.
+
+    ends: when those must have moved that count now, a time of time.monotonic().
+    """
+
+    def __init__(self, bytes_s: float, within_s: float) -> None:
+        self._least = bytes_s * within_s
+        self._within_s = within_s
+        self._moved = 0
+        self.ends = time.monotonic() + within_s
+
+    def note(self, count: int) -> None:
+        self._moved += count
+        if self._moved >= self._least:
+            self._moved, self.ends = 0, time.monotonic() + self._within_s
 
 
 def prepare_line(line: socket.socket, within_s: int = 35) -> None:
@@ -32,12 +50,12 @@ def prepare_line(line: socket.socket, within_s: int = 35) -> None:
             line.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def send_pieces(line: socket.socket, pieces: Iterable[memoryview], until: float = math.inf) -> None:
+def send_pieces(line: socket.socket, pieces: Iterable[memoryview], until: float | Pace = math.inf) -> None:
     """Send pieces, one after another. OSError."""
     _move(line, pieces, line.sendmsg, until)
 
 
-def receive_pieces(line: socket.socket, pieces: Iterable[memoryview], until: float = math.inf) -> None:
+def receive_pieces(line: socket.socket, pieces: Iterable[memoryview], until: float | Pace = math.inf) -> None:
     """Fill pieces, one after another. OSError; EOFError if the stream ends before."""
 
     def receive(into: list[memoryview]) -> int:
@@ -50,16 +68,20 @@ def receive_pieces(line: socket.socket, pieces: Iterable[memoryview], until: flo
 
 
 def _move(
-    line: socket.socket, pieces: Iterable[memoryview], move: Callable[[list[memoryview]], int], until: float
+    line: socket.socket, pieces: Iterable[memoryview], move: Callable[[list[memoryview]], int], until: float | Pace
 ) -> None:
     """Move pieces, many at once. move: says how many bytes of these it has moved."""
     some = (piece for piece in pieces if piece.nbytes)
     stall_s = line.gettimeout()
     while batch := list(islice(some, _MOST_PIECES)):
         while batch:
-            if until < math.inf:
-                line.settimeout(_left_s(until, stall_s))
-            batch = _after(batch, move(batch))
+            ends = until.ends if isinstance(until, Pace) else until
+            if ends < math.inf:
+                line.settimeout(_left_s(ends, stall_s))
+            count = move(batch)
+            if isinstance(until, Pace):
+                until.note(count)
+            batch = _after(batch, count)
 
 
 def _left_s(until: float, stall_s: float | None) -> float:

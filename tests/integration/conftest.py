@@ -153,10 +153,12 @@ def start_server(reach: Reach, request: pytest.FixtureRequest) -> Iterator[Calla
         pytest.skip("it starts a server of its own, with settings that the cluster of all tests does not have")
     with contextlib.ExitStack() as running:
 
-        def start(listen: tuple[str, ...] = (ANY_PORT,), http: str | None = None, **limits: Any) -> ServerThread:
-            server = _ReachedServer(
-                ServerConfig(listen=listen, http=http, direct=ANY_PORT, limits=Limits(**limits)), reach
-            )
+        def start(
+            listen: tuple[str, ...] = (ANY_PORT,), http: str | None = None, insecure: bool = False, **limits: Any
+        ) -> ServerThread:
+            bounds = Limits(**limits)
+            config = ServerConfig(listen=listen, http=http, direct=ANY_PORT, insecure=insecure, limits=bounds)
+            server = _ReachedServer(config, reach)
             running.callback(server.stop)
             return server
 

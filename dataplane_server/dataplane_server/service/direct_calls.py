@@ -17,7 +17,7 @@ from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service.local_calls import Answer, LocalCalls
 from dataplane_server.service.local_session import LocalSession, SharedReservation
 from dataplane_server.service.shell import Shell
-from dataplane_server.service.value_streams import ValueStreams
+from dataplane_server.service.value_streams import MAX_STREAMS, ValueStreams
 from dataplane_server.service.values import Values
 from rl_dataplane.v1 import local_pb2 as pb
 
@@ -25,8 +25,15 @@ PLACE_S = 60.0
 """How long values that are on their way may wait for a place."""
 
 
+def places() -> ValueStreams:
+    """Of all puts, or of all reads, at one direct port."""
+    return ValueStreams(MAX_STREAMS, 8 * MAX_STREAMS, share=0.25)
+
+
 class Line(Protocol):
-    """The connection of a session."""
+    """The connection of a session. network: where its peer is, as `value_streams` tells it."""
+
+    network: str
 
     async def receive(self, reservation: Reservation) -> None:
         """Write the bytes that follow the request to its places. Refusal MALFORMED_STREAM."""
@@ -66,7 +73,7 @@ class DirectCalls(LocalCalls):
 
     def __init__(self, shell: Shell, values: Values, metrics: Metrics) -> None:
         super().__init__(shell, values, metrics)
-        self._streams = ValueStreams()
+        self._streams = places()
 
     def finish_write(self, request: pb.FinishWriteRequest, session: LocalSession) -> Answer:
         shared = session.take_reservation(request.handle)
@@ -75,7 +82,7 @@ class DirectCalls(LocalCalls):
     async def _receive(self, shared: SharedReservation, line: Line) -> pb.LocalWriteResponse:
         reservation = shared.reservation
         with self._shell.aborted_on_error(reservation.ticket):
-            async with self._streams.place(PLACE_S):
+            async with self._streams.place(PLACE_S, line.network):
                 await line.receive(reservation)
             digests = self._values.digests(reservation)
             return self._finish(reservation, shared.applied, digests if isinstance(digests, bytes) else await digests)

@@ -1,7 +1,7 @@
 """A connection to the direct port: frames as at a local socket, and between them the bytes of values.
 
 While values pass, a thread uses the connection's socket, and the event loop neither reads nor writes it. A client that
-dies, closes the connection or stalls ends the thread's wait, and with it the call.
+dies, closes the connection or is too slow ends the thread's wait, and with it the call.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import hmac
 import socket
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -26,7 +25,7 @@ from dataplane_server.service.direct_calls import PLACE_S, DirectSession, Readin
 from dataplane_server.service.frames import SLOWEST_BYTES_S
 from dataplane_server.service.local_connection import LocalConnection, body_of
 from dataplane_server.service.local_session import LocalSession
-from rl_dataplane.byte_streams import receive_pieces, send_pieces
+from rl_dataplane.byte_streams import Pace, receive_pieces, send_pieces
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import HEAD, TRACED
 
@@ -35,10 +34,11 @@ if TYPE_CHECKING:
 
 
 class DirectConnection(LocalConnection):
-    """One client's, for one call at a time."""
+    """One client's, for one call at a time. network: where the peer is."""
 
-    def __init__(self, endpoint: DirectEndpoint, peer: socket.socket) -> None:
+    def __init__(self, endpoint: DirectEndpoint, peer: socket.socket, network: str) -> None:
         super().__init__(endpoint, peer, endpoint.stall_timeout_s)
+        self.network = network
         self._direct = endpoint
         self._begun: bytes | None = None  # the first bytes of values that no call has taken yet
 
@@ -78,7 +78,7 @@ class DirectConnection(LocalConnection):
         try:
             if len(begun) > reservation.size_bytes:
                 raise EOFError("more came")
-            await self._in_thread(fill, reservation.size_bytes)
+            await self._in_thread(fill)
         except (OSError, EOFError) as error:
             self.close()
             text = f"not the {reservation.size_bytes} bytes of the values came: {error}"
@@ -118,9 +118,9 @@ class DirectConnection(LocalConnection):
     async def _send_values(self, body: bytes, reading: Reading) -> None:
         head = HEAD.pack(len(body), pb.LOCAL_OUTCOME_UNSPECIFIED) + body
         send = partial(_send, head, reading.runs, self._direct.values.pieces)
-        async with self._direct.sending.place(PLACE_S):
+        async with self._direct.sending.place(PLACE_S, self.network):
             try:
-                await self._in_thread(send, int(reading.runs.sizes.sum()))
+                await self._in_thread(send)
             except OSError:
                 self.close()
                 raise asyncio.CancelledError from None  # the caller has gone
@@ -130,12 +130,12 @@ class DirectConnection(LocalConnection):
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    async def _in_thread(self, work: Callable[[socket.socket, float], None], size_bytes: int) -> None:
-        """Have a thread use the socket. work: takes it and the time until which it may take."""
-        until = time.monotonic() + self._stall_timeout_s + size_bytes / SLOWEST_BYTES_S
+    async def _in_thread(self, work: Callable[[socket.socket, Pace], None]) -> None:
+        """Have a thread use the socket. work: takes it and the pace that the peer has to keep."""
+        slow_s = self._direct.slow_s
         with self._peer.dup() as line:
-            line.settimeout(self._stall_timeout_s)
-            await in_thread(self._direct.threads, partial(work, line, until))
+            line.settimeout(slow_s)
+            await in_thread(self._direct.threads, lambda: work(line, Pace(SLOWEST_BYTES_S, slow_s)))
 
     def _go_on(self) -> None:
         """Read the next request, once the last response is sent."""
@@ -143,7 +143,7 @@ class DirectConnection(LocalConnection):
             self.resume_writing()
 
 
-def _fill(begun: bytes, pieces: Iterator[memoryview], line: socket.socket, until: float) -> None:
+def _fill(begun: bytes, pieces: Iterator[memoryview], line: socket.socket, until: Pace) -> None:
     receive_pieces(line, _rests(begun, pieces), until)
 
 
@@ -157,7 +157,7 @@ def _rests(begun: bytes, pieces: Iterator[memoryview]) -> Iterator[memoryview]:
 
 
 def _send(
-    head: bytes, runs: Runs, pieces: Callable[[Runs], list[memoryview]], line: socket.socket, until: float
+    head: bytes, runs: Runs, pieces: Callable[[Runs], list[memoryview]], line: socket.socket, until: Pace
 ) -> None:
     send_pieces(line, [memoryview(head)], until)
     send_runs(line, runs, pieces, until)

@@ -19,23 +19,26 @@ from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.requests import EndRead
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
-from dataplane_server.service.direct_calls import DirectSession, Reading
+from dataplane_server.service.direct_calls import DirectSession, Reading, places
 from dataplane_server.service.direct_connection import DirectConnection
 from dataplane_server.service.error_table import status_of
 from dataplane_server.service.frame_endpoint import FrameEndpoint
 from dataplane_server.service.frames import STALL_TIMEOUT_S
 from dataplane_server.service.local_methods import LocalMethod
 from dataplane_server.service.shell import Shell
-from dataplane_server.service.value_streams import MAX_STREAMS, ValueStreams
+from dataplane_server.service.value_streams import MAX_STREAMS, network_of
 from dataplane_server.service.values import Values
 from rl_dataplane.byte_streams import prepare_line
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import HEAD
 
+SLOW_S = 5.0
+
 
 class DirectEndpoint(FrameEndpoint[DirectSession]):
     """`listen`, later `drain` and `close` once. nonce: what a client knows from the server's status. stall_timeout_s:
-    how long a client may send or take nothing where it has to, in seconds.
+    how long a client may send or take nothing where it has to, in seconds. slow_s: the same while values pass; it must
+    move SLOWEST_BYTES_S for as long, too.
     """
 
     def __init__(
@@ -51,8 +54,9 @@ class DirectEndpoint(FrameEndpoint[DirectSession]):
         self.nonce = secrets.token_bytes(16)
         self.values = values
         self.stall_timeout_s = STALL_TIMEOUT_S
+        self.slow_s = SLOW_S
         self.threads = ThreadPoolExecutor(2 * MAX_STREAMS, "direct")
-        self.sending = ValueStreams()
+        self.sending = places()
         self._gate = gate
 
     def listen(self, host: str, port: int) -> int:
@@ -66,11 +70,12 @@ class DirectEndpoint(FrameEndpoint[DirectSession]):
     async def _serve(self, peer: socket.socket) -> None:
         try:
             self._gate.at_connection(Credentials(_name_of(peer)), self._gate.stranger(peer))
+            network = network_of(peer.getpeername()[0])
         except (Refusal, OSError) as error:
             self._refuse(peer, error)
             return
         prepare_line(peer)
-        await asyncio.get_running_loop().connect_accepted_socket(lambda: DirectConnection(self, peer), peer)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: DirectConnection(self, peer, network), peer)
 
     def _refuse(self, peer: socket.socket, error: Exception) -> None:
         """Tell a peer why, without waiting for it, and close its connection."""

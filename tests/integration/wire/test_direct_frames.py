@@ -14,6 +14,7 @@ import pytest
 from tests.integration.conftest import Eventually
 from tests.integration.wire.local_peer import HEAD, MIB, ROW_BYTES, Host, Peer, put, read
 
+from dataplane_server.service.direct_endpoint import DirectEndpoint
 from dataplane_server.service.value_streams import MAX_STREAMS
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
@@ -35,19 +36,19 @@ class Direct:
         self.port = status.direct_port
         self._opened = contextlib.ExitStack()
 
-    def connect(self) -> Peer:
-        peer = Peer(socket.create_connection(("127.0.0.1", self.port.port), 20.0))
+    def connect(self, source: str = "127.0.0.1") -> Peer:
+        peer = Peer(socket.create_connection(("127.0.0.1", self.port.port), 20.0, (source, 0)))
         self._opened.callback(peer.close)
         return peer
 
-    def begin(self) -> Peer:
-        peer = self.connect()
+    def begin(self, source: str = "127.0.0.1") -> Peer:
+        peer = self.connect(source)
         peer.call(DIRECT, pb.DirectRequest(nonce=self.port.nonce), pb.DirectResponse)
         return peer
 
-    def reserve(self, size_bytes: int, **more: Any) -> Peer:
+    def reserve(self, size_bytes: int, source: str = "127.0.0.1", **more: Any) -> Peer:
         """A peer with a reservation of handle 1."""
-        peer = self.begin()
+        peer = self.begin(source)
         assert peer.call(PUT, put(1, size_bytes, **more), pb.LocalWriteResponse).HasField("reservation")
         return peer
 
@@ -57,6 +58,12 @@ class Direct:
         peer.socket.sendall(finish_frame() + bytes(BIG_BYTES))
         assert peer.receive()[0] == pb.LOCAL_OUTCOME_UNSPECIFIED
         return peer
+
+    @property
+    def endpoint(self) -> DirectEndpoint:
+        endpoint = self.host.server.server._direct
+        assert endpoint is not None
+        return endpoint
 
     def stored(self, sample_id: str) -> bytes:
         return bytes(self.host.client.get_samples([sample_id], "p", ["x"])["x"].values().tolist())
@@ -158,9 +165,8 @@ def test_values_without_a_reservation_are_refused_and_end_the_connection(direct:
 def test_a_client_that_stalls_is_cut_off_and_its_put_is_gone(
     direct: Direct, eventually: Eventually, sent: int | None
 ) -> None:
-    endpoint = direct.host.server.server._direct
-    assert endpoint is not None
-    endpoint.stall_timeout_s = 0.2
+    endpoint = direct.endpoint
+    endpoint.stall_timeout_s = endpoint.slow_s = 0.2
     peer = direct.reserve(MIB)
     if sent is not None:
         peer.socket.sendall(finish_frame() + bytes(sent))
@@ -169,8 +175,7 @@ def test_a_client_that_stalls_is_cut_off_and_its_put_is_gone(
 
 
 def test_a_client_that_holds_nothing_may_be_silent(direct: Direct) -> None:
-    endpoint = direct.host.server.server._direct
-    assert endpoint is not None
+    endpoint = direct.endpoint
     endpoint.stall_timeout_s = 0.1
     peer = direct.begin()
     threading.Event().wait(0.3)
@@ -218,9 +223,8 @@ def test_small_values_are_in_the_response(direct: Direct) -> None:
 def test_rows_that_a_client_does_not_take_are_free_again_when_it(
     direct: Direct, eventually: Eventually, end: str
 ) -> None:
-    endpoint = direct.host.server.server._direct
-    assert endpoint is not None
-    endpoint.stall_timeout_s = 0.2 if end == "stalls" else 60.0
+    endpoint = direct.endpoint
+    endpoint.slow_s = 0.2 if end == "stalls" else 60.0
     peer = direct.put_big()
     peer.send(READ, read(1, "big"))
     assert peer.socket.recv(1)
@@ -232,21 +236,74 @@ def test_rows_that_a_client_does_not_take_are_free_again_when_it(
 
 
 def test_reads_beyond_those_that_may_wait_for_a_place_are_refused_and_the_others_served(direct: Direct) -> None:
+    direct.endpoint.slow_s = 1000.0
     direct.put_big()
-    peers = [direct.begin() for _ in range(2 * MAX_STREAMS)]
+    places, waiting = MAX_STREAMS // 4, 2 * MAX_STREAMS
+    peers = [direct.begin() for _ in range(places + waiting)]
     for peer in peers:
         peer.send(READ, read(1, "big"))
     last = direct.begin()
     last.call(STATUS, b"")  # the server has seen all of them by then
     reason, message = last.refused(READ, read(1, "big"))
     assert reason == "LIMIT_REACHED"
-    assert message.startswith("64 streams carry values already, and 64 wait: ")
-    for peer in peers[: MAX_STREAMS - 1]:
+    assert message.startswith("16 streams of 127.0.0.1 carry values already, and 128 wait: ")
+    for peer in peers[: places - 1]:
         peer.close()
-    for peer in peers[MAX_STREAMS - 1 : MAX_STREAMS + 1]:  # had a place, waited for one
+    for peer in peers[places - 1 : places + 1]:  # had a place, waited for one
         assert peer.receive()[0] == pb.LOCAL_OUTCOME_UNSPECIFIED
         assert peer.exactly(BIG_BYTES) == bytes(BIG_BYTES)
     last.call(STATUS, b"")
+
+
+@pytest.mark.parametrize("what", ["reads", "puts"])
+def test_many_of_one_host_that_move_no_values_keep_no_other_host_out(direct: Direct, what: str) -> None:
+    direct.endpoint.slow_s = 1000.0
+    direct.put_big()
+    if what == "reads":
+        stuck = [direct.begin() for _ in range(MAX_STREAMS)]
+        for peer in stuck:
+            peer.send(READ, read(1, "big"))
+    else:
+        stuck = [direct.reserve(10, sample_ids=[f"stuck {number}"]) for number in range(MAX_STREAMS)]
+        for peer in stuck:
+            peer.socket.sendall(finish_frame())
+    direct.begin().call(STATUS, b"")  # the server has seen all of them by then
+    if what == "reads":
+        other = direct.begin("127.0.0.2")
+        other.send(READ, read(1, "big"))
+        assert other.receive()[0] == pb.LOCAL_OUTCOME_UNSPECIFIED
+        assert other.exactly(BIG_BYTES) == bytes(BIG_BYTES)
+    else:
+        other = direct.reserve(len(VALUES), "127.0.0.2", sample_ids=["s"])
+        other.socket.sendall(finish_frame() + VALUES)
+        assert other.receive()[0] == pb.LOCAL_OUTCOME_UNSPECIFIED
+        assert direct.stored("s") == VALUES
+    inline = read(1, inline_bytes=ROW_BYTES)  # takes no place
+    assert direct.begin().call(READ, inline, pb.LocalReadResponse).values == direct.stored("row")
+    for peer in stuck:
+        peer.socket.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            assert peer.socket.recv(1)  # values of its own, and not the end
+
+
+@pytest.mark.parametrize("what", ["read", "put"])
+def test_a_client_that_moves_a_byte_now_and_then_is_cut_off(direct: Direct, eventually: Eventually, what: str) -> None:
+    direct.endpoint.slow_s = 0.5
+    if what == "read":
+        peer = direct.put_big()
+        peer.send(READ, read(1, "big"))
+        assert peer.socket.recv(1)
+        direct.host.client.clear_samples(["big"], "p")
+    else:
+        peer = direct.reserve(MIB)
+        peer.socket.sendall(finish_frame())
+
+    def is_over() -> bool:
+        with contextlib.suppress(OSError):
+            assert peer.socket.recv(1) if what == "read" else peer.socket.send(b"x")
+        return direct.host.used == ROW_BYTES
+
+    eventually(is_over)
 
 
 def test_a_client_that_leaves_while_its_values_leave_harms_nobody(direct: Direct) -> None:
