@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dataplane_server.accepting import accepting
 from dataplane_server.access.gate import Gate
 from dataplane_server.access.hosts import OwnHosts
-from dataplane_server.access.http import STRANGER
+from dataplane_server.access.http import stranger
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.observe.log import get_log
 
@@ -140,7 +140,7 @@ class HttpListener:
 
         @web.middleware
         async def front(request: web.Request, handler: Handler) -> web.StreamResponse:
-            request[STRANGER] = self._strangers.get(request.protocol, "its connection has ended")
+            stranger.set(self._strangers.get(request.protocol, "its connection has ended"))
             try:
                 if not self._gate.asks_for_credentials:
                     own.check(request.headers.get("Host"), request.headers.get("Origin"), secure=request.secure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from dataplane_server.access.gate import Credentials, Gate, bearer_token
@@ -12,8 +13,8 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-STRANGER = "stranger"
-"""What the listener notes with a request: see `Gate.stranger`."""
+stranger: ContextVar[str | None] = ContextVar("stranger", default="nothing is known of its connection")
+"""What the listener found when the connection of the request being served was opened; see `Gate.stranger`."""
 
 
 def caller_of(request: web.Request, gate: Gate) -> Caller:
@@ -23,7 +24,7 @@ def caller_of(request: web.Request, gate: Gate) -> Caller:
     transport = request.transport  # None if the connection is closed; what it has brought is decided upon all the same
     certificate = None if transport is None else transport.get_extra_info("peercert")
     token = bearer_token(request.headers.get("Authorization"))
-    return gate.at_connection(Credentials(_peer(transport), token, _names(certificate)), request[STRANGER])
+    return gate.at_connection(Credentials(_peer(transport), token, _names(certificate)), stranger.get())
 
 
 def _peer(transport: asyncio.Transport | None) -> str:
