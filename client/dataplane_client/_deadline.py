@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from numbers import Real
 
-from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
+from dataplane_client.errors import DataPlaneError, InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.options import ClientOptions
 
 ANSWER_MARGIN_S = 2.0
@@ -33,6 +33,20 @@ class Deadline:
     @property
     def left_s(self) -> float:
         return max(0.0, self._at - time.monotonic())
+
+
+def unanswered(late: DataPlaneError, previous: DataPlaneError | None) -> DataPlaneError:
+    """The error of a call whose last attempt got no answer in time: `late`, or why the attempt before it failed, which
+    says more.
+    """
+    if previous is None:
+        return late
+    return type(previous)(
+        f"{previous.message}; repeated without an answer until the deadline",
+        reason=previous.reason,
+        details=previous.details,
+        retry_after_s=previous.retry_after_s,
+    )
 
 
 URGENT_VERBS = frozenset({"CommitClaim", "ReleaseClaim", "FinishGroup", "AbortGroup"})

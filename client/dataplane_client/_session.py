@@ -89,6 +89,12 @@ class LivenessSession:
         thread = self._threads.get(os.getpid())
         return "" if thread is None else thread.session_id
 
+    @property
+    def failure(self) -> DataPlaneError | None:
+        """Why the last attempt to open the session that callers wait for failed; None if there is no such attempt."""
+        thread = self._threads.get(os.getpid())
+        return None if thread is None else thread.failure
+
     def open_session(self, stale: str, deadline: Deadline) -> Future[str]:
         """The id of an open session, which is opened if there is none. stale: the id of an expired session, which
         is not returned.
@@ -132,6 +138,7 @@ class _SessionThread:
 
     def __init__(self, target: str, options: ClientOptions) -> None:
         self.session_id = ""
+        self.failure: DataPlaneError | None = None
         self.mailbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self.pid = os.getpid()
         self._target = target
@@ -277,7 +284,7 @@ class _SessionThread:
             self._drop_stream()
             self._on_refusal(error)
             return
-        self.session_id = answer.session_id
+        self.session_id, self.failure = answer.session_id, None
         self._grace_s = answer.grace.ToNanoseconds() / 1e9
         self._interval_s = beat_interval_s(self._grace_s)
         self._due = time.monotonic() + until_next_beat_s(self._grace_s, time.time())
@@ -296,6 +303,7 @@ class _SessionThread:
         again = self.session_id or _is_transient(error)
         failed = [waiter for waiter in self._waiters if not again or waiter.deadline.left_s <= pause_s]
         self._waiters = [waiter for waiter in self._waiters if waiter not in failed]
+        self.failure = error if self._waiters else None
         for waiter in failed:
             waiter.session_id.set_exception(error)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 import pytest
@@ -33,11 +33,15 @@ from dataplane_client.errors import (
     TooFewRowsError,
     UnavailableError,
 )
+from dataplane_server.access.opening import open_gate
+from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service.boundary import Boundary
+from dataplane_server.service.direct_calls import DirectCalls
+from dataplane_server.service.direct_endpoint import DirectEndpoint
 from dataplane_server.service.local_calls import LocalCalls
 from dataplane_server.service.local_endpoint import LocalEndpoint
 from dataplane_server.service.local_methods import local_methods
@@ -96,16 +100,23 @@ RETRIED_LATER = {Reason.NO_SPACE, Reason.PARTITION_FULL, Reason.LIMIT_REACHED, R
 class Refusing(DataPlaneServicer):
     """Refuses every description for the reason that the partition is named after."""
 
-    _answers = 2  # of the partition "silent", before there are none
+    answers = 1  # to a session and of the partition "silent", before there are none
 
     async def GetPartition(self, request: pb.GetPartitionRequest, context: object) -> pb.GetPartitionResponse:  # noqa: N802
         if request.partition_id == "defect":
             raise ZeroDivisionError("a secret of the server")
         if request.partition_id == "silent":
-            self._answers -= 1
-            await asyncio.sleep(0 if self._answers else 60)
-            raise Refusal(Reason.DRAINING, "why it is so")
+            await self._refuse_then_be_silent()
         raise Refusal(Reason[request.partition_id], "why it is so", sample_id="s")
+
+    async def Session(self, requests: object, context: object) -> None:  # noqa: N802
+        await self._refuse_then_be_silent()
+
+    async def _refuse_then_be_silent(self) -> None:
+        if not self.answers:
+            await asyncio.Event().wait()
+        self.answers -= 1
+        raise Refusal(Reason.DRAINING, "why it is so", sample_id="s")
 
     async def ReadColumns(self, request: object, context: object) -> AsyncIterator[bytes]:  # type: ignore[override]  # noqa: N802
         column = pb.Column(name="x", kind=pb.FIELD_KIND_DENSE, data_type=pb.DATA_TYPE_INT8)
@@ -113,9 +124,9 @@ class Refusing(DataPlaneServicer):
         raise Refusal(Reason.SAMPLE_NOT_FOUND, "in the middle of the stream")
 
 
-@pytest.fixture(params=["grpc", "shm"])
+@pytest.fixture(params=["grpc", "shm", "direct"])
 async def refusing(request: pytest.FixtureRequest) -> AsyncIterator[aio.AsyncDataPlaneClient]:
-    """A client of a server that refuses."""
+    """A client of a server that refuses. It gives up at the first refusal: its pauses are longer than its deadline."""
     plane, arena = DataPlane(Limits()), Arena(4096, shared=True)
     metrics = Metrics(plane, lambda: True)
     shell = Shell(plane, metrics)
@@ -124,15 +135,22 @@ async def refusing(request: pytest.FixtureRequest) -> AsyncIterator[aio.AsyncDat
     local = LocalEndpoint(shell, arena, metrics, local_methods(LocalCalls(shell, values, metrics), servicer))
     local.listen_abstract()
     servicer.share_memory(arena.nonce, local.abstract_name)
+    direct_methods = local_methods(DirectCalls(shell, values, metrics), servicer)
+    direct = DirectEndpoint(
+        shell, values, metrics, direct_methods, open_gate(ServerConfig(insecure=True), plane.partition_of)
+    )
+    servicer.serve_directly(direct.listen("127.0.0.1", 0), direct.nonce)
     server = grpc.aio.server(interceptors=[Boundary(metrics, Messages(plane.limits), shell.unstable)])
     pb_grpc.add_DataPlaneServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with await aio.connect(f"127.0.0.1:{port}", timeout_s=0.2, transport=request.param) as client:
+    options = {"timeout_s": 20.0, "first_backoff_s": 50.0, "transport": request.param}
+    async with await aio.connect(f"127.0.0.1:{port}", **options) as client:
         yield client
     await server.stop(0)
-    await local.drain(0)
-    await local.close()
+    for endpoint in (local, direct):
+        await endpoint.drain(0)
+        await endpoint.close()
     arena.close()
 
 
@@ -151,11 +169,24 @@ async def test_a_refusal_arrives_as_its_error(refusing: aio.AsyncDataPlaneClient
     assert (error.retry_after_s is not None) is (reason in RETRIED_LATER)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [lambda client: client.partition("silent"), lambda client: client.claim("p", "train", ["x"], 1, timeout_s=2.0)],
+    ids=["a call", "opening a session"],
+)
 async def test_a_call_whose_last_attempt_gets_no_answer_tells_why_those_before_it_were_refused(
-    refusing: aio.AsyncDataPlaneClient,
+    refusing: aio.AsyncDataPlaneClient, call: Callable[[aio.AsyncDataPlaneClient], Awaitable[object]]
 ) -> None:
-    with pytest.raises(UnavailableError, match="why it is so"):
-        await refusing.partition("silent", timeout_s=0.5)
+    async with await aio.connect(refusing.target, timeout_s=2.0, transport=refusing.transport) as client:
+        with pytest.raises(
+            UnavailableError, match="why it is so; repeated without an answer until the deadline"
+        ) as caught:
+            await call(client)
+    assert (caught.value.reason, caught.value.details, caught.value.retry_after_s) == (
+        "DRAINING",
+        {"sample_id": "s"},
+        0.5,
+    )
 
 
 @pytest.mark.parametrize("refusing", ["grpc"], indirect=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from dataplane_client._async.runtime import result_of, sleep
 from dataplane_client._async.transport import AsyncTransport
-from dataplane_client._deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses
+from dataplane_client._deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses, unanswered
 from dataplane_client._requests import new_request_id
 from dataplane_client._session import CLOSE_S, LivenessSession, Undo
 from dataplane_client.errors import (
@@ -71,7 +71,8 @@ class AsyncSession:
         except DataPlaneError:
             raise  # the server's refusal, which may be a TimeoutError
         except TimeoutError:
-            raise UnavailableError(f"Session at {self.transport.target}: no answer before the deadline") from None
+            late = UnavailableError(f"Session at {self.transport.target}: no answer before the deadline")
+            raise unanswered(late, self._liveness.failure) from None
 
     async def request_grant(self, verb: str, request: Any, timeout_s: float | None, *, waits: bool = False) -> Any:
         """Make a call that grants something. Sets session_id and request_id of the request."""

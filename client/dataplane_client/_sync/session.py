@@ -13,7 +13,7 @@ import threading
 import weakref
 from typing import Any
 
-from dataplane_client._deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses
+from dataplane_client._deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses, unanswered
 from dataplane_client._requests import new_request_id
 from dataplane_client._session import CLOSE_S, LivenessSession, Undo
 from dataplane_client._sync.runtime import result_of, sleep
@@ -71,7 +71,8 @@ class Session:
         except DataPlaneError:
             raise  # the server's refusal, which may be a TimeoutError
         except TimeoutError:
-            raise UnavailableError(f"Session at {self.transport.target}: no answer before the deadline") from None
+            late = UnavailableError(f"Session at {self.transport.target}: no answer before the deadline")
+            raise unanswered(late, self._liveness.failure) from None
 
     def request_grant(self, verb: str, request: Any, timeout_s: float | None, *, waits: bool = False) -> Any:
         """Make a call that grants something. Sets session_id and request_id of the request."""

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from dataplane_client._deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses
+from dataplane_client._deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses, unanswered
 from dataplane_client._direct_port import RefusedError
 from dataplane_client._error_table import translated
 from dataplane_client._locator import NotSharedError, locator_of
@@ -198,7 +198,7 @@ class Transport:
                 call.attempted(calls.transport)
                 response = attempt(calls, deadline.left_s)
             except DeadlineError as late:  # of a local call
-                raise (late if error is None or type(late) is not DeadlineError else error) from None
+                raise (unanswered(late, error) if type(late) is DeadlineError else late) from None
             except (UnavailableError, *CALL_ENDED) as ended:
                 self._check_open(verb)
                 error = self._retryable_error(ended, verb, error)
@@ -230,7 +230,8 @@ class Transport:
     def _retryable_error(self, ended: BaseException, verb: str, previous: UnavailableError | None) -> UnavailableError:
         """The error to retry on; raises if the call must not be retried.
 
-        previous: the error of the attempt before, preferred over a DEADLINE_EXCEEDED that only reflects the time left.
+        previous: the error of the attempt before, which a DEADLINE_EXCEEDED that only reflects the time left must not
+        hide.
         """
         if isinstance(ended, UnavailableError):
             return ended
@@ -242,7 +243,7 @@ class Transport:
         if ended.code() in _BROKEN and _BROKEN[ended.code()] in error.details.get("grpc", ""):
             return UnavailableError(error.message, details=error.details)
         if not isinstance(error, UnavailableError):
-            raise (previous if previous is not None and type(error) is DeadlineError else error) from None
+            raise (unanswered(error, previous) if type(error) is DeadlineError else error) from None
         return error
 
     def _check_open(self, verb: str) -> None:
