@@ -18,15 +18,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from dataplane_server.config import Durability, ServerConfig, TlsFiles
-from dataplane_server.core.calls.limits import Limits
-from dataplane_server.durability.life import RecoveryError
-from dataplane_server.host_memory import check_memory
-from dataplane_server.observe.log import get_log, now_text, show_on_stderr
-from dataplane_server.service.health import HealthListener
-from dataplane_server.service.lives import next_life
-from dataplane_server.service.server import Server
-from dataplane_server.version import VERSION
+from dataplane_server._packages import needs_server_packages
+
+with needs_server_packages("dataplane-server"):
+    from dataplane_server.config import Durability, ServerConfig, TlsFiles
+    from dataplane_server.core.calls.limits import Limits
+    from dataplane_server.durability.life import RecoveryError
+    from dataplane_server.host_memory import check_memory
+    from dataplane_server.observe.log import get_log, now_text, show_on_stderr
+    from dataplane_server.service.health import HealthListener
+    from dataplane_server.service.lives import next_life
+    from dataplane_server.service.server import Server
+    from dataplane_server.version import VERSION
 
 _LEAST_MEMORY = 1 << 20
 _LAST_ANSWERS_S = 1.0

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from importlib.metadata import version
+import sysconfig
+import venv
+from importlib import import_module
+from importlib.metadata import files, requires, version
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from tests.client.cli.reading import run
 
 COMMANDS = "status top describe samples sample claims sessions dead-letters reset doctor replay snapshot restore verify"
 COMMANDS += " bench export import"
+OURS = ("rl_dataplane", "dataplane_client", "dataplane_server")
 DATAPLANE = str(Path(sys.executable).parent / "dataplane")
 
 
@@ -78,6 +83,39 @@ def test_a_process_exits_with_the_code_of_its_command_after_writing_all_output(
     assert done.returncode == code
     assert done.stdout.startswith(printed)
     assert bool(done.stderr) == (code > 0)
+
+
+@pytest.fixture(scope="module")
+def python_of_clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter whose environment is this one without the packages of the extra `server`."""
+    folder = tmp_path_factory.mktemp("clients")
+    venv.create(folder)
+    here, there = (Path(sysconfig.get_path("purelib", vars=paths)) for paths in ({}, {"base": str(folder)}))
+    of_server = [line for line in requires("rl-dataplane") or () if line.endswith("extra == 'server'")]
+    names = [re.split("[<>=;]", line)[0].strip() for line in of_server]
+    left_out = {file.parts[0] for name in names for file in files(name) or ()}
+    assert "xxhash" in left_out
+    for path in [*here.iterdir(), *(Path(root) for name in OURS for root in import_module(name).__path__)]:
+        if path.name not in left_out and not (there / path.name).exists():
+            (there / path.name).symlink_to(path)
+    return folder / "bin" / "python"
+
+
+@pytest.mark.parametrize(
+    "command", ["dataplane-server", "dataplane replay DIR", "dataplane replay DIR status", "dataplane verify DIR"]
+)
+def test_a_command_of_the_server_says_what_to_install_where_only_clients_are_installed(
+    python_of_clients: Path, command: str
+) -> None:
+    program, *words = command.split()
+    script = Path(sys.executable).parent / program
+    done = subprocess.run([python_of_clients, script, *words], capture_output=True, text=True, check=False, timeout=300)
+    name = f"{program} {words[0]}" if words else program
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(
+        rf"{name} needs the server's packages \(No module named '\w+'\): pip install 'rl-dataplane\[server\]'\n",
+        done.stderr,
+    )
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS.split()])
