@@ -49,16 +49,35 @@ def test_the_examples_of_the_readme_print_what_it_says(example: str, printed: st
 
 
 def test_the_deployment_of_the_readme_goes_word_by_word_on_another_folder_and_other_ports(tmp_path: Path) -> None:
-    steps = DEPLOYMENT
+    """After the blocks before it, in one shell, while the server of the first one runs."""
+    first = f"{TERMINAL.strip()} --http 127.0.0.1:9464 > /tmp/dataplane.log 2>&1 &\n"
+    programs = [f"python -W error - <<'PROGRAM'\n{example}PROGRAM\n" for example, _ in EXAMPLES]
+    steps = "\n".join([first, *programs, DEPLOYMENT])
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
-        ports = [str(one.getsockname()[1]) for one in sockets]
-    told = ("/tmp/dataplane", "9464", "50052")  # noqa: S108  # the README's
-    for there, here in zip(told, (str(tmp_path / "run"), *ports), strict=True):
-        steps = steps.replace(there, here)
+        for port in sorted(set(re.findall(r"127\.0\.0\.1:(\d+)", steps))):
+            steps = steps.replace(port, str(stack.enter_context(kept_port())))
+        done = in_bash(steps.replace("/tmp", str(tmp_path)))  # noqa: S108  # the README's
+    assert done.returncode == 0, done.stdout
+    assert "failed to connect" not in done.stdout
+    for words in ("consumed: {", "shared memory", "serving, healthy", "dataplane_serving 1"):
+        assert words in done.stdout
+    assert [file.name for file in (tmp_path / "dataplane").iterdir()] == ["server.log"]
+
+
+@contextlib.contextmanager
+def kept_port() -> Iterator[int]:
+    """A free port, which a server may take meanwhile, and others are not given."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+def in_bash(steps: str) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    command = ["bash", "-e", "-u", "-o", "pipefail", "-c", steps]
     with subprocess.Popen(
-        ["bash", "-e", "-u", "-o", "pipefail", "-c", steps],
+        command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -66,15 +85,11 @@ def test_the_deployment_of_the_readme_goes_word_by_word_on_another_folder_and_ot
         start_new_session=True,
     ) as shell:
         try:
-            said, _ = shell.communicate(timeout=90)
+            said, _ = shell.communicate(timeout=400)
         finally:
-            with contextlib.suppress(ProcessLookupError):  # the server, where a step before the last one failed
+            with contextlib.suppress(ProcessLookupError):  # the servers that it has not ended
                 os.killpg(shell.pid, signal.SIGKILL)
-    assert shell.returncode == 0, said
-    assert "failed to connect" not in said
-    for words in ("shared memory", "serving, healthy", "dataplane_serving 1"):
-        assert words in said
-    assert [file.name for file in (tmp_path / "run").iterdir()] == ["server.log"]
+    return subprocess.CompletedProcess(command, shell.returncode, said)
 
 
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"make ([a-z-]+)", README))))

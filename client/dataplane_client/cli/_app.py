@@ -57,7 +57,14 @@ def _dataplane(
 
 
 @app.command()
-def status(server: Address = "", output: Output = "table", timeout: Timeout = TIMEOUT_S) -> None:
+def status(
+    server: Address = "",
+    wait: Annotated[
+        float, typer.Option("--wait", min=0.0, metavar="SECONDS", help="How long to wait for a healthy server.")
+    ] = 0.0,
+    output: Output = "table",
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
     """Show the server, its partitions and its health.
 
     \b
@@ -76,8 +83,9 @@ def status(server: Address = "", output: Output = "table", timeout: Timeout = TI
     Untaken rows are ready if they have all fields that the task's last claim required; "-" before its first claim.
     rows/s are rows that the task has consumed. JSON output has the totals since registration, too.
     """  # noqa: D301  # \b makes typer keep the line breaks of the list
-    from dataplane_client.cli._status import show_status
+    from dataplane_client.cli._status import await_health, show_status
 
+    await_health(server, wait, timeout)
     raise typer.Exit(show_status(server, output, timeout))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from dataplane_client.cli._health import Health, health_of
 from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import BAD, GOOD, fail, print_json, print_text
 from dataplane_client.cli._rates import recent_consumed_per_s
-from dataplane_client.cli._server import Server, server_or_exit
+from dataplane_client.cli._server import Server, open_server, server_or_exit
 from dataplane_client.cli._table import Labelled, Table, figure
 from dataplane_client.cli._text import age_text, bar_text, count_text, duration_text, plural, rate_text, size_text
 from dataplane_client.descriptions import (
@@ -21,13 +22,30 @@ from dataplane_client.descriptions import (
     partition_description,
     server_status,
 )
-from dataplane_client.errors import UnavailableError
+from dataplane_client.errors import DataPlaneError, DeadlineError, UnavailableError
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 UNHEALTHY = 3
+_LOOK_S = 0.2
+
+
+def await_health(address: str, wait_s: float, timeout_s: float) -> None:
+    """Return when the server is healthy, has refused to say so, or wait_s seconds are over."""
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline and not _is_decided(address, timeout_s):
+        time.sleep(min(_LOOK_S, max(0.0, deadline - time.monotonic())))
+
+
+def _is_decided(address: str, timeout_s: float) -> bool:
+    """Whether waiting is of no use. Each look has a connection of its own: gRPC is slow to try a broken one again."""
+    with open_server(address, timeout_s) as server:
+        try:
+            return health_of(server_status(server.call("GetServerStatus", pb.GetServerStatusRequest()))).healthy
+        except DataPlaneError as error:
+            return not isinstance(error, (UnavailableError, DeadlineError))
 
 
 def show_status(address: str, output: Format, timeout_s: float) -> int:

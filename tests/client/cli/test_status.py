@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
-from tests.client.cli.reading import read, run, run_json
+from tests.client.cli.reading import DATAPLANE, read, run, run_json
 
 from dataplane_client import OutOfSpaceError, connect
 from dataplane_server.testing import running_server
@@ -32,6 +34,27 @@ def test_the_server_and_its_partitions_are_on_one_screen(address: str) -> None:
         "  train  1  1  1  0  0  0  -",
         "val  0 rows, 0 B",
     ]
+
+
+def test_it_waits_for_a_server_that_comes_late(tmp_path: Path) -> None:
+    place = tmp_path / "late.sock"
+    address = f"unix://{place}"
+    with socket.socket(socket.AF_UNIX) as hanging_up:
+        hanging_up.bind(str(place))
+        hanging_up.listen()
+        waiting = subprocess.Popen([DATAPLANE, "status", "-s", address, "--wait", "300"], stdout=subprocess.PIPE)
+        hanging_up.accept()[0].close()  # it has looked once
+    place.unlink()
+    with running_server(listen=address):
+        shown = waiting.communicate(timeout=300)[0].decode()
+    assert waiting.returncode == 0
+    assert "serving, healthy" in shown
+
+
+def test_a_wait_for_a_server_that_never_comes_ends(tmp_path: Path) -> None:
+    code, text = run("status", "-s", f"unix://{tmp_path}/never.sock", "--wait", "0.5")
+    assert code == 1
+    assert "no server answers" in text
 
 
 def test_numbers_of_a_table_are_right_aligned(address: str) -> None:
