@@ -26,7 +26,7 @@ from async_weights import WeightInbox
 from dataplane_client import DataPlaneClient, connect, pack_per_token_field
 from dataplane_client.client import Group
 from dataplane_client.errors import GroupFencedError, PreconditionError
-from flow import ROLLOUTS
+from flow import ROLLOUTS, while_driver_lives
 from problem_file import INSTRUCTION, Problem, load_problems, prompt_batches, prompt_ids
 from processes import end_with_parent
 from reward import reward
@@ -40,8 +40,8 @@ _GRACE_S = 2.0
 """How long the groups of a generator that died stay reserved."""
 _BATCH_GROUPS = 8
 """Groups that are sampled together."""
-_WAIT_S = 300.0
-"""For room."""
+_WAIT_S = 60.0
+"""Until the wait for room is repeated."""
 
 
 class AsyncGenerator:
@@ -112,7 +112,7 @@ class AsyncGenerator:
     def _reserve(self) -> Group:
         name = f"{self._args.name}-{os.getpid()}-{next(self._numbers)}"
         ids = [f"{name}_g{index}" for index in range(self._size)]
-        return self._client.reserve_group(ROLLOUTS, name, ids, timeout_s=_WAIT_S)
+        return while_driver_lives(lambda: self._client.reserve_group(ROLLOUTS, name, ids, timeout_s=_WAIT_S))
 
     def _put(self, group: Group, rollouts: Rollouts, rewards: list[float], rows: slice) -> None:
         """Put a group's rollouts, and show them."""

@@ -29,7 +29,7 @@ from controller import StepResult
 from dataplane_client import connect
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.client import Claim
-from flow import REPORT, ROLLOUTS, STEPS, one_object
+from flow import REPORT, ROLLOUTS, STEPS, one_object, while_driver_lives
 from policy_steps import PolicySteps, known
 from problem_file import load_problems
 from processes import end_with_parent
@@ -44,8 +44,8 @@ from trainer_adapter.worker_groups import TorchrunWorkerGroup
 from trainer_config import policy_config
 from warmup import warmup_batches
 
-_WAIT_S = 300.0
-"""For the rollouts of a step."""
+_WAIT_S = 60.0
+"""Until the wait for the rollouts of a step is repeated."""
 _TRUNCATED_RATIO = 2.0
 _WARM_UP_REPORTS = 10
 
@@ -105,7 +105,9 @@ class AsyncTrainer(PolicySteps):
     def _claim(self) -> Claim:
         """Claim the rollouts of a step."""
         groups = self._settings.prompts_per_step
-        return self._client.claim(ROLLOUTS, "train", READY_FIELDS, groups, whole_groups=True, timeout_s=_WAIT_S)
+        return while_driver_lives(
+            lambda: self._client.claim(ROLLOUTS, "train", READY_FIELDS, groups, whole_groups=True, timeout_s=_WAIT_S)
+        )
 
     def _mean_reward(self) -> float:
         """Of the groups that were finished since it was asked for last, or else as before; those that were dropped

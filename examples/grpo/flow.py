@@ -14,9 +14,16 @@ with the commit of its claim, in one step. So whatever is killed or restored, a 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+from typing import TypeVar
+
 import numpy as np
 
 from dataplane_client import DataPlaneClient
+from dataplane_client.errors import ClaimTimeoutError, PartitionFullError
+
+T = TypeVar("T")
 
 ROLLOUTS, WARMUP, STEPS = "rollouts", "warmup", "steps"
 
@@ -36,6 +43,15 @@ PROGRESS = "progress"
 """Field of a step's order: how far the run has come. A snapshot that is taken during the step has it."""
 REPORT = "report"
 """Field in which the trainer reports the results of a step."""
+
+
+def while_driver_lives(wait: Callable[[], T]) -> T:
+    """The result of a call that waits for rows or for room. When it times out it is repeated, however long others take:
+    the driver ends the wait, since it closes or drops the partition, or dies and takes this process with it.
+    """
+    while True:
+        with contextlib.suppress(ClaimTimeoutError, PartitionFullError):
+            return wait()
 
 
 def one_object(value: object) -> np.ndarray:

@@ -18,7 +18,7 @@ import torch
 from dataplane_client import DataPlaneClient, connect
 from dataplane_client.client import Claim
 from dataplane_client.errors import EndOfDataError, NotFoundError
-from flow import PROMPT_FIELDS, ROLLOUTS
+from flow import PROMPT_FIELDS, ROLLOUTS, while_driver_lives
 from processes import end_with_parent
 from reward import reward
 from rollout_columns import rollout_columns
@@ -26,7 +26,8 @@ from rollout_sampling import Rollouts, sample_rollouts
 from tiny_model import load_model
 from weight_files import load
 
-_WAIT_S = 300.0
+_WAIT_S = 60.0
+"""Until a wait is repeated."""
 _GRACE_S = 2.0
 """How long the rows of a generator that died stay claimed."""
 
@@ -55,8 +56,10 @@ class Generator:
 
     def _claim(self) -> Claim:
         size = self._args.batch
-        return self._client.claim(
-            ROLLOUTS, "generate", PROMPT_FIELDS, size, min_size=1, whole_groups=True, timeout_s=_WAIT_S
+        return while_driver_lives(
+            lambda: self._client.claim(
+                ROLLOUTS, "generate", PROMPT_FIELDS, size, min_size=1, whole_groups=True, timeout_s=_WAIT_S
+            )
         )
 
     def _serve(self, claim: Claim) -> None:

@@ -33,7 +33,17 @@ from dataplane_client import DataPlaneClient, KVBatchMeta, connect
 from dataplane_client.client import Claim
 from dataplane_client.errors import NotFoundError
 from dataplane_client.observe import training
-from flow import PREV_LP_FIELDS, REPORT, ROLLOUTS, SAMPLE_FIELDS, STEPS, TRAIN_FIELDS, WARMUP, one_object
+from flow import (
+    PREV_LP_FIELDS,
+    REPORT,
+    ROLLOUTS,
+    SAMPLE_FIELDS,
+    STEPS,
+    TRAIN_FIELDS,
+    WARMUP,
+    one_object,
+    while_driver_lives,
+)
 from policy_steps import PolicySteps, known
 from processes import end_with_parent
 from settings import GrpoSettings
@@ -106,7 +116,7 @@ class Trainer(PolicySteps):
     def _next_step(self) -> Claim | None:
         """Claim the next step; None when all steps are done."""
         try:
-            return self._client.claim(STEPS, "train", [], 1, timeout_s=_WAIT_S)
+            return while_driver_lives(lambda: self._client.claim(STEPS, "train", [], 1, timeout_s=_WAIT_S))
         except NotFoundError:
             return None
 

@@ -63,7 +63,7 @@ class WithOneKill(MortalProcesses):
         os.kill(process, signal.SIGCONT)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(1800)
 def test_a_generator_that_is_killed_leaves_the_account_in_balance_and_no_row_is_trained_too_stale(
     tmp_path: Path,
 ) -> None:
