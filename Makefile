@@ -98,8 +98,9 @@ test-core: $(VENV)-core/.ready  ## the core's tests where neither gRPC nor torch
 	PYTHONPATH=dataplane_server:proto $(VENV)-core/bin/python -m pytest -c /dev/null --rootdir . --import-mode=importlib \
 		-o 'markers=timeout(seconds): not enforced here' -p no:cacheprovider -W error tests/core
 
-test-nightly: $(VENV)/.dev  ## random histories of the core for many minutes, others in every run
-	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/core/machine --timeout 7200
+test-nightly: $(VENV)/.dev  ## random histories of the core for many minutes, others in every run (SEED repeats one)
+	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; echo "the same again: make test-nightly SEED=$$seed"; \
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/core/machine --timeout 7200 --hypothesis-seed $$seed
 
 test-cluster: $(VENV)/.dev  ## what needs a Ray cluster, the client's tests on three nodes among it (10 minutes)
 	$(BIN)/python -m pytest -m "cluster and not soak"
@@ -137,7 +138,7 @@ $(VENV)-automodel/.ready: pyproject.toml $(KERNELS)
 	$(PYTHON) -m venv $(VENV)-automodel
 	$(VENV)-automodel/bin/python -m pip install --quiet '$(TORCH)'
 	$(VENV)-automodel/bin/python -m pip install --quiet --editable '.[server,trainer]' transformers==5.18.0 torchao==0.18.0 \
-		pytest pytest-asyncio pytest-timeout pytest-xdist
+		hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist
 	$(VENV)-automodel/bin/python -m pip install --quiet --no-deps nemo-automodel==0.7.0
 	@touch $@
 

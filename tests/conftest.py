@@ -1,4 +1,5 @@
-"""What holds at the end of every test: the laws of the core, conservation among them, in every server that runs then.
+"""What holds for every test: it draws the same in each run, and at its end the laws of the core, conservation among
+them, hold in every server that runs then.
 
 A server that a test stops is checked as it stops, by `ServerThread.stop`; cores without a server by `tests/core`, and
 servers in processes of their own by the counters that they tell their clients (`tests/integration/command`).
@@ -14,11 +15,21 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import random
 import sys
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("quick", max_examples=60, deadline=None, derandomize=True)
+settings.register_profile("nightly", max_examples=3000, deadline=None, database=None, print_blob=True)
+settings.register_profile(
+    "default", settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick")), max_examples=100
+)
+settings.load_profile("default")  # quick: the same examples in each run; nightly: others, by a seed that it prints
 
 _LAST_WORDS = pytest.StashKey[int]()
 _GRACE_S = 30.0
@@ -56,6 +67,15 @@ def three_nodes() -> Iterator[Any]:
 
     with three_nodes() as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def the_same_draws() -> None:
+    """Random numbers of the global generators are the same in each run, whatever tests ran before."""
+    random.seed(0)
+    for name, seed in (("numpy", "random.seed"), ("torch", "manual_seed")):
+        if (module := sys.modules.get(name)) is not None:
+            attrgetter(seed)(module)(0)
 
 
 @pytest.fixture(autouse=True)

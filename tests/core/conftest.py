@@ -1,14 +1,10 @@
-"""Hypothesis profiles, and data planes whose laws are checked, and whose calls are replayed, when a test is over.
-
-Tests look up the profile that HYPOTHESIS_PROFILE names; `nightly` explores far more, with other calls in every run.
-"""
+"""Data planes whose laws are checked, and whose calls are replayed, when a test is over."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
 import pytest
-from hypothesis import settings
 
 from dataplane_server.core.calls.limits import Limits
 
@@ -16,9 +12,6 @@ for _helper in ("caller", "replayed", "machine.arena", "machine.checked_plane"):
     pytest.register_assert_rewrite(f"tests.core.{_helper}")
 
 from tests.core.caller import Caller  # noqa: E402 - after its assertions were registered to be told in full
-
-settings.register_profile("quick", max_examples=60, deadline=None, derandomize=True)
-settings.register_profile("nightly", max_examples=3000, deadline=None, print_blob=True)
 
 
 @pytest.fixture
