@@ -58,7 +58,7 @@ def folders() -> list[Path]:
     return list(Path("/dev/shm").glob(f"rl-dataplane-{NAME}-*"))  # noqa: S108  # where nodes have their arenas
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(600)
 def test_the_command_runs_a_cluster_until_it_is_told_to_end(ray_address: str) -> None:
     process = command(ray_address)
     told = serving(process)
@@ -72,7 +72,7 @@ def test_the_command_runs_a_cluster_until_it_is_told_to_end(ray_address: str) ->
     assert folders() == []
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(600)
 def test_rows_of_a_cluster_with_a_data_directory_are_there_when_it_runs_again(ray_address: str, tmp_path: Path) -> None:
     for life in range(2):
         process = command(ray_address, "--data-dir", str(tmp_path))
@@ -94,7 +94,7 @@ def test_a_cluster_has_no_direct_port() -> None:
         start(ServerConfig(direct="127.0.0.1:0"))
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 def test_where_there_is_no_ray_the_command_says_so() -> None:
     process = command("127.0.0.1:1")
     _, errors = process.communicate(timeout=50)

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("ray")]
 _VARIABLES = {"RAY_prestart_worker_first_driver": "0"}  # otherwise Ray begins with a process for each CPU
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(1800)
 def test_on_a_cluster_every_row_is_accounted_for_and_each_node_puts_and_fetches(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     model, problems = make_task(tmp_path)

@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.frameworks,
     pytest.mark.skipif(not is_installed(), reason="TransferQueue is not installed"),
     pytest.mark.filterwarnings("ignore"),  # of Ray, ZeroMQ and nested tensors
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(1800),
 ]
 
 CONF = {"backend": {"storage_backend": "SimpleStorage", "SimpleStorage": {"num_data_storage_units": 1}}}

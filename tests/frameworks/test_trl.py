@@ -42,7 +42,7 @@ from dataplane_server.testing import running_server
 pytestmark = [
     pytest.mark.frameworks,
     pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(1800),
 ]
 
 PRODUCERS, GROUPS, SAMPLES = 2, 6, 4

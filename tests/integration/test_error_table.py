@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -144,7 +145,7 @@ async def refusing(request: pytest.FixtureRequest) -> AsyncIterator[aio.AsyncDat
     pb_grpc.add_DataPlaneServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    options = {"timeout_s": 20.0, "first_backoff_s": 50.0, "transport": request.param}
+    options: dict[str, Any] = {"timeout_s": 20.0, "first_backoff_s": 50.0, "transport": request.param}
     async with await aio.connect(f"127.0.0.1:{port}", **options) as client:
         yield client
     await server.stop(0)

@@ -93,11 +93,11 @@ def test_a_put_that_waits_in_vain_says_at_its_timeout_what_would_make_room(
 ) -> None:
     full.claim("p", "train", ["x"], 1).commit()
     began = time.monotonic()
-    waiter = threads.submit(put, full, "c", timeout_s=1.0)
+    waiter = threads.submit(put, full, "c", timeout_s=5.0)
     eventually(waiting(other))
     why = other.partition("p").waits_because
     error = waiter.exception(20)
-    assert time.monotonic() - began >= 1.0
+    assert time.monotonic() - began >= 5.0
     assert isinstance(error, PartitionFullError)
     assert isinstance(error, OutOfSpaceError)
     assert error.message == f"put_samples at {full.target}: {why}"
@@ -114,12 +114,10 @@ def test_a_partition_that_rejects_does_so_at_once_and_changes_nothing(
 ) -> None:
     full.set_policies("p", flow=FlowPolicy(max_rows=2, when_full="reject"))
     with unchanged(full):
-        began = time.monotonic()
         with pytest.raises(PartitionFullError, match="2 of max_rows 2"):
-            put(full, "c")
+            put(full, "c", timeout_s=10_000.0)
         with pytest.raises(PartitionFullError, match="2 of max_rows 2"):
-            full.reserve_group("p", "g", ["c"])
-        assert time.monotonic() - began < 10.0  # of a timeout of 20
+            full.reserve_group("p", "g", ["c"], timeout_s=10_000.0)
     put(full, "a", "b")  # rows that exist need no room
 
 

@@ -46,7 +46,7 @@ def test_200_waiting_clients_get_one_row_each_while_puts_reads_and_other_claims_
         for begin in range(0, CLAIMERS, 20):
             producer.put_samples(ids[begin : begin + 20], "p", {"y": torch.zeros(20)})
             assert producer.get_samples(ids[begin : begin + 20], "p", ["y"])["y"].shape == (20,)
-            assert producer.claim("p", "eval", ["y"], 20, timeout_s=5.0).commit() == 20
+            assert producer.claim("p", "eval", ["y"], 20, timeout_s=100.0).commit() == 20
         assert client.server_status().waiting_claims == CLAIMERS
         for begin in range(0, CLAIMERS, 20):
             producer.put_samples(ids[begin : begin + 20], "p", {"x": torch.zeros(20)})

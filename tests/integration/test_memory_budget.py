@@ -87,7 +87,7 @@ def test_those_behind_a_put_that_gives_up_are_admitted(
     small_client: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
 ) -> None:
     fill(small_client)
-    large = threads.submit(small_client.put_samples, ["large"], "p", rows(1, 50 * KIB), timeout_s=1.0)
+    large = threads.submit(small_client.put_samples, ["large"], "p", rows(1, 50 * KIB), timeout_s=5.0)
     eventually(lambda: small_client.server_status().waiting_puts == 1)
     small_client.put_samples(["small"], "p", rows(1, KIB))
     assert isinstance(large.exception(20), OutOfSpaceError)
@@ -139,7 +139,7 @@ def test_rows_and_partitions_above_the_limit_are_refused_whole(
         client.register_partition("p", ["x"], 0, ["train"])
         client.put_samples(["a", "b"], "p")
         with unchanged(client), pytest.raises(OutOfSpaceError, match="at most 3") as caught:
-            client.put_samples(["b", "c", "d"], "p", timeout_s=5.0)
+            client.put_samples(["b", "c", "d"], "p", timeout_s=100.0)
         assert caught.value.reason == "LIMIT_REACHED"
         client.put_samples(["b", "c"], "p")
         with unchanged(client), pytest.raises(OutOfSpaceError, match="holds 1 partitions"):
@@ -155,8 +155,8 @@ def test_callers_above_the_limit_of_waiting_calls_are_refused_at_once(
 
         def wait() -> object:
             if limit == "max_waiting_puts":
-                return client.put_samples(["a"], "p", rows(1, KIB), timeout_s=3.0)
-            return client.claim("p", "train", ["y"], 1, timeout_s=3.0)
+                return client.put_samples(["a"], "p", rows(1, KIB), timeout_s=60.0)
+            return client.claim("p", "train", ["y"], 1, timeout_s=60.0)
 
         first = threads.submit(wait)
         eventually(lambda: client.server_status().waiting_puts + client.server_status().waiting_claims)

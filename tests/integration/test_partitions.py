@@ -5,7 +5,6 @@ use.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -108,7 +107,6 @@ def test_claims_of_every_kind_learn_of_the_end_of_data_at_once(
         threads.submit(flow.claim_shard, "p", "train", ["a"], 4, step=0, dp_rank=0, dp_world=2),
     ]
     eventually(lambda: flow.server_status().waiting_claims == 3)
-    began = time.monotonic()
     assert flow.close_partition("p") == 3
     for claim in waiting:
         with pytest.raises(EndOfDataError, match="2 rows are left for task 'train', fewer than min_size 4") as caught:
@@ -118,7 +116,6 @@ def test_claims_of_every_kind_learn_of_the_end_of_data_at_once(
     for blocking in (True, False):
         with pytest.raises(EndOfDataError, match="min_size=2"):
             flow.claim_meta("p", "train", ["a"], 4, blocking=blocking)
-    assert time.monotonic() - began < 20
     assert flow.close_partition("p") == 0
     assert flow.partition("p").closed
     with flow.claim("p", "train", ["a"], 4, min_size=1) as rest:

@@ -82,13 +82,13 @@ def test_a_crafted_message_runs_no_code_in_server_or_reader(flow: DataPlaneClien
 def test_an_underfilled_claim_does_not_block_other_callers(
     flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
 ) -> None:
-    underfilled = threads.submit(flow.claim, "p", "train", ["a"], 100, timeout_s=60.0)
+    underfilled = threads.submit(flow.claim, "p", "train", ["a"], 100, timeout_s=10_000.0)
     eventually(lambda: flow.server_status().waiting_claims == 1)
     for row in range(20):
-        flow.put_samples([f"s{row}"], "p", {"a": torch.zeros(1), "b": torch.zeros(1)}, timeout_s=5.0)
-        flow.get_samples([f"s{row}"], "p", ["a"], timeout_s=5.0)
-        assert flow.claim("p", "eval", ["a"], 1, timeout_s=5.0).commit() == 1
-    assert flow.claim("p", "train", ["a", "b"], 5, timeout_s=5.0).meta.size == 5
+        flow.put_samples([f"s{row}"], "p", {"a": torch.zeros(1), "b": torch.zeros(1)}, timeout_s=100.0)
+        flow.get_samples([f"s{row}"], "p", ["a"], timeout_s=100.0)
+        assert flow.claim("p", "eval", ["a"], 1, timeout_s=100.0).commit() == 1
+    assert flow.claim("p", "train", ["a", "b"], 5, timeout_s=100.0).meta.size == 5
     assert not underfilled.done()
     flow.drop_partition("p")
     assert isinstance(underfilled.exception(20), NotFoundError)
@@ -97,10 +97,10 @@ def test_an_underfilled_claim_does_not_block_other_callers(
 def test_a_claim_behind_an_underfilled_one_is_served_when_that_gives_up(
     flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
 ) -> None:
-    underfilled = threads.submit(flow.claim, "p", "train", ["a"], 100, timeout_s=0.5)
+    underfilled = threads.submit(flow.claim, "p", "train", ["a"], 100, timeout_s=3.0)
     eventually(lambda: flow.server_status().waiting_claims == 1)
     flow.put_samples(["s"], "p", {"a": torch.zeros(1)})
-    assert flow.claim("p", "train", ["a"], 1, timeout_s=30.0).meta.sample_ids == ["s"]
+    assert flow.claim("p", "train", ["a"], 1, timeout_s=100.0).meta.sample_ids == ["s"]
     assert isinstance(underfilled.exception(20), ClaimTimeoutError)
 
 

@@ -53,11 +53,11 @@ async def test_at_its_deadline_a_waiter_gives_up_with_what_the_core_says() -> No
 
 async def test_an_answer_goes_before_a_later_deadline_and_a_second_answer_is_ignored() -> None:
     waiters = Waiters()
-    task = await waiting(waiters, 0.01)
+    task = await waiting(waiters, 0.5)
     waiters.wake(Granted(7, GRANT))
     waiters.wake(Failed(7, LATE))
     assert await task is GRANT
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.6)
 
 
 async def test_effects_for_nobody_are_ignored() -> None:

@@ -20,7 +20,7 @@ from tests.integration.histories.settings import Settings
 from dataplane_client.client import connect
 from dataplane_client.errors import NotFoundError, UnavailableError
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("ray"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("ray"), pytest.mark.timeout(1800)]
 
 _LONGEST_S = 15.0
 """On cores that other tests use as well; a campaign on a quiet machine has the promise."""

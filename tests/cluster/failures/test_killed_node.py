@@ -15,7 +15,7 @@ from tests.cluster.three_nodes import ThreeNodes, ray
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import NotFoundError
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("ray"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("ray"), pytest.mark.timeout(1800)]
 
 _ROOT = Path(__file__).parents[3]
 

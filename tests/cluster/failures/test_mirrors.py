@@ -12,7 +12,7 @@ from tests.cluster.three_nodes import ThreeNodes, on_node, ray
 
 from dataplane_client.client import DataPlaneClient, connect
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("ray"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("ray"), pytest.mark.timeout(1800)]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import DeadlineError, OutOfSpaceError
 from rl_dataplane.v1 import local_pb2 as pb
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("ray"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("ray"), pytest.mark.timeout(1800)]
 
 _ROW_BYTES = 64 << 10
 

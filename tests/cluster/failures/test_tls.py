@@ -17,7 +17,7 @@ from dataplane_client.credentials import Credentials
 from dataplane_client.errors import AuthenticationError, PermissionDeniedError, UnavailableError
 from dataplane_server.config import TlsFiles
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("ray"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("ray"), pytest.mark.timeout(1800)]
 
 
 def test_callers_need_the_ca_and_a_token_inside_and_outside_of_the_ray_cluster(

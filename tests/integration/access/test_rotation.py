@@ -17,7 +17,7 @@ from dataplane_server.config import TlsFiles
 ROTATIONS = 4
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(1800)
 def test_certificates_and_tokens_are_replaced_under_load_without_a_failed_call(
     start: Start, pki: Pki, tmp_path: Path
 ) -> None:

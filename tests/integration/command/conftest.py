@@ -54,7 +54,7 @@ class Command:
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and wait for the end; the exit code."""
         self.process.send_signal(number)
-        return self.process.wait(60)
+        return self.process.wait(300)
 
     def close(self) -> None:
         if self.process.poll() is None:

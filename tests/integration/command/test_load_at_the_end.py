@@ -26,7 +26,7 @@ pytestmark = pytest.mark.xdist_group("command")  # for the sake of the process t
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-GRACE_S = 40.0
+GRACE_S = 1000.0
 
 
 Start = Callable[..., Command]

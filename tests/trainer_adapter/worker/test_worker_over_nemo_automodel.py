@@ -17,7 +17,7 @@ from tests.trainer_adapter.worker.worker_cases import OVER_AUTOMODEL, TWO_RANKS,
 
 pytestmark = [
     pytest.mark.automodel,
-    pytest.mark.timeout(300),  # the package is imported in every rank
+    pytest.mark.timeout(1800),  # the package is imported in every rank
     pytest.mark.filterwarnings("ignore"),  # it is not ours to mend what the package warns of
 ]
 
