@@ -110,7 +110,7 @@ class Refusing(DataPlaneServicer):
             await self._refuse_then_be_silent()
         raise Refusal(Reason[request.partition_id], "why it is so", sample_id="s")
 
-    async def Session(self, requests: object, context: object) -> None:  # noqa: N802
+    async def Session(self, requests: object, context: object) -> None:  # type: ignore[override]  # noqa: N802
         await self._refuse_then_be_silent()
 
     async def _refuse_then_be_silent(self) -> None:
