@@ -38,7 +38,7 @@ from dataplane_server.core.calls.requests import (
 from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.stats.digest import digest
-from dataplane_server.durability.checkpoint import DamagedCheckpointError, load_checkpoint, write_checkpoint
+from dataplane_server.durability.checkpoint import DamagedCheckpointError, build, load_checkpoint, write_checkpoint
 from dataplane_server.durability.frames import payloads_of
 from dataplane_server.durability.life import _UNUSABLE, RecoveryError, Terms, begin_life
 from dataplane_server.durability.log_reader import MAGIC
@@ -175,7 +175,13 @@ def log_records(data: bytes) -> None:
     """Any payloads, each a piece, whose checksums are right: the log is replayed, or refused in words."""
     folder = _folder("log")
     folder.mkdir()
-    origin = {"incarnation": "c", "first_generation": 1, "limits": dataclasses.asdict(LIMITS), "version": VERSION}
+    origin = {
+        "incarnation": "c",
+        "first_generation": 1,
+        "limits": dataclasses.asdict(LIMITS),
+        "version": VERSION,
+        "build": build(),
+    }
     log = LogWriter(folder, 0, {**origin, "at": 0.0, "durability": "process"}, segment_bytes=_SEGMENT_BYTES)
     for payload in filter(None, pieces(data)):
         log.append(payload)

@@ -32,7 +32,7 @@ BUGS = {
     "frees of calls that are not stable are settled": Bug(
         400, "durability.group_commit", "self._settle(Settle(releases))", "self._settle(Settle(self._plane.releases))"
     ),
-    "a torn record is not cut off": Bug(9, "durability.life", "        replica.reader.cut()\n", ""),
+    "a torn record is not cut off": Bug(9, "durability.life", "    replica.reader.cut()\n", ""),
     "the cut is not synced": Bug(
         40, "durability.log_reader", "            os.fsync(file.fileno())  # were", "            # were"
     ),
@@ -83,7 +83,15 @@ BUGS = {
         "_new_log(terms, replica.reader.next_record,",
         "_new_log(terms, replica.reader.next_record + 1,",
     ),
-    "two lives have one number": Bug(3, "durability.life", 'header["epoch"] + 1', 'header["epoch"]'),
+    "two lives have one number": Bug(3, "durability.life", "lives + 1", "lives"),
+    "a mark is ahead of the log": Bug(
+        40,
+        "durability.log_writer",
+        "            os.fdatasync(self._file)\n            if self._marks is not None:\n"
+        "                self._marks.acknowledge(self._position)\n",
+        "            if self._marks is not None:\n                self._marks.acknowledge(self._position)\n"
+        "            os.fdatasync(self._file)\n",
+    ),
     "time begins anew": Bug(3, "durability.life", "replica.at - time.monotonic()", "0.0"),
     "a standby does not read to the end": Bug(
         40,

@@ -80,7 +80,7 @@ def write_checkpoint(folder: Path, plane: DataPlane, next_record: int, now: floa
         "next_record": next_record,
         "now": now,
         "extra": dict(extra),
-        "build": _build(),
+        "build": build(),
     }
     path = folder / f"checkpoint-{next_record:020}"
     with _renamed_when_complete(path) as file:
@@ -143,7 +143,7 @@ def remove_checkpoints(folder: Path, keep: int) -> list[Path]:
 
 
 @cache
-def _build() -> str:
+def build() -> str:
     """A hash of the sources of the core."""
     sources = sorted(Path(core.__path__[0]).rglob("*.py"))
     return hashlib.blake2b(b"".join(path.read_bytes() for path in sources), digest_size=16).hexdigest()
@@ -193,7 +193,7 @@ class _Chunks:
         if wrote != reads:
             texts = " and this is ".join(f"version {version}, format {number}" for version, number in (wrote, reads))
             raise self.damaged(f"it was written by {texts}; start that version")
-        if header.get("build") != _build():
+        if header.get("build") != build():
             raise self.damaged(f"it was written by another build of version {VERSION}; start that build")
         if not all(isinstance(header.get(name), kind) for name, kind in _KINDS.items()):
             raise self.damaged(f"its header cannot be read: {header!r}")

@@ -1,9 +1,9 @@
-"""Checksums of stored values: the first 8 bytes of a value's place in the log for `disk`, checked at recovery.
+"""Checksums of stored values: 8 bytes of the log for each, checked at recovery.
 
 A value never changes in its place, and a place gets another value only by another FinishWrite. So the newest checksum
 of an offset is that of the value which a row has there, and the core need not know of it: the server computes checksums
 and logs them, and whoever replays the log keeps a table of them by offset. Checksums are XXH3-64. 0 is for a value
-without bytes, or one that was put while the server computed none.
+without bytes.
 """
 
 from __future__ import annotations

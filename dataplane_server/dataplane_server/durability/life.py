@@ -6,10 +6,13 @@
 
 With durability `process`, arena and log are written at once and not synced, so they survive the death of the process
 and not that of the machine: after that the server does not start, because values and calls may not fit together. With
-`disk`, `group_commit` syncs them before an answer leaves, and recovery checks every value by its checksum.
+`disk`, `group_commit` syncs them before an answer leaves. Recovery checks every value by its checksum.
 
-A torn record at the end of the log was never acknowledged; it is cut off. Other damage stops the server, and the error
-names what it costs. A server that is told to accept the loss goes on without what is damaged.
+The arena has a mark (`durability.mark`) of the log that belongs to it. A file that is missing, or not of this
+directory, is refused, at this start and at each later one: nothing is made before the log is found complete. A torn
+record at the end of the log was never acknowledged; it is cut off. A checkpoint that is damaged is passed over, if the
+one before it, or the whole log, is there. Other damage stops the server, and the error names what it costs. A server
+that is told to accept the loss goes on without what is damaged.
 """
 
 from __future__ import annotations
@@ -21,25 +24,28 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from dataplane_server.collection import without_collection
 from dataplane_server.core.calls.life_calls import LeaveFor, Recover, Restored
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.requests import ClearSamples
 from dataplane_server.core.state.issued_ids import new_incarnation
-from dataplane_server.durability.checkpoint import DamagedCheckpointError, checkpoints
+from dataplane_server.durability.checkpoint import DamagedCheckpointError, build, checkpoints
 from dataplane_server.durability.checksums import Damaged
 from dataplane_server.durability.group_commit import GroupCommit
 from dataplane_server.durability.log_reader import (
     LogDamagedError,
     LogFormatError,
+    LogReader,
     RecordMissingError,
     forget_cached,
+    segment_path,
     segments,
 )
 from dataplane_server.durability.log_writer import LogWriter
 from dataplane_server.durability.logged_plane import LoggedPlane
+from dataplane_server.durability.mark import Marks, compare, compare_run
 from dataplane_server.durability.replica import Replica, kept
 from dataplane_server.durability.restore import Prepared, finish
 from dataplane_server.storage.arena import Arena
@@ -79,6 +85,7 @@ class Terms:
 class Recovery:
     """What a life found. calls: replayed since the checkpoint, or since a standby began. torn_bytes: cut off the end of
     the log. held: clients of the former life still map the arena. damaged: values that are lost, which was accepted.
+    warnings: damage that was passed over or accepted.
     restored: the snapshot that this life begins with; restored_by: the request for it.
     """
 
@@ -90,6 +97,15 @@ class Recovery:
     damaged: int = 0
     restored: str = ""
     restored_by: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+class _Recovered(NamedTuple):
+    """A replica of the whole log; how many bytes behind it are torn; what is lost, which was accepted."""
+
+    replica: Replica
+    torn: int
+    accepted: list[str]
 
 
 @dataclass(frozen=True)
@@ -151,14 +167,18 @@ def begin_life(terms: Terms, replica: Replica | None = None) -> Life:
     """
     terms.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
+        _refuse_without_arena(terms)
         arena = _open_arena(terms)
-        if terms.arena is None and finish(terms.folder):
+        if terms.arena is None and finish(terms.folder, arena):
             arena.close()
             arena = _open_arena(terms)
     except (ValueError, DamagedCheckpointError) as error:
         raise RecoveryError(str(error)) from error
     try:
-        return _first(terms, arena) if _is_new(terms.folder, arena) else _next(terms, arena, replica)
+        marks = Marks(arena) if terms.arena is None else None
+        if _is_new(terms.folder, arena, marks):
+            return _first(terms, arena, marks)
+        return _next(terms, arena, marks, replica)
     except _UNUSABLE as error:
         arena.close()
         raise RecoveryError(str(error)) from error
@@ -173,42 +193,54 @@ def _open_arena(terms: Terms) -> Arena:
     return Arena(terms.limits.memory_bytes, shared=terms.shared, file=terms.folder / "arena")
 
 
-def _is_new(folder: Path, arena: Arena) -> bool:
+def _refuse_without_arena(terms: Terms) -> None:
+    """ValueError if there is a log whose arena is missing. None is made beside it."""
+    folder, missing = terms.folder, terms.arena is None and not (terms.folder / "arena").exists()
+    if missing and not terms.accept_loss and (segments(folder) or checkpoints(folder)):
+        raise ValueError(
+            f"{folder} has a log but no arena: the values are lost; put {folder}/arena back, start with --accept-loss "
+            "to clear the rows, or empty the folder"
+        )
+
+
+def _is_new(folder: Path, arena: Arena, marks: Marks | None) -> bool:
     """Whether no server has used a directory. ValueError if one has, and something is missing."""
     if segments(folder):
-        if arena.fresh:
-            raise ValueError(f"{folder} has a log but had no arena: the values are lost; empty the folder")
         return False
     if checkpoints(folder):
         raise ValueError(f"{folder} has a checkpoint but no log: calls since it are lost; empty the folder")
+    if marks is not None and marks.newest is not None:
+        missing = segment_path(folder, marks.newest.first)
+        raise ValueError(f"{folder} has an arena but no log: {missing} is missing; put it back, or empty the folder")
     if arena.holders():
         raise ValueError(f"clients still use the arena in {folder}, whose log is gone; end them, or empty the folder")
     return True
 
 
-def _first(terms: Terms, arena: Arena) -> Life:
+def _first(terms: Terms, arena: Arena, marks: Marks | None) -> Life:
     origin = {"incarnation": new_incarnation(), "first_generation": time.time_ns() // 1000}
     plane = LoggedPlane(terms.limits, **origin)  # type: ignore[arg-type]
-    log = _new_log(terms, 0, _header(origin, terms, 1, time.monotonic()))
+    log = _new_log(terms, 0, _header(origin, terms, 1, time.monotonic()), marks)
     commits = _logged(terms, plane, arena, log)
     return Life(terms.folder, plane, arena, time.monotonic, log, commits, None)
 
 
-def _next(terms: Terms, arena: Arena, replica: Replica | None) -> Life:
+def _next(terms: Terms, arena: Arena, marks: Marks | None, replica: Replica | None) -> Life:
     began = time.monotonic()
     with without_collection():
-        torn = None if replica is None else _end_for_standby(terms, replica)
-        takes_over = torn is not None  # at once: values of a machine that still runs are in memory
-        if torn is None:
-            replica, torn = _recovered(terms, arena)
-    assert replica is not None  # noqa: S101  # for the type checker
+        found = None if replica is None else _end_for_standby(terms, replica, marks)
+        takes_over = found is not None  # at once: values of a machine that still runs are in memory
+        found = found or _recovered(terms, arena, marks)
+    replica, torn, accepted = found
     gc.freeze()  # what was recovered is no garbage
     header = replica.header
     _check(terms, header)
     damaged = [] if takes_over or terms.arena is not None else replica.checksums.damaged(replica.plane, arena.memory)
     _check_values(terms, damaged)
+    _cut(terms, replica, marks)
     origin = {name: header[name] for name in ("incarnation", "first_generation")}
-    log = _new_log(terms, replica.reader.next_record, _header(origin, terms, header["epoch"] + 1, replica.at))
+    lives = max(header["epoch"], 0 if marks is None or marks.newest is None else marks.newest.epoch)
+    log = _new_log(terms, replica.reader.next_record, _header(origin, terms, lives + 1, replica.at), marks)
     plane, offset, held = replica.plane, replica.at - time.monotonic(), bool(arena.holders())
     commits = _logged(terms, plane, arena, log)
     _clear(plane, damaged, replica.at)
@@ -222,59 +254,94 @@ def _next(terms: Terms, arena: Arena, replica: Replica | None) -> Life:
         len(damaged),
         replica.restored,
         replica.restored_by,
+        (*replica.passed_over, *accepted),
     )
     return Life(terms.folder, plane, arena, lambda: time.monotonic() + offset, log, commits, recovery)
 
 
-def _end_for_standby(terms: Terms, replica: Replica) -> int | None:
+def _end_for_standby(terms: Terms, replica: Replica, marks: Marks | None) -> _Recovered | None:
     """As _end_of_log, without a wait for the former checkpointer, which may hold its lock at a low priority. None
     if the replica lagged behind the removal of old records.
     """
     try:
-        return _end_of_log(terms, replica)
+        return _end_of_log(terms, replica, marks)
     except RecordMissingError:
         return None
 
 
-def _recovered(terms: Terms, arena: Arena) -> tuple[Replica, int]:
+def _recovered(terms: Terms, arena: Arena, marks: Marks | None) -> _Recovered:
     with kept(terms.folder):
         if terms.durability == "disk":  # what is read now is what the disk has
             arena.forget_cached()
             forget_cached(terms.folder)
-        replica = Replica(terms.folder)
-        return replica, _end_of_log(terms, replica)
+            if marks is not None:
+                marks.read()
+        return _end_of_log(terms, Replica(terms.folder), marks)
 
 
-def _end_of_log(terms: Terms, replica: Replica) -> int:
-    """Apply the rest of the log, and cut off what is behind its last record. Returns how many bytes these were."""
+def _end_of_log(terms: Terms, replica: Replica, marks: Marks | None) -> _Recovered:
+    """Apply the rest of the log, and see whether it is complete."""
+    accepted = _of_one_run(terms, marks, replica.reader)
     try:
         replica.catch_up()
         torn = replica.reader.ending()
-        replica.reader.cut()
+        if marks is not None and not accepted:
+            accepted = _with_mark(terms, marks, replica.reader)
     except LogDamagedError as error:
         if not terms.accept_loss:
             raise
-        if replica.header["durability"] != "disk":  # later calls may have put other values into the places of rows
-            message = (
-                "--accept-loss needs the checksums of --durability disk here: restore a snapshot, or empty the folder"
-            )
-            raise ValueError(f"{error}; {message}") from error
-        torn = replica.reader.abandon()
-    return torn
+        accepted, torn = [*accepted, str(error)], replica.reader.abandon()
+    return _Recovered(replica, torn, accepted)
 
 
-def _new_log(terms: Terms, first: int, header: Mapping[str, Any]) -> LogWriter:
+def _of_one_run(terms: Terms, marks: Marks | None, reader: LogReader) -> list[str]:
+    """Whether arena and log belong together; what does not, if the loss is accepted. ValueError if it is not."""
+    try:
+        compare_run(None if marks is None else marks.newest, reader, terms.folder)
+    except ValueError as error:
+        return _accepted(terms, error)
+    return []
+
+
+def _with_mark(terms: Terms, marks: Marks, reader: LogReader) -> list[str]:
+    """Compare the end of the log with the mark; what differs, if the loss is accepted. ValueError if it is not."""
+    try:
+        compare(marks.newest, reader, terms.folder)
+    except ValueError as error:
+        return _accepted(terms, error)
+    return []
+
+
+def _cut(terms: Terms, replica: Replica, marks: Marks | None) -> None:
+    """Cut off what is behind the last record."""
+    reader, mark = replica.reader, None if marks is None else marks.newest
+    if marks is not None and mark and (mark.epoch, mark.first) == (reader.header["epoch"], reader.segment):
+        marks.shorten(reader.position, min(mark.acknowledged, reader.position))
+        if terms.durability == "disk":
+            marks.sync()
+    replica.reader.cut()
+
+
+def _accepted(terms: Terms, error: ValueError) -> list[str]:
+    if not terms.accept_loss:
+        message = "put the right file back, start with --accept-loss to clear rows whose values are lost, or empty"
+        raise ValueError(f"{error}; {message} the folder") from error
+    return [str(error)]
+
+
+def _new_log(terms: Terms, first: int, header: Mapping[str, Any], marks: Marks | None) -> LogWriter:
     synced = terms.durability == "disk"
-    return LogWriter(terms.folder, first, header, segment_bytes=terms.segment_bytes, synced=synced)
+    return LogWriter(terms.folder, first, header, segment_bytes=terms.segment_bytes, synced=synced, marks=marks)
 
 
 def _logged(terms: Terms, plane: LoggedPlane, arena: Arena, log: LogWriter) -> GroupCommit | None:
     """Let the plane log its calls."""
+    memory = arena.memory if terms.arena is None else None
     if terms.durability == "process":
-        plane.log_to(log, terms.failed)
+        plane.log_to(log, terms.failed, memory)
         return None
     commits = GroupCommit(plane, arena, log, terms.failed)
-    plane.log_to(commits, terms.failed, None if terms.arena is not None else arena.memory)
+    plane.log_to(commits, terms.failed, memory)
     return commits
 
 
@@ -284,6 +351,7 @@ def _header(origin: Mapping[str, Any], terms: Terms, epoch: int, at: float) -> d
     """
     return {
         "version": VERSION,
+        "build": build(),
         "epoch": epoch,
         **origin,
         "limits": dataclasses.asdict(terms.limits),

@@ -3,7 +3,7 @@
 A reader keeps a position, no open file, so it also follows a log that another process writes. A frame that is not
 complete yet reads as no record, as long as no later segment exists: the writer begins a segment only after all records
 of the one before are complete. Then any other byte than a record or a zero is damage, and so are segments whose numbers
-leave a gap.
+leave a gap, or that another run of servers has written.
 
 Whether the log ends with a torn record is asked once no process writes. A torn record is what a killed process leaves
 at the very end, before it acknowledged the record. If a valid frame follows, the record was complete: that too is
@@ -55,25 +55,36 @@ class LogDamagedError(Exception):
 class LogReader:
     """Reads records in order, also those that another process appends just now.
 
-    next_record: number of the next record to read. header: of the segment that is read.
+    next_record: number of the next record to read. path, header, segment: of the segment that is read; `segment` is
+    its first record. position: in the file, of the next record.
     """
 
+    path: Path
+    segment: int
     next_record: int
+    position: int
     header: Mapping[str, Any]
 
-    def __init__(self, folder: Path, first: int) -> None:
-        """`first` is the next record to read: one that the log holds, or the one that is appended next.
+    def __init__(self, folder: Path, first: int, place: tuple[int, int] | None = None) -> None:
+        """`first` is the next record to read: one that the log holds, or the one that is appended next. place: the
+        segment and position of that record, if known; then what is before it in the segment is not read.
         RecordMissingError otherwise; LogFormatError and LogDamagedError as `read`.
         """
         self._folder = folder
+        self.header = {}
         begun = [number for number, _ in segments(folder) if number <= first]
+        missing = segment_path(folder, first if place is None else place[0])
         if not begun:
-            raise RecordMissingError(f"no segment in {folder} holds record {first}")
+            where = "is missing" if first == 0 or place is not None else "or an earlier one is missing"
+            raise RecordMissingError(f"no segment in {folder} holds record {first}: {missing} {where}")
         self._enter(begun[-1])
+        if place is not None and place[0] == self.segment < first and place[1] <= self.path.stat().st_size:
+            self.position, self.next_record = place[1], first
         while self.next_record < first:
             if not self.read(first - self.next_record):
                 raise RecordMissingError(
-                    f"the log in {folder} has no record {first}: it ends before {self.next_record}"
+                    f"the log in {folder} has no record {first}: it ends before {self.next_record}, at byte "
+                    f"{self.position} of {self.path}"
                 )
 
     def read(self, most: int = 1024) -> list[bytes]:
@@ -90,7 +101,7 @@ class LogReader:
 
     def sync(self) -> None:
         """Wait until the records that were read are on stable storage."""
-        with self._path.open("rb") as file:
+        with self.path.open("rb") as file:
             os.fdatasync(file.fileno())
 
     def ending(self) -> int:
@@ -104,31 +115,31 @@ class LogReader:
         if found == 0:
             raise ValueError(f"record {self.next_record} is complete: read to the end first")
         if found is not None:
-            raise self._damage(f"no record, but a complete one follows at byte {self._position + found}")
+            raise self._damage(f"no record, but a complete one follows at byte {self.position + found}")
         return len(rest.rstrip(b"\0"))
 
     def cut(self) -> None:
         """End the segment after its last record: a torn record goes, and so does unused space. Errors as `ending`."""
         self.ending()
-        with self._path.open("r+b") as file:
-            file.truncate(self._position)
+        with self.path.open("r+b") as file:
+            file.truncate(self.position)
             os.fsync(file.fileno())  # were the torn record back after a loss of power, a later segment would follow it
 
     def abandon(self) -> int:
         """End the log after the last readable record, although it goes on. Later segments are renamed to `lost-...`.
         Returns how many bytes were given up.
         """
-        size = self._path.stat().st_size - self._position
-        os.truncate(self._path, self._position)
+        size = self.path.stat().st_size - self.position
+        os.truncate(self.path, self.position)
         for number, path in segments(self._folder):
-            if number > self._number:
+            if number > self.segment:
                 size += path.stat().st_size
                 path.rename(path.with_name(f"lost-{path.name}"))
         return size
 
     def _next(self, most: int) -> list[bytes]:
         while not (records := self._complete(most)):
-            later = [number for number, _ in segments(self._folder) if number > self._number]
+            later = [number for number, _ in segments(self._folder) if number > self.segment]
             if not later:
                 break
             if records := self._complete(most):  # they were appended between the two looks
@@ -137,53 +148,44 @@ class LogReader:
         return records
 
     def _enter(self, number: int) -> None:
-        self._path, self._number, self.next_record = segment_path(self._folder, number), number, number
+        path = segment_path(self._folder, number)
         try:
-            self._read_header()
+            header, position = _read_header(path, number)
         except FileNotFoundError:
-            raise RecordMissingError(f"record {number} was removed: there is no {self._path}") from None
-
-    def _read_header(self) -> None:
-        with self._path.open("rb") as file:
-            magic = file.read(len(MAGIC))
-        if magic != MAGIC:
-            raise LogFormatError(self._path, f"no segment of a log, it begins with {magic!r}")
-        self._position = len(MAGIC)
-        frames, length = self._frames(1)
-        self.header = _header_of(self._path, self._number, frames)
-        self._position += length
+            raise RecordMissingError(f"record {number} was removed: there is no {path}") from None
+        if self.header:
+            _check_succession(path, number, self.header, header)
+        self.path, self.segment, self.next_record, self.position = path, number, number, position
+        self.header = header
 
     def _leave_for(self, number: int) -> None:
         if self._rest().strip(b"\0"):
             raise self._damage("no record, though a later segment exists")
         if number != self.next_record:
-            raise self._damage(f"the next segment begins with record {number} instead of {self.next_record}")
+            missing = segment_path(self._folder, self.next_record).name
+            raise self._damage(
+                f"the next segment begins with record {number} instead of {self.next_record}: {missing} is missing"
+            )
         self._enter(number)
 
     def _complete(self, most: int) -> list[bytes]:
-        if self.next_record == self._number:  # a writer that is started again replaces a segment without records
-            self._enter(self._number)
+        if self.next_record == self.segment:  # a writer that is started again replaces a segment without records
+            self._enter(self.segment)
         records, length = self._frames(most)
-        self._position += length
+        self.position += length
         self.next_record += len(records)
         return records
 
     def _frames(self, most: int) -> tuple[list[bytes], int]:
-        with self._path.open("rb") as file:
-            file.seek(self._position)
-            data = file.read(_CHUNK)
-            needed = frame_bytes(data)
-            if len(data) < needed <= os.fstat(file.fileno()).st_size - self._position:
-                data += file.read(needed - len(data))
-        return payloads_of(data, most)
+        return _frames(self.path, self.position, most)
 
     def _rest(self) -> bytes:
-        with self._path.open("rb") as file:
-            file.seek(self._position)
+        with self.path.open("rb") as file:
+            file.seek(self.position)
             return file.read()
 
     def _damage(self, what: str) -> LogDamagedError:
-        return LogDamagedError(self._path, self._position, self.next_record, what)
+        return LogDamagedError(self.path, self.position, self.next_record, what)
 
 
 def segment_path(folder: Path, first: int) -> Path:
@@ -212,6 +214,34 @@ def remove_before(folder: Path, record: int) -> list[Path]:
     for path in removed:  # from the oldest on: those that are left have no gap
         path.unlink()
     return removed
+
+
+def _frames(path: Path, position: int, most: int) -> tuple[list[bytes], int]:
+    with path.open("rb") as file:
+        file.seek(position)
+        data = file.read(_CHUNK)
+        needed = frame_bytes(data)
+        if len(data) < needed <= os.fstat(file.fileno()).st_size - position:
+            data += file.read(needed - len(data))
+    return payloads_of(data, most)
+
+
+def _read_header(path: Path, number: int) -> tuple[dict[str, Any], int]:
+    """The header of a segment, and where it ends."""
+    with path.open("rb") as file:
+        magic = file.read(len(MAGIC))
+    if magic != MAGIC:
+        raise LogFormatError(path, f"no segment of a log, it begins with {magic!r}")
+    frames, length = _frames(path, len(MAGIC), 1)
+    return _header_of(path, number, frames), len(MAGIC) + length
+
+
+def _check_succession(path: Path, number: int, before: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+    """LogDamagedError if a segment does not belong behind one with another header."""
+    if header.get("incarnation") != before.get("incarnation"):
+        raise LogDamagedError(path, 0, number, "the segment is of another server than the one before it")
+    if header.get("epoch", 0) < before.get("epoch", 0):
+        raise LogDamagedError(path, 0, number, "the segment is older than the one before it")
 
 
 def _header_of(path: Path, number: int, frames: list[bytes]) -> dict[str, Any]:

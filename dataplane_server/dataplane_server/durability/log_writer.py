@@ -20,6 +20,8 @@ import msgpack
 
 from dataplane_server.durability.frames import frame_of
 from dataplane_server.durability.log_reader import FORMAT, MAGIC, LogReader, segment_path, segments
+from dataplane_server.durability.mark import Marks
+from dataplane_server.storage.arena_file import closed_on_error
 from dataplane_server.storage.folders import FolderInUse, sync_folder
 
 _UNNAMED = "log.new"
@@ -38,12 +40,14 @@ class LogWriter:
         *,
         segment_bytes: int = 16 << 20,
         synced: bool = False,
+        marks: Marks | None = None,
     ) -> None:
         """Begins a segment at record `first`, where a reader has found the end of the log and has cut it. Replaces a
         segment without records. FileExistsError if the log has records from `first` on; OSError if there is no room.
 
         header: more for the header of every segment, of values that MessagePack knows. synced: segments are written
-        with zeros and synced before they are used, so that `sync` only has to write the records.
+        with zeros and synced before they are used, so that `sync` only has to write the records. marks: where to note
+        the segment, and how far it is acknowledged: with `synced` by `sync`, else by `append`.
         """
         _refuse_to_replace(folder, first)
         self.next_record = first
@@ -52,6 +56,7 @@ class LogWriter:
         self._header = header
         self._segment_bytes = segment_bytes
         self._synced = synced
+        self._marks = marks
         self._file: int | None = None
         self._position = self._size = 0
         self._refusal = ""
@@ -70,10 +75,12 @@ class LogWriter:
             if self._position + len(frame) > self._size:
                 self._begin_segment(len(frame))
             _write(self._file, frame, self._position)
+            self._position += len(frame)
+            if self._marks is not None and not self._synced:
+                self._marks.acknowledge(self._position)
         except OSError as error:
             self._refusal = f"record {self.next_record} failed with {error}"
             raise
-        self._position += len(frame)
         self.next_record += 1
 
     def sync(self) -> None:
@@ -82,17 +89,24 @@ class LogWriter:
             raise OSError(errno.EBADF, f"the log in {self._folder} takes no more records: {self._refusal}")
         try:
             os.fdatasync(self._file)
+            if self._marks is not None:
+                self._marks.acknowledge(self._position)
         except OSError as error:
             self._refusal = f"the sync before record {self.next_record} failed with {error}"
             raise
 
     def close(self) -> None:
-        """Cut the unused space off the last segment. Later appends are refused."""
+        """Cut the unused space off the last segment, unless a record failed. Later appends are refused."""
         file, self._file = self._file, None
-        self._refusal = self._refusal or "it is closed"
-        if file is not None:
-            self._in_use.close()
-            _end(file, self._position)
+        failed, self._refusal = self._refusal, self._refusal or "it is closed"
+        if file is None:
+            return
+        self._in_use.close()
+        with closed_on_error(file):
+            if self._marks is not None and not failed:
+                self._marks.shorten(self._position, self._position)
+                self._sync_mark()
+        _end(file, os.fstat(file).st_size if failed else self._position)
 
     def check_folder(self) -> None:
         """OSError if the folder was moved or replaced since the log began. Not after `close`."""
@@ -109,8 +123,15 @@ class LogWriter:
             os.fdatasync(last)
         file = _new_segment(self._folder, first, head, size, synced=self._synced)
         self._file, self._position, self._size = file, len(head), size
+        if self._marks is not None:
+            self._marks.begin(self._header, first, size, len(head))
+            self._sync_mark()
         if last is not None:
             _end(last, end)
+
+    def _sync_mark(self) -> None:
+        if self._marks is not None and self._synced:
+            self._marks.sync()
 
 
 def _refuse_to_replace(folder: Path, first: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,40 +14,68 @@ from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.requests import Call, FinishWrite
 from dataplane_server.durability.call_codec import decode_record
-from dataplane_server.durability.checkpoint import checkpoints, load_checkpoint, write_checkpoint
+from dataplane_server.durability.checkpoint import (
+    DamagedCheckpointError,
+    build,
+    checkpoints,
+    load_checkpoint,
+    write_checkpoint,
+)
 from dataplane_server.durability.checksums import Checksums
-from dataplane_server.durability.log_reader import LogReader
+from dataplane_server.durability.log_reader import LogDamagedError, LogFormatError, LogReader, RecordMissingError
 from dataplane_server.durability.logged_plane import LoggedPlane
 from dataplane_server.version import VERSION
 
 
 class Replica:
-    """Begins with the newest checkpoint of a folder, or with the first record of its log. latest: a record, to begin
-    with the newest checkpoint that is not after it.
+    """Begins with the newest checkpoint of a folder that can be used, or with the first record of its log. latest: a
+    record, to begin with the newest checkpoint that is not after it.
 
     at: the time of the last call, in seconds. calls: how many it has applied; log_bytes: of these. header: of the
     segment that was read last. checksums: of the values that rows have. restored: the snapshot that the state is of, if
     no call came after it; restored_by: the request for that. left: the server may have gone on from the state of a
     snapshot. If it has, the next `advance` or `catch_up` begins with that. at_snapshot: called at the moment that a
-    snapshot is to be of.
+    snapshot is to be of. passed_over: why newer checkpoints cannot be used.
     """
 
     at_snapshot: Callable[[BeginSnapshot], object] | None = None
     calls = log_bytes = 0
+    passed_over: tuple[str, ...] = ()
 
     def __init__(self, folder: Path, latest: int | None = None) -> None:
-        """ValueError for a log of another version; DamagedCheckpointError, and the errors of a LogReader."""
+        """ValueError for a log of another version or build; DamagedCheckpointError, and the errors of a LogReader."""
         self._folder = folder
-        self._begin(latest)
+        found = [path for number, path in checkpoints(folder) if latest is None or number <= latest]
+        self._begin(found, from_first=True)
 
-    def _begin(self, latest: int | None = None) -> None:
+    def _begin(self, starts: Sequence[Path], *, from_first: bool) -> None:
+        """Begin with the first of the checkpoints that can be used. from_first: else with the first record."""
+        errors: list[Exception] = []
+        for path in [*starts, None] if from_first else starts:
+            error = self._failure_to_begin_with(path)
+            if error is None:
+                self.passed_over = tuple(map(str, errors))
+                self._check_build()
+                return
+            errors.append(error)
+        raise errors[0]
+
+    def _failure_to_begin_with(self, checkpoint: Path | None) -> Exception | None:
+        try:
+            self._begin_with(checkpoint)
+        except (DamagedCheckpointError, LogDamagedError, LogFormatError, RecordMissingError) as error:
+            return error
+        return None
+
+    def _begin_with(self, checkpoint: Path | None) -> None:
         self.restored = self.restored_by = ""
         self.left = False
         self.checksums = Checksums()
-        newest = next((found for found in checkpoints(self._folder) if latest is None or found[0] <= latest), None)
-        if newest is not None:
-            loaded = load_checkpoint(newest[1], LoggedPlane)
-            self.reader = LogReader(self._folder, loaded.next_record)
+        if checkpoint is not None:
+            loaded = load_checkpoint(checkpoint, LoggedPlane)
+            self.reader = LogReader(self._folder, loaded.next_record, loaded.extra.get("place"))
+            if loaded.extra.get("incarnation", self.header["incarnation"]) != self.header["incarnation"]:
+                raise DamagedCheckpointError(f"{checkpoint} cannot be used: it is of another server than the log")
             self.plane, self.at = loaded.plane, loaded.now
             self.checksums = Checksums(loaded.extra.get("checksums"))
             self.restored, self.restored_by = (loaded.extra.get(name, "") for name in ("restored", "request_id"))
@@ -55,10 +83,17 @@ class Replica:
             self.reader = LogReader(self._folder, 0)
             header = self.reader.header
             self.plane, self.at = _fresh_plane(header), header["at"]
-        if self.header["version"] != VERSION:
-            wrote = self.header["version"]
+
+    def _check_build(self) -> None:
+        wrote = self.header["version"]
+        if wrote != VERSION:
             raise ValueError(
                 f"{self._folder} was written by version {wrote}, and this is {VERSION}; start that version"
+            )
+        if self.header.get("build") != build():
+            raise ValueError(
+                f"{self._folder} was written by another build of version {VERSION}; start that build (its rows are "
+                "carried over by dataplane export and import)"
             )
 
     @property
@@ -90,10 +125,10 @@ class Replica:
 
     def _goes_on_from_snapshot(self, record: int) -> bool:
         """Begin with the snapshot that a restore has put before this record, if there is one."""
-        goes_on = self.left and any(number >= record for number, _ in checkpoints(self._folder))
-        if goes_on:
-            self._begin()
-        return goes_on
+        later = [path for number, path in checkpoints(self._folder) if number >= record] if self.left else []
+        if later:
+            self._begin(later, from_first=False)
+        return bool(later)
 
     def _apply(self, call: Call[Any]) -> None:
         self.calls += 1
@@ -111,7 +146,12 @@ class Replica:
         """Write a checkpoint of what was applied. OSError leaves the earlier ones as they are."""
         if self.header["durability"] == "disk":  # a checkpoint must not be ahead of the log
             self.reader.sync()
-        extra = {"checksums": self.checksums.keep(self.plane)}
+        place = self.reader.segment, self.reader.position
+        extra = {
+            "checksums": self.checksums.keep(self.plane),
+            "place": place,
+            "incarnation": self.header["incarnation"],
+        }
         return write_checkpoint(folder, self.plane, self.reader.next_record, self.at, extra)
 
 

@@ -20,7 +20,9 @@ from dataplane_server.core.calls.life_calls import Restored
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.durability.checkpoint import checkpoints, load_checkpoint, read_extra, write_checkpoint
 from dataplane_server.durability.logged_plane import LoggedPlane
+from dataplane_server.durability.mark import carry
 from dataplane_server.durability.snapshot import Manifest, SnapshotError, copy_values, open_part, read_manifest
+from dataplane_server.storage.arena import Arena
 from dataplane_server.storage.arena_file import ArenaFile
 from dataplane_server.storage.folders import sync_folder
 
@@ -97,14 +99,15 @@ def _check_size(snapshot: Path, manifest: Manifest, limits: Limits) -> None:
         )
 
 
-def finish(folder: Path) -> bool:
-    """Give the arena of a restored snapshot its name, if the newest checkpoint is of one whose arena has none yet.
-    Returns whether it did. To be called by the only server that uses the directory.
+def finish(folder: Path, arena: Arena) -> bool:
+    """Give the arena of a restored snapshot its name, and the mark of the arena in use, if the newest checkpoint is of
+    one whose arena has none yet. Returns whether it did. To be called by the only server that uses the directory.
     """
     left_over, newest = list(folder.glob(f"{_ARENAS}*")), next(iter(checkpoints(folder)), None)
     restored = read_extra(newest[1]).get("arena", "") if left_over and newest is not None else ""
     finished = restored in [path.name for path in left_over]
     if finished:
+        carry(arena, folder / restored)
         (folder / restored).rename(folder / "arena")
         sync_folder(folder)
     discard(folder)

@@ -61,6 +61,10 @@ def _report(life: Life) -> None:
             held=found.held,
             damaged=found.damaged,
         )
+        for why in found.warnings:
+            log.warning("damage_in_directory", folder=str(life.folder), why=why)
+        if found.torn_bytes:
+            log.warning("torn_record_cut_off", folder=str(life.folder), bytes=found.torn_bytes)
     if not life.arena.guarded:
         log.warning("arena_not_guarded", why="no Landlock in this kernel: a client can cut the arena short")
 

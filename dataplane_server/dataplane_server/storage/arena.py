@@ -96,6 +96,18 @@ class Arena:
         """All bytes."""
         return self._view
 
+    def read_page(self) -> bytes:
+        """Of an arena with a file, the page behind the values. OSError."""
+        return self._kept().read_page()
+
+    def write_page(self, data: bytes, place: int) -> None:
+        """Write bytes to a place in that page. OSError."""
+        self._kept().write_page(data, place)
+
+    def _kept(self) -> ArenaFile:
+        assert isinstance(self._file, ArenaFile)  # noqa: S101  # the caller has given a file
+        return self._file
+
     def sync(self) -> None:
         """Wait until all values of an arena with a file are on stable storage. OSError if that fails."""
         if self._file is not None:

@@ -1,8 +1,8 @@
 """A file for the arena that outlives the server's process: the next server finds the values of the former one.
 
-The file has the bytes that clients map, and a page behind them in which servers count the lives of the file: a life
-begins when a server opens it. The file gets its whole space before it gets its name, so a file of that name is complete
-unless another process changed it.
+The file has the bytes that clients map, and a page behind them. There servers count the lives of the file: a life
+begins when a server opens it. The rest of the page is for `durability.mark`. The file gets its whole space before it
+gets its name, so a file of that name is complete unless another process changed it.
 
 Who uses the file is told by locks on open file descriptions (OFD locks). Such a lock lasts as long as a descriptor or a
 mapping that was made from the locked one, in any process; the kernel drops it when the last of them is gone, by
@@ -75,6 +75,16 @@ class ArenaFile:
         closing.callback(os.close, file)
         _lock(file, fcntl.F_OFD_SETLK, fcntl.F_RDLCK, self._size + self._life, 1)
         return file
+
+    def read_page(self) -> bytes:
+        """The page behind the values. OSError."""
+        return os.pread(self.descriptor, mmap.PAGESIZE, self._size)
+
+    def write_page(self, data: bytes, place: int) -> None:
+        """Write bytes to a place in that page. OSError."""
+        written = 0
+        while written < len(data):
+            written += os.pwrite(self.descriptor, data[written:], self._size + place + written)
 
     def sync(self) -> None:
         """Wait until all values are on stable storage. OSError if that fails."""

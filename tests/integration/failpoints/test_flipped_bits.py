@@ -14,6 +14,7 @@ from tests.integration.failpoints.lives import Lives
 from dataplane_client.client import connect
 
 ROWS = [f"row-{number}" for number in range(10)]
+VALUE = bytes(value_of("row-4"))
 WITHOUT_4 = ROWS[:4] + ROWS[5:]
 Pick = Callable[[bytes], int]
 
@@ -53,13 +54,19 @@ def flip(folder: Path, kind: str, pick: Pick) -> None:
 @pytest.mark.parametrize(
     ("durability", "kind", "pick", "words", "left"),
     [
-        ("process", "log-*", lambda data: data.index(b"row-4"), r"log-0{20}: .* byte \d+: .* record \d+ is", None),
+        ("process", "log-*", lambda data: data.index(b"row-4"), r"log-0{20}: .* byte \d+: .* record \d+ is", ROWS[:4]),
         ("disk", "log-*", lambda data: data.index(b"row-4"), r"log-0{20}: .* byte \d+: .* record \d+ is", ROWS[:4]),
         ("process", "log-*", lambda data: 30, "log-0{20}: a segment whose header is damaged", None),
-        ("process", "checkpoint-*", lambda data: len(data) // 2, r"checkpoint-\d{20} cannot be used: .* from by", None),
-        ("disk", "arena", lambda data: data.index(bytes(value_of("row-4"))), "'x' of sample 'row-4' in 'p'", WITHOUT_4),
+        (
+            "process",
+            "arena",
+            lambda data: data.index(VALUE),
+            "'x' of sample 'row-4' in 'p'",
+            WITHOUT_4,
+        ),
+        ("disk", "arena", lambda data: data.index(VALUE), "'x' of sample 'row-4' in 'p'", WITHOUT_4),
     ],
-    ids=["record", "synced record", "header", "checkpoint", "value"],
+    ids=["record", "synced record", "header", "value", "synced value"],
 )
 def test_damage_is_refused_in_words_and_accepted_for_its_price(
     start: Callable[[str], Lives],
@@ -71,7 +78,7 @@ def test_damage_is_refused_in_words_and_accepted_for_its_price(
     left: list[str] | None,
 ) -> None:
     lives = start(durability)
-    put_rows(lives, checkpoint=kind == "checkpoint-*")
+    put_rows(lives, checkpoint=False)
     flip(tmp_path / "data", kind, pick)
     for _ in range(2):  # a refusal changes nothing
         assert lives.begin() == 1
@@ -83,10 +90,21 @@ def test_damage_is_refused_in_words_and_accepted_for_its_price(
         assert lives.begin() is None
 
 
-def test_a_damaged_last_record_counts_as_torn(start: Callable[[str], Lives], tmp_path: Path) -> None:
-    lives = start("process")
+@pytest.mark.parametrize("durability", ["process", "disk"])
+def test_a_damaged_last_record_is_no_torn_one(start: Callable[[str], Lives], tmp_path: Path, durability: str) -> None:
+    lives = start(durability)
     put_rows(lives, checkpoint=False)
     flip(tmp_path / "data", "log-*", lambda data: len(data.rstrip(b"\0")) - 1)
-    assert lives.begin() is None
-    assert lives.events("recovered")[-1]["torn_bytes"] > 0
-    assert served(lives)[:9] == ROWS[:9]
+    for _ in range(2):
+        assert lives.begin() == 1
+        why = lives.events("start_failed")[-1]["why"]
+        assert re.search(r"log-0{20}: .* damaged at byte \d+: calls were acknowledged up to byte \d+", why)
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_told(start: Callable[[str], Lives], tmp_path: Path) -> None:
+    lives = start("process")
+    put_rows(lives, checkpoint=True)
+    flip(tmp_path / "data", "checkpoint-*", lambda data: len(data) // 2)
+    assert lives.begin() is None, lives.log
+    assert re.search(r"checkpoint-\d{20} cannot be used: .* from by", lives.events("damage_in_directory")[-1]["why"])
+    assert served(lives) == ROWS

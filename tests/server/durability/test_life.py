@@ -34,6 +34,8 @@ from dataplane_server.core.calls.requests import (
 from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.stats.digest import digest
+from dataplane_server.durability.checkpoint import build
+from dataplane_server.durability.frames import frame_of
 from dataplane_server.durability.life import DataDirDurability, Life, RecoveryError, Terms, begin_life
 from dataplane_server.durability.log_writer import LogWriter
 from dataplane_server.durability.logged_plane import LoggedPlane
@@ -92,7 +94,13 @@ def test_a_replica_of_any_history_goes_on_as_the_core_does(tmp_path: Path, seed:
     clients.run(300, 10**9)
     turns = [(now, call) for now, call, _ in clients.world.plane.turns]
     plane = LoggedPlane(clients.world.plane.limits)
-    origin = {"version": VERSION, "incarnation": "c", "first_generation": 1, "limits": asdict(plane.limits)}
+    origin = {
+        "version": VERSION,
+        "build": build(),
+        "incarnation": "c",
+        "first_generation": 1,
+        "limits": asdict(plane.limits),
+    }
     log = LogWriter(tmp_path, 0, {**origin, "at": 0.0, "durability": "process"})
     plane.log_to(log, raised)
     half = len(turns) // 2
@@ -118,12 +126,12 @@ def test_a_torn_record_is_cut_off_and_told(tmp_path: Path) -> None:
     put(life.plane, "s1", 100)
     life.log.close()
     life.arena.close()
-    segment = tmp_path / "log-00000000000000000000"
-    segment.write_bytes(segment.read_bytes()[:-5])
+    with (tmp_path / "log-00000000000000000000").open("ab") as segment:
+        segment.write(frame_of(b"a call that nobody was answered")[:-5])
     for torn in (True, False):
         next_life = begin(tmp_path)
         assert next_life.recovery is not None
-        assert (next_life.recovery.torn_bytes > 0, next_life.recovery.rows) == (torn, 0)
+        assert (next_life.recovery.torn_bytes > 0, next_life.recovery.rows) == (torn, 1)
         next_life.arena.close()
 
 
@@ -173,7 +181,7 @@ def change_version(folder: Path, patch: pytest.MonkeyPatch) -> None:
     ("spoil", "limits", "words"),
     [
         (change_nothing, replace(LIMITS, max_rows=7), r"max_rows 4000000 \(now 7\); start with those"),
-        (remove_arena, LIMITS, "a log but had no arena: the values are lost"),
+        (remove_arena, LIMITS, "a log but no arena: the values are lost"),
         (remove_log, LIMITS, "a checkpoint but no log"),
         (change_version, LIMITS, r"was written by version .*, and this is 9\.9\.9; start that version"),
     ],

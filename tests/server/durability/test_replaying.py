@@ -18,7 +18,7 @@ from tests.server.durability.test_life import may_come, outcome, raised
 
 from dataplane_server.core.calls.requests import OpenSession
 from dataplane_server.durability.call_codec import decode_call, encode_call
-from dataplane_server.durability.checkpoint import checkpoints, load_checkpoint, write_checkpoint
+from dataplane_server.durability.checkpoint import build, checkpoints, load_checkpoint, write_checkpoint
 from dataplane_server.durability.checkpointer import remove_history
 from dataplane_server.durability.frames import MARK, frame_of
 from dataplane_server.durability.log_reader import LogReader, segments
@@ -46,7 +46,14 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     clients.run(400, 10**9)
     turns = [(now, call) for now, call, _ in clients.world.plane.turns]
     plane = LoggedPlane(clients.world.plane.limits)
-    origin = {"version": VERSION, "epoch": 1, "incarnation": "c", "first_generation": 1, "limits": asdict(plane.limits)}
+    origin = {
+        "version": VERSION,
+        "build": build(),
+        "epoch": 1,
+        "incarnation": "c",
+        "first_generation": 1,
+        "limits": asdict(plane.limits),
+    }
     header = {**origin, "at": turns[0][0], "wall": seconds("2026-11-22T14:00:00")}
     log = LogWriter(folder, 0, header, segment_bytes=4096)
     plane.log_to(log, raised)
