@@ -66,7 +66,7 @@ def flip(folder: Path, kind: str, pick: Pick) -> None:
         ),
         ("disk", "arena", lambda data: data.index(VALUE), "'x' of sample 'row-4' in 'p'", WITHOUT_4),
     ],
-    ids=["record", "synced record", "header", "value", "synced value"],
+    ids=["record", "synced record", "header", "checkpoint", "value", "synced value"],
 )
 def test_damage_is_refused_in_words_and_accepted_for_its_price(
     start: Callable[[str], Lives],
@@ -78,7 +78,7 @@ def test_damage_is_refused_in_words_and_accepted_for_its_price(
     left: list[str] | None,
 ) -> None:
     lives = start(durability)
-    put_rows(lives, checkpoint=False)
+    put_rows(lives, checkpoint=kind == "checkpoint-*")
     flip(tmp_path / "data", kind, pick)
     for _ in range(2):  # a refusal changes nothing
         assert lives.begin() == 1
@@ -99,12 +99,3 @@ def test_a_damaged_last_record_is_no_torn_one(start: Callable[[str], Lives], tmp
         assert lives.begin() == 1
         why = lives.events("start_failed")[-1]["why"]
         assert re.search(r"log-0{20}: .* damaged at byte \d+: calls were acknowledged up to byte \d+", why)
-
-
-def test_a_damaged_checkpoint_is_passed_over_and_told(start: Callable[[str], Lives], tmp_path: Path) -> None:
-    lives = start("process")
-    put_rows(lives, checkpoint=True)
-    flip(tmp_path / "data", "checkpoint-*", lambda data: len(data) // 2)
-    assert lives.begin() is None, lives.log
-    assert re.search(r"checkpoint-\d{20} cannot be used: .* from by", lives.events("damage_in_directory")[-1]["why"])
-    assert served(lives) == ROWS
