@@ -57,6 +57,7 @@ def flip(folder: Path, kind: str, pick: Pick) -> None:
         ("process", "log-*", lambda data: data.index(b"row-4"), r"log-0{20}: .* byte \d+: .* record \d+ is", ROWS[:4]),
         ("disk", "log-*", lambda data: data.index(b"row-4"), r"log-0{20}: .* byte \d+: .* record \d+ is", ROWS[:4]),
         ("process", "log-*", lambda data: 30, "log-0{20}: a segment whose header is damaged", None),
+        ("process", "checkpoint-*", lambda data: len(data) // 2, r"checkpoint-\d{20} cannot be used: .* from by", None),
         (
             "process",
             "arena",
