@@ -1,11 +1,12 @@
-"""Offer ten times what a server can do, in an open loop: `python benchmarks/overload.py`, on Linux as root.
+"""Offer up to twenty times what a server can do, in an open loop, on each of the three ways that calls take: gRPC, the
+local socket, the direct port. `python benchmarks/overload.py [grpc] [shm] [direct]`, on Linux as root.
 
 The server has a fixed share of a core (a control group's quota), so that the other cores can offer that much. What it
 can do is found first: how many calls a second succeed with as many callers as keep it busy. Then calls begin at a
 fixed rate, whether or not others have ended, as those of producers that do not know of each other: first with our
-client, then with plain gRPC, which does not slow down when it is refused. Beside them clients hold claims, others claim
-and commit, and health is asked. An admitted call's time begins when it leaves the client for the last time; a whole
-call's time begins when its caller makes it.
+client, then with calls that are not repeated, and not held back when the server refuses others. Beside them, clients
+hold claims, others claim and commit, and health is asked. An admitted call's time begins when it leaves the client for
+the last time; a refusal's when the refused attempt leaves.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextvars import ContextVar
-from functools import partial
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
@@ -29,83 +30,35 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dataplane_client import Claim, DataPlaneError, connect
+from dataplane_client._async.frame_calls import AsyncFrameCalls
 from dataplane_client._async.grpc_calls import AsyncGrpcCalls
 from dataplane_client.aio import AsyncDataPlaneClient
 from dataplane_client.aio import connect as connect_async
+from dataplane_client.errors import UnavailableError
+from dataplane_client.options import TransportChoice
 from rl_dataplane.v1 import data_plane_pb2 as pb
-from rl_dataplane.v1.data_plane_pb2_grpc import DataPlaneServiceStub
 from servers import ServerProcess, server_process
 
 SHARE = 0.15
 """Of a core, for the server."""
 PERIOD_US = 10_000
 """In which it has that share. With the usual 100 ms, each call would wait for the rest of a period."""
-SECONDS, DEADLINE_S, CONNECTIONS, HOLDERS, GENERATORS = 10.0, 4.0, 8, 10, 2
-sent: ContextVar[float] = ContextVar("sent")
+SECONDS, DEADLINE_S, CLIENTS, HOLDERS, GENERATORS, CALLERS = 6.0, 4.0, 8, 10, 2, 16
 GROUPS = Path("/sys/fs/cgroup")
-
-
-def main() -> None:
-    health = free_address()
-    with server_process("64MiB", "--health", health, "--no-share-memory") as server, limited(server):
-        with connect(server.tcp, transport="grpc") as client:
-            client.register_partition("p", ["x"], 0, ["train"])
-        peak = nominal(server, health)
-        for name, offers in (("our clients", clients_calls), ("clients that do not slow down", plain_calls)):
-            print(f"{name}:")
-            for times in (0.5, 1.0, 2.5, 10.0):
-                with holders(server) as held:
-                    report(server, health, offers, times, peak, held)
-
-
-def report(server: ServerProcess, health: str, offers: Offers, times: float, peak: float, held: list[Claim]) -> None:
-    beside = Beside(server, health)
-    with ProcessPoolExecutor(GENERATORS, multiprocessing.get_context("spawn")) as generators:
-        parts = generators.map(offers, [server.tcp] * GENERATORS, [times * peak / GENERATORS] * GENERATORS)
-        calls = [call for part in parts for call in part]  # times of processes of one machine have one clock
-    commits, healths = beside.stop(min(call.began for call in calls), max(call.began for call in calls))
-    good = [call for call in calls if call.succeeded]
-    whole = sorted(call.ended - call.began for call in good)
-    admitted = sorted(call.ended - call.sent for call in good)
-    alive = sum(claim.commit() == 1 for claim in held)
-    print(
-        f"{times:4g} x: good {len(good) / SECONDS:4.0f}/s ({len(good) / SECONDS / peak:4.0%} of the peak), admitted "
-        f"p50 {at(admitted, 0.5):5.0f} p99 {at(admitted, 0.99):5.0f} ms, whole p99 {at(whole, 0.99):5.0f} ms; "
-        f"not served {(len(calls) - len(good)) / SECONDS:5.0f}/s; {len(commits)} claims with commit, p99 "
-        f"{at(commits, 0.99):5.0f} ms; health p99 {at(healths, 0.99):4.0f} ms; {alive} of {HOLDERS} claims kept; "
-        f"{memory_mib(server):.0f} MiB",
-        flush=True,
-    )
-
-
-def nominal(server: ServerProcess, health: str, callers: int = 16) -> float:
-    """Calls a second that succeed while `callers` always have one under way, beside the same work as later."""
-    times: list[float] = []
-
-    def work() -> None:
-        with grpc.insecure_channel(server.tcp, (("grpc.use_local_subchannel_pool", 1),)) as channel:
-            stub = DataPlaneServiceStub(channel)
-            while (began := time.perf_counter()) < until:
-                stub.GetPartition(pb.GetPartitionRequest(partition_id="p"), timeout=DEADLINE_S)
-                times.append(time.perf_counter() - began)
-
-    beside = Beside(server, health)
-    until = time.perf_counter() + SECONDS
-    threads = [threading.Thread(target=work) for _ in range(callers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    commits, healths = beside.stop(0, until)
-    peak = len(times) / SECONDS
-    times.sort()
-    print(
-        f"peak: {peak:.0f} calls/s with {callers} callers, at {SHARE:g} of a core; "
-        f"p50 {at(times, 0.5):.0f} p99 {at(times, 0.99):.0f} ms; {len(commits)} claims with commit, "
-        f"p99 {at(commits, 0.99):.0f} ms; health p99 {at(healths, 0.99):.0f} ms",
-        flush=True,
-    )
-    return peak
+WAYS: tuple[TransportChoice, ...] = ("grpc", "shm", "direct")
+COLUMNS = (
+    "offered",
+    "calls/s",
+    "good/s",
+    "of peak",
+    "p50 / p99 ms",
+    "refusals/s",
+    "refused in p50 / p99 ms",
+    "claim+commit p99 ms",
+    "health p99 ms",
+    "claims kept",
+    "MiB",
+)
 
 
 class Call(NamedTuple):
@@ -114,73 +67,134 @@ class Call(NamedTuple):
     """When its last attempt left."""
     ended: float
     succeeded: bool
+    refusals: tuple[float, ...]
+    """Seconds that each refusal took."""
 
 
-Offers = Callable[[str, float], list[Call]]
+Ask = Callable[[AsyncDataPlaneClient], Awaitable[Any]]
+connected: Callable[[], object]
+attempts: ContextVar[list[float]] = ContextVar("attempts")
+"""Of the call that this task makes: when the last attempt left, then the seconds of each refusal."""
 
 
-def plain_calls(address: str, rate: float) -> list[Call]:
-    """Calls that begin at `rate` a second, and are not repeated. Runs in a process of its own."""
-    calls: list[Call] = []
-
-    def note(began: float, call: Any) -> None:
-        calls.append(Call(began, began, time.perf_counter(), call.code() is grpc.StatusCode.OK))
-
-    with contextlib.ExitStack() as channels:
-        options = (("grpc.use_local_subchannel_pool", 1),)
-        opened = [channels.enter_context(grpc.insecure_channel(address, options)) for _ in range(CONNECTIONS)]
-        stubs = [DataPlaneServiceStub(channel) for channel in opened]
-        for channel in opened:
-            grpc.channel_ready_future(channel).result(10)
-        begun = 0
-        for due in arrivals(rate):
-            while begun < due:
-                stub = stubs[begun % CONNECTIONS]
-                call: Any = stub.GetPartition.future(pb.GetPartitionRequest(partition_id="p"), timeout=DEADLINE_S)
-                call.add_done_callback(partial(note, time.perf_counter()))
-                begun += 1
-            time.sleep(0.001)
-        while len(calls) < begun:
-            time.sleep(0.01)
-    return calls
+def main() -> None:
+    ways = [way for way in WAYS if way in sys.argv[1:]] or WAYS
+    health = free_address()
+    with server_process("64MiB", "--health", health) as server, limited(server):
+        with connect(server.tcp, transport="grpc") as client:
+            client.register_partition("p", ["x"], 0, ["train"])
+        for way in ways:
+            print(f"\n| {way} | " + " | ".join(COLUMNS) + " |\n|" + "---|" * (len(COLUMNS) + 1), flush=True)
+            peak = report(server, health, way, "16 callers", 0.0, 0.0)
+            for name in ("ours", "not slowing down"):
+                for times in (10.0, 20.0):
+                    report(server, health, way, name, times, peak)
 
 
-def clients_calls(address: str, rate: float) -> list[Call]:
-    """The same, by clients of ours."""
-    return asyncio.run(_clients_calls(address, rate))
+def report(server: ServerProcess, health: str, way: TransportChoice, name: str, times: float, peak: float) -> float:
+    """Print a row of the table. Returns how many calls a second succeeded."""
+    with holders(server, way) as held:
+        beside = Beside(server, health, way)
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(GENERATORS, context, begin_with, [context.Barrier(GENERATORS)]) as generators:
+            rate = times * peak / GENERATORS
+            parts = [generators.submit(generate, server.tcp, way, name, rate) for _ in range(GENERATORS)]
+            calls = [call for part in parts for call in part.result()]  # processes of one machine have one clock
+        commits, healths = beside.stop(min(call.began for call in calls), max(call.began for call in calls))
+        alive = sum(claim.commit() == 1 for claim in held)
+    good = [call for call in calls if call.succeeded]
+    admitted = sorted(call.ended - call.sent for call in good)
+    refusals = sorted(seconds for call in calls for seconds in call.refusals)
+    rate = len(good) / SECONDS
+    cells = (
+        f"{times:g} x" if times else "-",
+        f"{len(calls) / SECONDS:.0f}",
+        f"{rate:.0f}",
+        f"{rate / (peak or rate or 1):.0%}",
+        f"{at(admitted, 0.5):.0f} / {at(admitted, 0.99):.0f}",
+        f"{len(refusals) / SECONDS:.0f}",
+        f"{at(refusals, 0.5):.0f} / {at(refusals, 0.99):.0f}",
+        f"{at(commits, 0.99):.0f} ({len(commits)})",
+        f"{at(healths, 0.99):.0f}",
+        f"{alive} of {HOLDERS}",
+        f"{memory_mib(server):.0f}",
+    )
+    print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+    return rate
 
 
-async def _clients_calls(address: str, rate: float) -> list[Call]:
-    calls: list[Call] = []
+def begin_with(others: Barrier) -> None:
+    """Have the calls of this process begin when the clients of all processes are connected."""
+    global connected
+    connected = others.wait
 
-    async def call(client: AsyncDataPlaneClient) -> None:
-        began = time.perf_counter()
-        sent.set(began)
-        try:
-            await client.partition("p", timeout_s=DEADLINE_S)
-        except DataPlaneError:
-            calls.append(Call(began, sent.get(), time.perf_counter(), False))
-        else:
-            calls.append(Call(began, sent.get(), time.perf_counter(), True))
 
-    AsyncGrpcCalls.unary = _noting_when(AsyncGrpcCalls.unary)  # type: ignore[method-assign]
+def generate(address: str, way: TransportChoice, name: str, rate: float) -> list[Call]:
+    """Calls of one process: at a rate, or of callers that wait for each answer. Runs in a process of its own."""
+    for calls in (AsyncGrpcCalls, AsyncFrameCalls):
+        calls.unary = _noting(calls.unary)  # type: ignore[method-assign]
+    return asyncio.run(_generate(address, way, plain if name == "not slowing down" else ours, rate))
+
+
+async def _generate(address: str, way: TransportChoice, ask: Ask, rate: float) -> list[Call]:
+    done: list[Call] = []
     async with contextlib.AsyncExitStack() as stack:
-        clients = [
-            await stack.enter_async_context(connect_async(address, transport="grpc")) for _ in range(CONNECTIONS)
-        ]
+        clients = [await stack.enter_async_context(connect_async(address, transport=way)) for _ in range(CLIENTS)]
+        for client in clients:
+            await client.partition("p")
+        connected()
+        if not rate:
+            until = time.perf_counter() + SECONDS
+            await asyncio.gather(*(_in_turn(clients[n % CLIENTS], until, done) for n in range(CALLERS // GENERATORS)))
+            return done
         tasks: list[asyncio.Task[None]] = []
         for due in arrivals(rate):
             while len(tasks) < due:
-                tasks.append(asyncio.create_task(call(clients[len(tasks) % CONNECTIONS])))
+                tasks.append(asyncio.create_task(_call(clients[len(tasks) % CLIENTS], ask, done)))
             await asyncio.sleep(0.001)
         await asyncio.gather(*tasks)
-    return calls
+    return done
 
 
-def _noting_when(unary: Callable[..., Any]) -> Any:
-    def noting(*args: Any) -> Any:
-        sent.set(time.perf_counter())
-        return unary(*args)
+async def _in_turn(client: AsyncDataPlaneClient, until: float, done: list[Call]) -> None:
+    while time.perf_counter() < until:
+        await _call(client, plain, done)
+
+
+async def _call(client: AsyncDataPlaneClient, ask: Ask, done: list[Call]) -> None:
+    began = time.perf_counter()
+    noted = [began]
+    attempts.set(noted)
+    succeeded = True
+    try:
+        await ask(client)
+    except (DataPlaneError, grpc.RpcError):
+        succeeded = False
+    done.append(Call(began, noted[0], time.perf_counter(), succeeded, tuple(noted[1:])))
+
+
+async def ours(client: AsyncDataPlaneClient) -> None:
+    await client.partition("p", timeout_s=DEADLINE_S)
+
+
+async def plain(client: AsyncDataPlaneClient) -> None:
+    transport = client._transport  # noqa: SLF001  # what it does about refusals is left out here
+    calls = transport._local or transport._grpc  # noqa: SLF001
+    await calls.unary("GetPartition", pb.GetPartitionRequest(partition_id="p"), DEADLINE_S)
+
+
+def _noting(unary: Callable[..., Awaitable[Any]]) -> Any:
+    """The same, which notes when it begins, and how long it takes if it is refused."""
+
+    async def noting(*args: Any) -> Any:
+        noted = attempts.get([0.0])
+        noted[0] = time.perf_counter()
+        try:
+            return await unary(*args)
+        except (UnavailableError, grpc.RpcError) as error:
+            if not isinstance(error, grpc.RpcError) or error.code() is grpc.StatusCode.CANCELLED:
+                noted.append(time.perf_counter() - noted[0])
+            raise
 
     return noting
 
@@ -195,8 +209,9 @@ def arrivals(rate: float) -> Iterator[int]:
 class Beside:
     """What goes on beside the load, until `stop`: a client that puts, claims and commits, and probes of health."""
 
-    def __init__(self, server: ServerProcess, health: str) -> None:
+    def __init__(self, server: ServerProcess, health: str, way: TransportChoice) -> None:
         self._server = server
+        self._way = way
         self._health = health
         self._stopping = threading.Event()
         self._commits: list[tuple[float, float]] = []  # begin, and end
@@ -216,7 +231,7 @@ class Beside:
         return sorted(found[0]), sorted(found[1])
 
     def _commit(self) -> None:
-        with connect(self._server.tcp, transport="grpc") as client:
+        with connect(self._server.tcp, transport=self._way) as client:
             client.register_partition("beside", ["x"], 0, ["train"])
             while not self._stopping.wait(0.05):
                 client.put_samples([f"{time.time_ns()}"], "beside", {"x": [1]})
@@ -239,10 +254,10 @@ def timed(times: list[tuple[float, float]]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def holders(server: ServerProcess) -> Iterator[list[Claim]]:
+def holders(server: ServerProcess, way: TransportChoice) -> Iterator[list[Claim]]:
     """Claims of clients whose sessions have a grace of ten seconds."""
     with contextlib.ExitStack() as clients:
-        held = [clients.enter_context(connect(server.tcp, transport="grpc")) for _ in range(HOLDERS)]
+        held = [clients.enter_context(connect(server.tcp, transport=way)) for _ in range(HOLDERS)]
         held[0].register_partition("held", ["x"], 0, ["train"])
         held[0].put_samples([f"{time.time_ns()}-{n}" for n in range(HOLDERS)], "held", {"x": [1] * HOLDERS})
         yield [client.claim("held", "train", ["x"], 1) for client in held]

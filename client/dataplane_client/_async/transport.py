@@ -201,11 +201,13 @@ class AsyncTransport:
                 raise (unanswered(late, error) if type(late) is DeadlineError else late) from None
             except (UnavailableError, *CALL_ENDED) as ended:
                 self._check_open(verb)
-                error = self._retryable_error(ended, verb, error)
-                self._forget_local(calls)
-                if not _is_refusal(ended):
+                error, pause_s = self._retryable_error(ended, verb, error), next(pauses)
+                if _is_refusal(ended):
+                    self._pacing.refused(verb)
+                    pause_s += error.retry_after_s or 0.0
+                else:
+                    self._forget_local(calls)
                     self._locator.doubt()
-                pause_s = next(pauses)
                 if deadline.left_s <= pause_s:
                     raise error from None
                 self._log_unreachable(verb, error)
@@ -238,8 +240,6 @@ class AsyncTransport:
         if not isinstance(ended, grpc.RpcError):
             raise ended
         error = translated(ended, verb, self.target)
-        if _is_refusal(ended):
-            self._pacing.refused(verb)
         if ended.code() in _BROKEN and _BROKEN[ended.code()] in error.details.get("grpc", ""):
             return UnavailableError(error.message, details=error.details)
         if not isinstance(error, UnavailableError):
@@ -336,5 +336,7 @@ class AsyncTransport:
 
 
 def _is_refusal(ended: BaseException) -> bool:
-    """Whether the server ended a call because it has too many."""
+    """Whether the server ended a call because it has too many. gRPC does so before the server knows of the call."""
+    if isinstance(ended, UnavailableError):
+        return ended.reason == "OVERLOADED"
     return isinstance(ended, grpc.RpcError) and ended.code() is grpc.StatusCode.CANCELLED

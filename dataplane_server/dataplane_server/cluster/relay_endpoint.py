@@ -24,6 +24,7 @@ from dataplane_server.service.local_connection import LocalConnection
 from dataplane_server.service.local_methods import LocalMethod
 from dataplane_server.service.local_session import LocalSession
 from dataplane_server.service.shell import Shell
+from dataplane_server.service.turns import Turn
 from rl_dataplane.v1 import local_pb2 as pb
 
 
@@ -122,12 +123,12 @@ class RelayedConnection(LocalConnection):
         self._send(pb.LOCAL_OUTCOME_UNSPECIFIED, response.SerializeToString())
         return None
 
-    def _take(self, method: int, body: bytes) -> None:
+    def _take(self, method: int, body: bytes, turn: Turn) -> None:
         if method == pb.LOCAL_METHOD_CLIENT_GONE and self._is_relay:
             self._is_gone = True
             self.close()
         else:
-            super()._take(method, body)
+            super()._take(method, body, turn)
 
     def _end_session(self, session: LocalSession) -> None:
         if self._is_gone:

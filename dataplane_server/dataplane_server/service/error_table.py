@@ -11,6 +11,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.service.turns import TARGET_S
 
 DOMAIN = "rl_dataplane"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -49,6 +50,7 @@ ERROR_TABLE: dict[Reason, grpc.StatusCode] = {
     Reason.CLAIM_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
     Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,
     Reason.NODE_LOST: grpc.StatusCode.UNAVAILABLE,
+    Reason.OVERLOADED: grpc.StatusCode.UNAVAILABLE,
     Reason.SUPERSEDED: grpc.StatusCode.ABORTED,
     Reason.CLAIM_FENCED: grpc.StatusCode.ABORTED,
     Reason.SESSION_EXPIRED: grpc.StatusCode.ABORTED,
@@ -63,6 +65,7 @@ RETRY_DELAY_S: dict[Reason, float] = {
     Reason.LIMIT_REACHED: 1.0,
     Reason.DRAINING: 0.5,
     Reason.NODE_LOST: 0.5,
+    Reason.OVERLOADED: TARGET_S,  # those that wait now will have been served
 }
 """How long the caller should wait before it tries again, in seconds."""
 

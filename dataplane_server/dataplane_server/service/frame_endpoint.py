@@ -47,6 +47,7 @@ class FrameEndpoint(Generic[S]):
         self.messages = Messages(shell.plane.limits)
         self.draining = False
         self.unstable = shell.unstable
+        self.turns = shell.turns
         self.traces = tracing is not None
         self._shell = shell
         self._metrics = metrics
@@ -107,5 +108,5 @@ class FrameEndpoint(Generic[S]):
 
     @property
     def _busy(self) -> bool:
-        calls = any(connection.call is not None for connection in self.connections)
-        return calls or any(session.writes for session in self._sessions.values())
+        calls = self.turns.n_waiting or any(connection.call is not None for connection in self.connections)
+        return bool(calls) or any(session.writes for session in self._sessions.values())

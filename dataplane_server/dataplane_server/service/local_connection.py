@@ -4,8 +4,9 @@ A connection needs no multiplexing, and closing it cancels exactly its call. The
 session: the session ends when the client closes it, or when the kernel does because the client died.
 
 A peer may send many requests at once. The next one is served when the peer has read the last response, and each in a
-turn of the event loop of its own, so a peer delays only itself. Bytes of half-sent requests and unread responses are
-bounded, see `service.local_buffers`.
+pass of the event loop of its own, so a peer delays only itself. When many peers send requests, each waits for its turn
+here, unread, see `service.turns`. Bytes of half-sent requests and unread responses are bounded, see
+`service.local_buffers`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dataplane_server.service.frame_endpoint import FrameEndpoint
 from dataplane_server.service.frames import STALL_TIMEOUT_S
 from dataplane_server.service.local_methods import UNKNOWN_METHOD
 from dataplane_server.service.local_session import LocalSession
+from dataplane_server.service.turns import Turn
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import HEAD, MAX_BODY_BYTES, TRACED, TRACEPARENT_BYTES
 
@@ -46,7 +48,7 @@ class LocalConnection(asyncio.Protocol):
         self._attached = False
         self._received = bytearray()
         self._unsent = False  # part of the last response is still here
-        self._scheduled = False  # the next request will be served in the next turn of the event loop
+        self._scheduled = False  # the next request will be served in a later pass of the event loop
         self._held = 0
         self._stall: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
@@ -91,17 +93,22 @@ class LocalConnection(asyncio.Protocol):
         self._received += data
         self._serve_next()
 
-    def _serve_next(self) -> None:
-        """Serve the next request, if it is complete and the last response is sent."""
+    def _serve_next(self, turn: Turn | None = None) -> None:
+        """Serve the next request, if it is complete, the last response is sent, and its turn has come."""
         transport = self._transport
         if self._unsent or self._scheduled or transport is None or transport.is_closing():
             return self._note_held()
-        frame = self._next_frame()
-        if frame is not None:
-            self._take(*frame)
+        head = self._next_head()
+        if head is not None:
+            turn = turn or self._turn(head[1])
+            if turn is Turn.LATER:
+                self._scheduled = True
+                transport.pause_reading()
+                return self._note_held()
+            self._take(head[1], self._take_body(head[0]), turn)
             if not any((self._received, self._unsent, self._held, self._stall)):
                 return None  # as usual: one request, whose response is sent or will be
-        if frame is not None and self._received and not self._unsent:
+        if head is not None and self._received and not self._unsent:
             self._scheduled = True
             transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._serve_scheduled)
@@ -119,8 +126,19 @@ class LocalConnection(asyncio.Protocol):
         self._scheduled = False
         self._serve_next()
 
-    def _next_frame(self) -> tuple[int, bytes] | None:
-        """The method and body of the next frame, if it is complete. Closes the connection if the frame is too large or
+    def _turn(self, number: int) -> Turn:
+        """When to serve the next request."""
+        if self.session is None or number == pb.LOCAL_METHOD_LET_GO:
+            return Turn.NOW
+        method = self._endpoint.methods.get(number & ~TRACED, UNKNOWN_METHOD)
+        return self._endpoint.turns.enter(self._serve_in_turn, urgent=method.is_urgent)
+
+    def _serve_in_turn(self) -> None:
+        self._scheduled = False
+        self._serve_next(Turn.NOW)
+
+    def _next_head(self) -> tuple[int, int] | None:
+        """The size and method of the next frame, if it is complete. Closes the connection if the frame is too large or
         comes before the response to the last one.
         """
         if len(self._received) < HEAD.size:
@@ -130,12 +148,14 @@ class LocalConnection(asyncio.Protocol):
             self._received.clear()
             self.close()
             return None
+        return (size, method) if len(self._received) >= HEAD.size + size else None
+
+    def _take_body(self, size: int) -> bytes:
+        """Remove the next frame, and return its body."""
         end = HEAD.size + size
-        if len(self._received) < end:
-            return None
         body = bytes(memoryview(self._received)[HEAD.size : end])
         del self._received[:end]
-        return method, body
+        return body
 
     def _note_held(self) -> None:
         """Tell the endpoint how many bytes are held for the peer."""
@@ -154,11 +174,13 @@ class LocalConnection(asyncio.Protocol):
         elif stalled and self._stall is None:
             self._stall = asyncio.get_running_loop().call_later(self._stall_timeout_s, self.close)
 
-    def _take(self, method: int, body: bytes) -> None:
+    def _take(self, method: int, body: bytes, turn: Turn) -> None:
         if self.session is None:
             self._open(method, body)
         elif method == pb.LOCAL_METHOD_LET_GO:
             self._release(self.session, body)
+        elif turn is Turn.NEVER:
+            self._refuse_overload(method)
         else:
             self._serve(method, body, self.session)
 
@@ -209,6 +231,13 @@ class LocalConnection(asyncio.Protocol):
             self._refuse(call)
         else:
             self.call = asyncio.get_running_loop().create_task(self._refuse_later(call))
+
+    def _refuse_overload(self, number: int) -> None:
+        """Refuse a call for a while, its body unread."""
+        verb = self._endpoint.methods.get(number & ~TRACED, UNKNOWN_METHOD).verb
+        with self._endpoint.begin_call(verb, "") as call:
+            raise Refusal(Reason.OVERLOADED, "the server has more calls than it can take; try again later")
+        self._refuse(call)
 
     async def _wait(self, call: CallScope, waiting: Message | Awaitable[Message]) -> None:
         with call:

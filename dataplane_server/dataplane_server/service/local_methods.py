@@ -19,6 +19,7 @@ from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import SHARED_METHODS
 
+_URGENT = frozenset({"CommitClaim", "FinishWrite", "ReleaseClaim", "FinishGroup", "AbortGroup"})
 _SERVICE = plane_pb.DESCRIPTOR.services_by_name["DataPlaneService"]
 
 
@@ -31,6 +32,11 @@ class LocalMethod:
     verb: str
     request: type[Message]
     call: Callable[[Any, LocalSession], Message | Awaitable[Message]]
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether others wait for what it ends."""
+        return self.verb in _URGENT
 
 
 def local_methods(calls: LocalCalls, servicer: DataPlaneServicer, gate: Gate = OPEN_GATE) -> dict[int, LocalMethod]:

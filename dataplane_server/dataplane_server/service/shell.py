@@ -29,6 +29,7 @@ from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service.endless import EndlessCalls
 from dataplane_server.service.session_streams import SessionStreams
 from dataplane_server.service.ticker import Ticker
+from dataplane_server.service.turns import Turns
 from dataplane_server.service.waiters import Waiters
 
 A = TypeVar("A")
@@ -58,6 +59,7 @@ class Shell:
         self._metrics = metrics
         self._waiters = Waiters()
         self.endless = EndlessCalls()
+        self.turns = Turns()
         self.sessions = SessionStreams(self.endless)
         self._ticker = Ticker(plane, self._advance, now)
         self._merges = False

@@ -304,6 +304,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION: the shard was committed before the caller's session was opened; metadata "step", "dp_rank" and
     "next_step".
     """
+    ERROR_REASON_OVERLOADED: _ErrorReason.ValueType  # 41
+    """UNAVAILABLE with RetryInfo: the server has more calls than it can take, and did not begin this one."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the reason of google.rpc.ErrorInfo, which carries the name without the prefix."""
@@ -398,6 +400,8 @@ ERROR_REASON_SHARD_COMMITTED: ErrorReason.ValueType  # 40
 """FAILED_PRECONDITION: the shard was committed before the caller's session was opened; metadata "step", "dp_rank" and
 "next_step".
 """
+ERROR_REASON_OVERLOADED: ErrorReason.ValueType  # 41
+"""UNAVAILABLE with RetryInfo: the server has more calls than it can take, and did not begin this one."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 class _FilterOperator:

@@ -56,6 +56,7 @@ class Reason(enum.Enum):
     NODE_LOST = enum.auto()
     REQUEST_ID_USED = enum.auto()
     SHARD_COMMITTED = enum.auto()
+    OVERLOADED = enum.auto()
 
 
 class Refusal(Exception):

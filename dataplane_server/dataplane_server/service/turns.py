@@ -1,0 +1,104 @@
+"""The turns of calls that arrive in frames, at all endpoints of local.proto together.
+
+The event loop reads all sockets that are ready before it looks at anything else. So if each request were served as it
+is read, a thousand requests would keep everything else waiting: health, gRPC, heartbeats. Here a few are served in each
+pass of the loop, and the others wait, first come, first served. A call that would wait for too long is refused, so that
+its caller learns at once that it should try again later. Calls that end what others wait for are never refused.
+
+Callers may well come all at once, as ranks do that begin a step. So the calls that arrive first may wait for longer than
+those that arrive when calls have been waiting for a while without a break.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from enum import Enum, auto
+
+A_PASS = 2
+"""Calls that are served in one pass of the event loop."""
+TARGET_S, BURST_S = 0.05, 0.25
+"""How long a call may wait, by how long those before it take; and how long while calls come all at once."""
+PATIENCE_S = 0.1
+"""Once calls have been waiting for so long without a break, they do not come all at once, but are too many."""
+LEAST_WAITING = 16
+"""This many may wait however long they take: so one slow call is no reason to refuse others."""
+_FIRST_GUESS_S = 0.0005
+_REMEMBERED = 16
+"""Passes over which the time of a call is averaged."""
+
+
+class Turn(Enum):
+    """When a call is served."""
+
+    NOW = auto()
+    LATER = auto()
+    NEVER = auto()
+
+
+class Pace:
+    """How long calls take of late, and so whether one more may wait. Reads no clock."""
+
+    def __init__(self) -> None:
+        self._seconds = _FIRST_GUESS_S
+        self._behind_s = 0.0
+
+    def served(self, n_calls: int, seconds: float) -> None:
+        """Calls that waited were served in this time, with all else that the event loop did meanwhile."""
+        self._seconds += (seconds / n_calls - self._seconds) / _REMEMBERED
+        self._behind_s += seconds
+
+    def caught_up(self) -> None:
+        """No call waits."""
+        self._behind_s = 0.0
+
+    def admits(self, n_waiting: int) -> bool:
+        """Whether a call may wait behind so many others."""
+        longest_s = BURST_S if self._behind_s < PATIENCE_S else TARGET_S
+        return n_waiting < LEAST_WAITING or n_waiting * self._seconds < longest_s
+
+
+class Turns:
+    """Calls that have arrived. Used on one event loop."""
+
+    def __init__(self) -> None:
+        self._pace = Pace()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._served = 0  # in this pass; the next one has been scheduled unless it is 0
+        self._began: float | None = None  # when this pass did, if calls waited
+
+    @property
+    def n_waiting(self) -> int:
+        """Calls that wait."""
+        return len(self._waiting)
+
+    def enter(self, serve: Callable[[], None], *, urgent: bool) -> Turn:
+        """When to serve a call: the caller does if it is NOW, `serve` is called if it is LATER. An urgent call is never
+        refused.
+        """
+        if not self._waiting and self._served < A_PASS:
+            if not self._served:
+                asyncio.get_running_loop().call_soon(self._pass)
+            self._served += 1
+            return Turn.NOW
+        if not urgent and not self._pace.admits(len(self._waiting)):
+            return Turn.NEVER
+        self._waiting.append(serve)
+        return Turn.LATER
+
+    def _pass(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if self._began is not None:
+            self._pace.served(self._served, now - self._began)
+        if self._waiting:
+            self._began = now
+        elif self._began is not None:
+            self._began = None
+            self._pace.caught_up()
+        self._served = min(A_PASS, len(self._waiting))
+        if self._served:
+            loop.call_soon(self._pass)
+        for _ in range(self._served):
+            self._waiting.popleft()()
