@@ -3,10 +3,12 @@
 A refusal costs the server a tenth of a call, so ten callers that only repeat refused calls leave it no time for others.
 Callers have to slow down together:
 
-- There is no bound until the server refuses a call. Then half as many calls of that verb may be under way as were; the
-  others wait here, first come, first served. A refused call keeps its place while it pauses.
-- The bound grows by one for each round of calls that succeed (as TCP's window does), and twofold for each second
-  without a refusal, so that calls that wait at the server for long, as puts do for space, do not keep others out.
+- At first 64 calls of a verb may be under way; the others wait here, first come, first served. So many keep a server
+  busy, and more would only wait there, each with a connection of its own if they go in frames.
+- When the server refuses a call, half as many may be under way as were. A refused call keeps its place while it pauses.
+- While calls wait, the bound grows by one for each round of calls that succeed (as TCP's window does), and twofold for
+  each second without a refusal, so that calls that wait at the server for long, as puts do for space, do not keep
+  others out. It returns to 64 whether or not calls wait.
 
 A call that would not end before its deadline, by the time that others took of late, does not begin: it would take the
 place of one that can still succeed.
@@ -32,7 +34,7 @@ _LOOK_AGAIN_S = 1.0
 _ROUND_S = 0.05
 """Refusals so close to each other are answers to the same calls, and halve the bound once."""
 _FREE = URGENT_VERBS | WAITING_VERBS
-_NO_BOUND = 4096.0
+_FIRST_BOUND = 64.0
 _REMEMBERED = 8
 """Calls over which the time of a call is averaged."""
 _LONGEST_S = 1.0
@@ -91,17 +93,19 @@ class Pacing:
 class _Verb:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._bound = _NO_BOUND
+        self._bound = _FIRST_BOUND
         self._under_way = 0
         self._seconds = 0.0  # that a call takes of late
         self._waiting: deque[Turn] = deque()
-        self._changed_at = -math.inf  # when the server refused a call, or the bound was doubled
+        self._changed_at = -math.inf  # when the server refused a call, the bound was doubled, or calls began to wait
 
     def enter(self, deadline: Deadline) -> Turn | None:
         self._grow_with_time()
         if self._under_way + 1 <= self._bound and not self._waiting:
             self._under_way += 1
             return None
+        if not self._waiting:
+            self._changed_at = self._now()
         turn = Turn(deadline, len(self._waiting))
         self._waiting.append(turn)
         return turn
@@ -128,11 +132,16 @@ class _Verb:
 
     def leave(self, seconds: float | None) -> None:
         self._under_way -= 1
-        if seconds is not None and self._bound < _NO_BOUND:
-            self._bound += 1 / self._bound
+        if seconds is not None:
+            if self._may_grow:
+                self._bound += 1 / self._bound
             self._seconds += (min(seconds, _LONGEST_S) - self._seconds) / _REMEMBERED
         self.admit()
 
     def _grow_with_time(self) -> None:
-        if self._bound < _NO_BOUND and (now := self._now()) - self._changed_at >= _LOOK_AGAIN_S:
+        if self._may_grow and (now := self._now()) - self._changed_at >= _LOOK_AGAIN_S:
             self._bound, self._changed_at = 2 * self._bound, now
+
+    @property
+    def _may_grow(self) -> bool:
+        return bool(self._waiting) or self._bound < _FIRST_BOUND

@@ -38,8 +38,23 @@ def begun(turns: list[Turn | None]) -> list[bool]:
     return [turn is None or (turn.done() and turn.result()) for turn in turns]
 
 
-def test_any_number_of_calls_begins_while_none_is_refused(world: World) -> None:
-    assert begun(world.begin(3000)) == [True] * 3000
+def test_at_first_64_calls_begin_and_the_others_as_these_end_or_from_second_to_second(world: World) -> None:
+    assert begun(world.begin(64)) == [True] * 64
+    waiting = world.begin(300)
+    world.pacing.leave(VERB, None)
+    assert begun(waiting) == [True] + [False] * 299
+    for seconds, expected in [(0.9, 1), (0.2, 65), (1.0, 193), (1.0, 300)]:
+        world.now += seconds
+        world.pacing.look_again(VERB)
+        assert sum(begun(waiting)) == expected
+
+
+def test_many_calls_that_succeed_without_others_that_wait_leave_the_bound(world: World) -> None:
+    for _ in range(1000):
+        world.begin(64)
+        world.succeed(64)
+        world.now += 1.0
+    assert sum(begun(world.begin(100))) == 64
 
 
 def test_after_a_refusal_half_as_many_may_be_under_way_and_others_begin_in_order(world: World) -> None:

@@ -10,17 +10,15 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future
 from typing import Any, Literal, TypeVar
 
 from google.protobuf.message import Message
 from google.rpc import status_pb2
 
-from dataplane_client._async.runtime import LocalConnection, Work, result_of
+from dataplane_client._async.runtime import LocalConnection, Work
 from dataplane_client._deadline import Deadline
 from dataplane_client._error_table import translated_status
 from dataplane_client._local_protocol import LOCAL_METHODS, request_frame
-from dataplane_client._openings import Openings
 from dataplane_client.errors import DeadlineError, InvalidArgumentError, UnavailableError
 from rl_dataplane.v1 import local_pb2 as pb
 
@@ -39,7 +37,6 @@ class AsyncFrameCalls(ABC):
         self._traces = traces
         self._idle: deque[LocalConnection] = deque()
         self._busy: set[LocalConnection] = set()
-        self._openings: Openings[LocalConnection] = Openings()
         self._closed = False
 
     async def close(self) -> None:
@@ -121,11 +118,10 @@ class AsyncFrameCalls(ABC):
             self._busy.discard(connection)
 
     def _put_back(self, connection: LocalConnection) -> None:
-        if len(self._idle) >= _IDLE_CONNECTIONS:  # so no call waits for one
+        if len(self._idle) >= _IDLE_CONNECTIONS:
             connection.close()
             return
-        if not self._openings.give(connection):
-            self._idle.append(connection)
+        self._idle.append(connection)
         if self._closed:  # perhaps since the last check
             self._close_idle()
 
@@ -134,26 +130,6 @@ class AsyncFrameCalls(ABC):
             return self._idle.pop()
         except IndexError:
             pass
-        if (turn := self._openings.enter()) is not None:
-            given = await self._given(turn, deadline)
-            if given is not None:
-                return given
-        try:
-            return await self._opened(deadline)
-        finally:
-            self._openings.leave()
-
-    async def _given(self, turn: Future[LocalConnection | None], deadline: Deadline) -> LocalConnection | None:
-        """A connection that another call gives back; None once this call may open one. Raises TimeoutError."""
-        try:
-            return await result_of(turn, deadline.left_s)
-        except BaseException:
-            given = self._openings.give_up(turn)
-            if given is not None:
-                self._put_back(given)
-            raise
-
-    async def _opened(self, deadline: Deadline) -> LocalConnection:
         connection = await self._open_connection(deadline)
         try:
             await self._begin(connection, deadline)
