@@ -232,7 +232,7 @@ scaling: $(VENV)/.dev  ## what one coordinator carries, from the times in benchm
 attacks: $(VENV)/.dev  ## every known attack on a server, and what a client beside it notices (10 minutes)
 	$(BIN)/python -m tests.attacks
 
-overload: $(VENV)/.dev  ## offer a server ten times what it can do, and look at goodput, waits, claims and health (as root)
+overload: $(VENV)/.dev  ## offer a server up to twenty times what it can do, three ways, and look at goodput, waits, claims and health (as root)
 	$(BIN)/python benchmarks/overload.py
 
 # Both ask about pins and install none of them. cyclonedx checks the image's SBOM against its schema.

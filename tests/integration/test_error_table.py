@@ -94,20 +94,34 @@ EXPECTED: dict[Reason, type[DataPlaneError]] = {
     Reason.UNAUTHENTICATED: AuthenticationError,
     Reason.PERMISSION_DENIED: PermissionDeniedError,
     Reason.NODE_LOST: UnavailableError,
+    Reason.OVERLOADED: UnavailableError,
 }
-RETRIED_LATER = {Reason.NO_SPACE, Reason.PARTITION_FULL, Reason.LIMIT_REACHED, Reason.DRAINING, Reason.NODE_LOST}
+RETRIED_LATER = {
+    Reason.NO_SPACE,
+    Reason.PARTITION_FULL,
+    Reason.LIMIT_REACHED,
+    Reason.DRAINING,
+    Reason.NODE_LOST,
+    Reason.OVERLOADED,
+}
 
 
 class Refusing(DataPlaneServicer):
     """Refuses every description for the reason that the partition is named after."""
 
     answers = 1  # to a session and of the partition "silent", before there are none
+    _overloads = 2  # before the partition "busy" is described
 
     async def GetPartition(self, request: pb.GetPartitionRequest, context: object) -> pb.GetPartitionResponse:  # noqa: N802
         if request.partition_id == "defect":
             raise ZeroDivisionError("a secret of the server")
         if request.partition_id == "silent":
             await self._refuse_then_be_silent()
+        if request.partition_id == "busy":
+            self._overloads -= 1
+            if self._overloads < 0:
+                return pb.GetPartitionResponse(partition=pb.Partition(partition_id="busy"))
+            raise Refusal(Reason.OVERLOADED, "why it is so")
         raise Refusal(Reason[request.partition_id], "why it is so", sample_id="s")
 
     async def Session(self, requests: object, context: object) -> None:  # type: ignore[override]  # noqa: N802
@@ -188,6 +202,16 @@ async def test_a_call_whose_last_attempt_gets_no_answer_tells_why_those_before_i
         {"sample_id": "s"},
         0.5,
     )
+
+
+async def test_a_call_that_is_refused_for_overload_is_made_again_the_same_way_until_it_is_answered(
+    refusing: aio.AsyncDataPlaneClient,
+) -> None:
+    with pytest.raises(DataPlaneError):
+        await refusing.partition("NO_SPACE")
+    way = refusing._transport._local
+    assert (await refusing.partition("busy", timeout_s=60.0)).partition_id == "busy"
+    assert refusing._transport._local is way, "the session that it has attached"
 
 
 @pytest.mark.parametrize("refusing", ["grpc"], indirect=True)

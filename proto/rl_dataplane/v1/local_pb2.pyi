@@ -16,6 +16,9 @@ the connection cancels the call. The server closes a connection that has no sess
 not complete after a minute, and those that have held half-sent requests and unread responses for longest, when all
 connections together hold more than 256 MiB.
 
+Overload. The server may refuse a call unread as OVERLOADED, with a RetryInfo, when too many wait. It does not refuse
+COMMIT, FINISH_WRITE, RELEASE_CLAIM, FINISH_GROUP and ABORT_GROUP so.
+
 Traces. If AttachResponse says that the server traces calls, a call may carry its trace context, as metadata does
 over gRPC: the highest bit of its method (32768) is set, and its body begins with 55 bytes of ASCII, the traceparent
 of the W3C's Trace Context in version 00, before the request message.
