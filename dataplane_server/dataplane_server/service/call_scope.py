@@ -6,7 +6,7 @@ import time
 
 from google.rpc import status_pb2
 
-from dataplane_server.core.calls.refusal import Refusal
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.observe.log import get_log
 from dataplane_server.observe.metrics import Metrics, Transport
 from dataplane_server.observe.tracing import Tracing
@@ -43,14 +43,18 @@ class CallScope:
         if self._tracing is not None:
             self._tracing.call(self._verb, self._transport, code, seconds, self._traceparent)
 
+    def refused(self, reason: Reason, status: status_pb2.Status) -> None:
+        """End a call that is refused."""
+        self._metrics.refusal(self._verb, reason.name)
+        self.status = status
+        self.end(ERROR_TABLE[reason].name)
+
     def __enter__(self) -> CallScope:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> bool:
         if isinstance(error, Refusal):
-            self._metrics.refusal(self._verb, error.reason.name)
-            self.status = status_of(error)
-            self.end(ERROR_TABLE[error.reason].name)
+            self.refused(error.reason, status_of(error))
         elif isinstance(error, Exception):
             get_log().error("call_failed", verb=self._verb, exc_info=error)
             self.status = internal_error()

@@ -30,6 +30,7 @@ from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import HEAD, MAX_BODY_BYTES, TRACED, TRACEPARENT_BYTES
 
 _WHAT = "frame body"
+_OVERLOADED = status_of(Refusal(Reason.OVERLOADED, "the server has more calls than it can take; try again later"))
 MAX_FIRST_BODY_BYTES = 64
 """Of a request on a connection without a session: AttachRequest is empty, JoinRequest has 18 bytes."""
 
@@ -133,9 +134,9 @@ class LocalConnection(asyncio.Protocol):
         method = self._endpoint.methods.get(number & ~TRACED, UNKNOWN_METHOD)
         return self._endpoint.turns.enter(self._serve_in_turn, urgent=method.is_urgent)
 
-    def _serve_in_turn(self) -> None:
+    def _serve_in_turn(self, turn: Turn) -> None:
         self._scheduled = False
-        self._serve_next(Turn.NOW)
+        self._serve_next(turn)
 
     def _next_head(self) -> tuple[int, int] | None:
         """The size and method of the next frame, if it is complete. Closes the connection if the frame is too large or
@@ -235,8 +236,8 @@ class LocalConnection(asyncio.Protocol):
     def _refuse_overload(self, number: int) -> None:
         """Refuse a call for a while, its body unread."""
         verb = self._endpoint.methods.get(number & ~TRACED, UNKNOWN_METHOD).verb
-        with self._endpoint.begin_call(verb, "") as call:
-            raise Refusal(Reason.OVERLOADED, "the server has more calls than it can take; try again later")
+        call = self._endpoint.begin_call(verb, "")
+        call.refused(Reason.OVERLOADED, _OVERLOADED)
         self._refuse(call)
 
     async def _wait(self, call: CallScope, waiting: Message | Awaitable[Message]) -> None:

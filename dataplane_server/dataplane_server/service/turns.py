@@ -5,8 +5,8 @@ is read, a thousand requests would keep everything else waiting: health, gRPC, h
 pass of the loop, and the others wait, first come, first served. A call that would wait for too long is refused, so that
 its caller learns at once that it should try again later. Calls that end what others wait for are never refused.
 
-Callers may well come all at once, as ranks do that begin a step. So the calls that arrive first may wait for longer than
-those that arrive when calls have been waiting for a while without a break.
+Callers may well come all at once, as ranks do that begin a step. So the calls that arrive first may wait for longer
+than those that arrive when calls have been waiting for a while without a break.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from enum import Enum, auto
 
 A_PASS = 2
 """Calls that are served in one pass of the event loop."""
+REFUSED_A_PASS = 8
+"""Calls that are refused in one pass. Others wait for that, too, or refusing would leave no time for anything else."""
 TARGET_S, BURST_S = 0.05, 0.25
 """How long a call may wait, by how long those before it take; and how long while calls come all at once."""
 PATIENCE_S = 0.1
@@ -35,6 +37,9 @@ class Turn(Enum):
     NOW = auto()
     LATER = auto()
     NEVER = auto()
+
+
+Serve = Callable[[Turn], None]
 
 
 class Pace:
@@ -64,32 +69,57 @@ class Turns:
 
     def __init__(self) -> None:
         self._pace = Pace()
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._served = 0  # in this pass; the next one has been scheduled unless it is 0
+        self._waiting: deque[Serve] = deque()
+        self._excess: deque[Serve] = deque()  # to be refused, unless fewer wait by then
+        self._going = False  # another pass has been scheduled
+        self._served = self._refused = 0  # in this pass
         self._began: float | None = None  # when this pass did, if calls waited
 
     @property
     def n_waiting(self) -> int:
         """Calls that wait."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._excess)
 
-    def enter(self, serve: Callable[[], None], *, urgent: bool) -> Turn:
-        """When to serve a call: the caller does if it is NOW, `serve` is called if it is LATER. An urgent call is never
-        refused.
+    def enter(self, serve: Serve, *, urgent: bool) -> Turn:
+        """When to serve a call. If it is LATER, `serve` is called with what it is then; otherwise the caller serves or
+        refuses it. An urgent call is never refused.
         """
         if not self._waiting and self._served < A_PASS:
-            if not self._served:
-                asyncio.get_running_loop().call_soon(self._pass)
+            self._go_on()
             self._served += 1
             return Turn.NOW
-        if not urgent and not self._pace.admits(len(self._waiting)):
+        if urgent or self._pace.admits(len(self._waiting)):
+            self._waiting.append(serve)
+        elif self._refused < REFUSED_A_PASS:
+            self._refused += 1
             return Turn.NEVER
-        self._waiting.append(serve)
+        else:
+            self._excess.append(serve)
         return Turn.LATER
 
+    def _go_on(self) -> None:
+        if not self._going:
+            self._going = True
+            asyncio.get_running_loop().call_soon(self._pass)
+
     def _pass(self) -> None:
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+        self._going = False
+        self._note_pace(asyncio.get_running_loop().time())
+        self._served, self._refused = min(A_PASS, len(self._waiting)), 0
+        excess = min(REFUSED_A_PASS, len(self._excess))
+        if self._served or excess:
+            self._go_on()
+        for _ in range(self._served):
+            self._waiting.popleft()(Turn.NOW)
+        for _ in range(excess):
+            serve = self._excess.popleft()
+            if self._pace.admits(len(self._waiting)):
+                self._waiting.append(serve)
+            else:
+                self._refused += 1
+                serve(Turn.NEVER)
+
+    def _note_pace(self, now: float) -> None:
         if self._began is not None:
             self._pace.served(self._served, now - self._began)
         if self._waiting:
@@ -97,8 +127,3 @@ class Turns:
         elif self._began is not None:
             self._began = None
             self._pace.caught_up()
-        self._served = min(A_PASS, len(self._waiting))
-        if self._served:
-            loop.call_soon(self._pass)
-        for _ in range(self._served):
-            self._waiting.popleft()()
