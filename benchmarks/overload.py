@@ -96,7 +96,7 @@ def report(server: ServerProcess, health: str, way: TransportChoice, name: str, 
     with holders(server, way) as held:
         beside = Beside(server, health, way)
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(GENERATORS, context, begin_with, [context.Barrier(GENERATORS)]) as generators:
+        with ProcessPoolExecutor(GENERATORS, context, begin_with, (context.Barrier(GENERATORS),)) as generators:
             rate = times * peak / GENERATORS
             parts = [generators.submit(generate, server.tcp, way, name, rate) for _ in range(GENERATORS)]
             calls = [call for part in parts for call in part.result()]  # processes of one machine have one clock
