@@ -157,7 +157,8 @@ def _object(what: str, value: object) -> dict[str, Any]:
 
 def _check_count(what: str, count: int, limit: str, most: int, entries: str = "entries") -> None:
     if count > most:
-        raise refused(f"{what} has {count} {entries}; the limit is {most} ({limit})", **{limit: most})
+        message = f"{what} has {count} {entries}; the limit is {most} ({limit})"
+        raise refused(message, Reason.INVALID_REQUEST, **{limit: most})
 
 
 def _text(what: str, value: object) -> str:

@@ -185,7 +185,7 @@ def asked(channel: grpc.Channel, caller: str, verb: str, **values: object) -> An
     method = SERVICE.methods_by_name[verb]
     metadata, request = (("authorization", f"Bearer {TOKENS[caller]}"),), GetMessageClass(method.input_type)(**values)
     answer: Any = GetMessageClass(method.output_type)
-    call = channel.unary_unary(f"/{SERVICE.full_name}/{verb}", None, answer.FromString)
+    call: Any = channel.unary_unary(f"/{SERVICE.full_name}/{verb}", None, answer.FromString)
     return call(request.SerializeToString(), metadata=metadata, timeout=10)
 
 

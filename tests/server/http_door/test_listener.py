@@ -100,7 +100,7 @@ async def test_a_caller_that_hangs_up_within_its_body_is_no_error(
     leaving.close()
     for _ in range(3):  # the door has noticed by then
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /v1/partitions/p HTTP/1.1\r\nHost: x\r\n\r\n")
+        writer.write(b"GET /v1/partitions/p HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b'"PARTITION_NOT_FOUND"' in await asyncio.wait_for(reader.read(), 20.0)
         writer.close()
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

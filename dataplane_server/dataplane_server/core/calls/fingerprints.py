@@ -23,13 +23,13 @@ from dataplane_server.core.calls.requests import RepeatableCall, ReserveGroup
 
 MAX_DIGEST_BYTES = 64
 _NOT_COMPARED = {"request_id", "session_id", "caller", "node", "digest"}
-_OF_CLASS = {ReserveGroup: {"sample_ids"}}
+_OF_CLASS: dict[Any, set[str]] = {ReserveGroup: {"sample_ids"}}
 """A caller that gives a reservation up repeats it without its rows, to learn its name."""
 
 
 def fingerprint(call: RepeatableCall[Any]) -> bytes:
     """Bytes that are the same for repeated calls, in every process."""
-    return getattr(call, "digest", b"") or xxh3_128_digest(msgpack.packb(_compared(type(call))(call), default=_plain))
+    return getattr(call, "digest", b"") or xxh3_128_digest(msgpack.packb(_entries(call), default=_plain))
 
 
 def check_digest(digest: bytes) -> None:
@@ -39,13 +39,17 @@ def check_digest(digest: bytes) -> None:
         raise Refusal(Reason.INVALID_REQUEST, message)
 
 
+def _entries(record: Any) -> list[Any]:
+    """What to compare of a call, and all of another record."""
+    kind: Any = type(record)  # a class, which can be hashed whatever its instances are
+    return list(_getter(kind)(record)[:-1])
+
+
 @cache
-def _compared(kind: type) -> Callable[[Any], list[Any]]:
-    """What to compare of calls, and all of other records, of a class."""
+def _getter(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
+    """Gets what `_entries` has of a class, and the class, so that there are two and the result is a tuple."""
     left_out = _NOT_COMPARED | _OF_CLASS.get(kind, set()) if issubclass(kind, RepeatableCall) else set()
-    names = [field.name for field in dataclasses.fields(kind) if field.name not in left_out]
-    get = attrgetter(*names, "__class__")  # the class, so that there are two and the result is a tuple
-    return lambda record: list(get(record)[:-1])
+    return attrgetter(*(field.name for field in dataclasses.fields(kind) if field.name not in left_out), "__class__")
 
 
 def _plain(value: Any) -> Any:
@@ -55,5 +59,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, frozenset):
         return sorted(value)
     if dataclasses.is_dataclass(value):
-        return _compared(type(value))(value)
+        return _entries(value)
     return str(value) if isinstance(value, int) else list(value)

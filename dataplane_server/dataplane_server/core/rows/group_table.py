@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane_server.core.calls.answers import GroupPart
+from dataplane_server.core.calls.names import VERSION_TAG
 from dataplane_server.core.calls.refusal import Reason, Refusal, group_fenced
 from dataplane_server.core.calls.values import BoolArray, Slots
 from dataplane_server.core.rows.bookkeeping import GROUP_BYTES, NAME_BYTES, text_bytes
-from dataplane_server.core.rows.row_table import VERSION_TAG, RowTable
+from dataplane_server.core.rows.row_table import RowTable
 
 END_VERSION_TAG = "end_weight_version"
 
