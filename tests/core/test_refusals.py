@@ -412,7 +412,7 @@ def test_a_refusal_is_short_however_long_the_name_it_tells(world: World, call: C
 
 def test_every_reason_of_the_core_is_tested_here() -> None:
     told_at_deadlines = {Reason.NO_SPACE, Reason.CLAIM_TIMEOUT}  # test_admission, test_claims
-    of_frames_and_files = {Reason.MALFORMED_STREAM, Reason.SNAPSHOT_FAILED}
+    of_frames_and_files = {Reason.MALFORMED_STREAM, Reason.SNAPSHOT_FAILED, Reason.OVERLOADED}
     not_of_the_core = of_frames_and_files | {Reason.UNAUTHENTICATED, Reason.PERMISSION_DENIED}
     of_nodes = {Reason.NODE_LOST}  # test_nodes
     tested = REFUSED.keys() | {reason for _, reason in AFTER_A_CHANGE}
