@@ -220,7 +220,7 @@ def _is_new(folder: Path, arena: Arena, marks: Marks | None) -> bool:
 def _first(terms: Terms, arena: Arena, marks: Marks | None) -> Life:
     origin = {"incarnation": new_incarnation(), "first_generation": time.time_ns() // 1000}
     plane = LoggedPlane(terms.limits, **origin)  # type: ignore[arg-type]
-    log = _new_log(terms, 0, _header(origin, terms, 1, time.monotonic()), marks)
+    log = _new_log(terms, 0, _header(origin, terms, 1), marks)
     commits = _logged(terms, plane, arena, log)
     return Life(terms.folder, plane, arena, time.monotonic, log, commits, None)
 
@@ -345,21 +345,20 @@ def _logged(terms: Terms, plane: LoggedPlane, arena: Arena, log: LogWriter) -> G
     return commits
 
 
-def _header(origin: Mapping[str, Any], terms: Terms, epoch: int, at: float) -> dict[str, Any]:
-    """at: the time of the next call at the earliest. wall: the same moment, in seconds since 1970. boot: of the machine
-    since it was started.
+def _header(origin: Mapping[str, Any], terms: Terms, epoch: int, at: float | None = None) -> dict[str, Any]:
+    """at: the time of the next call at the earliest; None for that of this machine. wall: the same moment, in seconds
+    since 1970. boot: of the machine since it was started.
     """
-    return {
+    header = {
         "version": VERSION,
         "build": build(),
         "epoch": epoch,
         **origin,
         "limits": dataclasses.asdict(terms.limits),
-        "at": at,
-        "wall": time.time(),
         "durability": terms.durability,
         "boot": _boot(),
     }
+    return {**header, "at": time.monotonic() if at is None else at, "wall": time.time()}  # with nothing between them
 
 
 def _boot() -> str:

@@ -19,15 +19,13 @@ WITHOUT_4 = ROWS[:4] + ROWS[5:]
 Pick = Callable[[bytes], int]
 
 
-def put_rows(lives: Lives, *, checkpoint: bool) -> None:
-    """A life that puts ROWS one by one, goes on until there is a checkpoint if one is wanted, and is killed."""
+def put_rows(lives: Lives) -> None:
+    """A life that puts ROWS one by one, and is killed."""
     assert lives.begin() is None
     with connect(lives.address, transport="shm") as client:
         client.register_partition("p", ["x"], 0, ["train"])
         for row in ROWS:
             client.put_samples([row], "p", {"x": [value_of(row)]})
-        while checkpoint and not lives.events("checkpoint_written"):
-            client.put_samples(["again"], "p", {"x": [value_of("again")]})
         lives.kill()
 
 
@@ -57,7 +55,6 @@ def flip(folder: Path, kind: str, pick: Pick) -> None:
         ("process", "log-*", lambda data: data.index(b"row-4"), r"log-0{20}: .* byte \d+: .* record \d+ is", ROWS[:4]),
         ("disk", "log-*", lambda data: data.index(b"row-4"), r"log-0{20}: .* byte \d+: .* record \d+ is", ROWS[:4]),
         ("process", "log-*", lambda data: 30, "log-0{20}: a segment whose header is damaged", None),
-        ("process", "checkpoint-*", lambda data: len(data) // 2, r"checkpoint-\d{20} cannot be used: .* from by", None),
         (
             "process",
             "arena",
@@ -67,7 +64,7 @@ def flip(folder: Path, kind: str, pick: Pick) -> None:
         ),
         ("disk", "arena", lambda data: data.index(VALUE), "'x' of sample 'row-4' in 'p'", WITHOUT_4),
     ],
-    ids=["record", "synced record", "header", "checkpoint", "value", "synced value"],
+    ids=["record", "synced record", "header", "value", "synced value"],
 )
 def test_damage_is_refused_in_words_and_accepted_for_its_price(
     start: Callable[[str], Lives],
@@ -79,7 +76,7 @@ def test_damage_is_refused_in_words_and_accepted_for_its_price(
     left: list[str] | None,
 ) -> None:
     lives = start(durability)
-    put_rows(lives, checkpoint=kind == "checkpoint-*")
+    put_rows(lives)
     flip(tmp_path / "data", kind, pick)
     for _ in range(2):  # a refusal changes nothing
         assert lives.begin() == 1
@@ -94,7 +91,7 @@ def test_damage_is_refused_in_words_and_accepted_for_its_price(
 @pytest.mark.parametrize("durability", ["process", "disk"])
 def test_a_damaged_last_record_is_no_torn_one(start: Callable[[str], Lives], tmp_path: Path, durability: str) -> None:
     lives = start(durability)
-    put_rows(lives, checkpoint=False)
+    put_rows(lives)
     flip(tmp_path / "data", "log-*", lambda data: len(data.rstrip(b"\0")) - 1)
     for _ in range(2):
         assert lives.begin() == 1

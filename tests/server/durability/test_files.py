@@ -245,7 +245,7 @@ async def test_damage_before_the_record_of_a_checkpoint_is_not_read(tmp_path: Pa
         begin(tmp_path, "process")
 
 
-async def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path) -> None:
+async def test_a_damaged_checkpoint_is_passed_over_with_a_warning_if_the_log_before_it_is_there(tmp_path: Path) -> None:
     directories = Directories(tmp_path)
     await directories.make("process")
     flip_middle(directories.file("checkpoint"), directories)
@@ -255,6 +255,9 @@ async def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path
     assert "from byte" in warning
     assert rows_of(life) == directories.rows
     life.arena.close()
+    directories.file("first segment").unlink()
+    with pytest.raises(RecoveryError, match=rf"{directories.file('checkpoint').name} cannot be used: .*from byte"):
+        begin(directories.used, "process")
 
 
 @pytest.mark.parametrize("durability", ["process", "disk"])
