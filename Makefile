@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-serve demo demo-async demo-cluster dashboard page-shots test test-core test-cluster test-failures test-nightly test-soak test-histories crash crash-training simulate test-gpu bench-gpu test-automodel test-frameworks test-faults soak fuzz scaling bench-cluster attacks overload test-matrix image-root test-image image-packages image-requirements audit check lint types derived format bench proto clean
+.PHONY: help docs docs-serve demo demo-async demo-cluster dashboard page-shots test mutants test-core test-cluster test-failures test-nightly test-soak test-histories crash crash-training simulate test-gpu bench-gpu test-automodel test-frameworks test-faults soak fuzz scaling bench-cluster attacks overload test-matrix image-root test-image image-packages image-requirements audit check lint types derived format bench proto clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -110,6 +110,12 @@ test-failures: $(VENV)/.dev  ## kill coordinators and nodes of a cluster under l
 
 test-soak: $(VENV)/.dev  ## what takes many minutes: clients killed by the hundred, every layout of ranks
 	$(BIN)/python -m pytest -m soak
+
+MUTANTS_ARGS ?=
+
+mutants: $(VENV)/.dev  ## make each of 200 faults in a copy of the library, and see the tests find it (half an hour)
+	@mkdir -p build
+	$(BIN)/python -m tests.mutants --out build/mutants.md $(MUTANTS_ARGS)
 
 # HISTORIES_SECONDS, HISTORIES_PROCESSES, HISTORIES_GRACE (of sessions, in seconds) and HISTORIES_SEED choose another campaign.
 test-histories: $(VENV)/.dev  ## 32 clients are killed and stopped for 10 minutes, then every row is accounted for

@@ -35,10 +35,10 @@ def main() -> int:
             if violation:
                 print(violation, file=sys.stderr, flush=True)  # noqa: T201  # what a command says
             seconds = time.monotonic() - began
-            if seconds - told > _PROGRESS_S or done == len(seeds) or (violation and given.bug):
+            if seconds - told > _PROGRESS_S or done == len(seeds) or (violation and given.until_found):
                 told = seconds
                 print(_line(done, len(seeds), failed, total, seconds), file=sys.stderr, flush=True)  # noqa: T201  # what a command says
-            if violation and given.bug:
+            if violation and given.until_found:
                 print(f"found by seed {seed}")  # noqa: T201  # what a command says
                 break
     return int(bool(failed))
@@ -52,7 +52,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--whole-one-in", type=int, default=8, help="events to each whole comparison with the model")
     parser.add_argument("--bug", default="", choices=["", *BUGS], help="introduce a bug, and end when it is found")
-    return parser.parse_args()
+    parser.add_argument("--until-found", action="store_true", help="end at the first seed that fails")
+    given = parser.parse_args()
+    given.until_found |= bool(given.bug)
+    return given
 
 
 def _run(seed: int, events: int, whole_one_in: int, bug: str) -> tuple[int, Counter[str], str]:

@@ -59,8 +59,9 @@ BUGS = {
     "request ids are forgotten at a checkpoint": Bug(
         9,
         "durability.checkpoint",
-        'parts["state"], parts["verbs"], parts["answers"], parts["history"]\n',
-        'parts["state"], parts["verbs"], type(parts["answers"])(parts["state"].limits), parts["history"]\n',
+        "plane.parts = tuple(map(parts.__getitem__, _PARTS))",
+        'parts["answers"] = type(parts["answers"])(parts["state"].limits)\n'
+        "            plane.parts = tuple(map(parts.__getitem__, _PARTS))",
     ),
     "a checkpoint is ahead of the log": Bug(
         600, "durability.replica", "            self.reader.sync()\n", "            pass\n"

@@ -1,0 +1,145 @@
+"""A copy of the repository in which one file at a time can be another.
+
+Files are hard links where the file system allows; a mutated file is a new one, so the repository never changes. The
+copy has an environment of its own, which has the packages of ours but finds the library in the copy. So it is the
+copy's library that all processes of a test have, whatever they do to their environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from scripts.unasync import WRITTEN_TWICE, derive_twin
+from tests.mutants.mutant import Mutant
+
+ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = {
+    "dataplane_server": "dataplane_server",
+    "client": "dataplane_client",
+    "proto": "rl_dataplane",
+    "trainer_adapter": "trainer_adapter",
+}
+"""Folders of the repository, and the package in each."""
+_BUILT = Path("client/dataplane_client/row_kernels/_row_kernels.so")
+_COMPILE = ["cc", "-O3", "-fPIC", "-shared", "-pthread", "-std=c11"]
+_FOREIGN = "import importlib.util as u; print(*[u.find_spec(name).origin for name in {names}], sep='\\n')"
+
+
+class SourceCopy:
+    """The copy in `folder`, which must not exist. scratch: for what tests and commands write."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.python = folder / ".venv" / "bin" / "python"
+        self.scratch = folder.with_name(f"{folder.name}t")
+        self.scratch.mkdir()
+        self._process: subprocess.Popen[bytes] | None = None
+        for path in [*_tracked(), _BUILT]:
+            if (ROOT / path).is_file():
+                _link(ROOT / path, folder / path)
+        self._make_environment()
+        self._check_environment()
+
+    @contextlib.contextmanager
+    def having(self, mutant: Mutant) -> Iterator[None]:
+        """The copy has the fault within the block. ValueError as `Mutant.check`."""
+        changed = self._mutate(mutant)
+        try:
+            yield
+        finally:
+            for path in changed:
+                (self.folder / path).unlink()
+                _link(ROOT / path, self.folder / path)
+
+    def run(self, arguments: Sequence[str], timeout_s: float | None) -> tuple[int | None, str]:
+        """Run the copy's Python in the copy. Returns the exit code, None at the time limit, and what was printed."""
+        output = self.scratch / "output"
+        with output.open("w") as file:
+            process = self._process = subprocess.Popen(
+                [self.python, *arguments],
+                cwd=self.folder,
+                env={**os.environ, "TMPDIR": str(self.scratch)},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                code: int | None = process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                self.stop()
+                process.wait()
+        return code, output.read_text(errors="replace")
+
+    def stop(self) -> None:
+        """End what runs in the copy, and the servers and ranks that it has left behind."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _mutate(self, mutant: Mutant) -> list[Path]:
+        """Returns the files that are others now."""
+        path = Path(mutant.file)
+        _replace(self.folder / path, mutant.mutated((ROOT / path).read_text()))
+        if path.parent.name == "_async" and path.name not in WRITTEN_TWICE:
+            twin = path.parent.with_name("_sync") / path.name
+            _replace(self.folder / twin, derive_twin(self.folder / path, set()))
+            return [path, twin]
+        if path.suffix == ".c":
+            (self.folder / _BUILT).unlink()
+            subprocess.run([*_COMPILE, "-o", self.folder / _BUILT, self.folder / path], check=True)
+            return [path, _BUILT]
+        return [path]
+
+    def _make_environment(self) -> None:
+        """Ours, but for the four packages, and with our commands."""
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.python.parents[1]], check=True)
+        inside = next(self.python.parents[1].glob("lib/python*/site-packages"))
+        paths = [*(self.folder / name for name in _PACKAGES), sysconfig.get_path("purelib")]
+        (inside / "mutated.pth").write_text("".join(f"{path}\n" for path in paths))
+        ours = Path(sys.executable).parent
+        for script in ours.iterdir():
+            with script.open("rb") as file:
+                is_ours = file.readline().strip() == f"#!{ours}/python".encode()
+            if is_ours and not (self.python.parent / script.name).exists():
+                text = script.read_text().replace(f"#!{ours}/python", f"#!{self.python}", 1)
+                shutil.copymode(script, _replace(self.python.parent / script.name, text))
+
+    def _check_environment(self) -> None:
+        """Fail if a process without variables would import a package of the library from elsewhere."""
+        command = [self.python, "-c", _FOREIGN.format(names=list(_PACKAGES.values()))]
+        found = subprocess.run(command, env={}, cwd="/", capture_output=True, text=True, check=True).stdout.split()
+        expected = [str(self.folder / name / package / "__init__.py") for name, package in _PACKAGES.items()]
+        if found != expected:
+            raise RuntimeError(f"processes of the copy import {found}, not {expected}")
+
+
+def _tracked() -> list[Path]:
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [Path(name) for name in names.split("\0") if name]
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy2(source, target)
+
+
+def _replace(path: Path, text: str) -> Path:
+    """Put a new file there; one that is linked to another place stays as it is there."""
+    path.unlink(missing_ok=True)
+    path.write_text(text)
+    return path

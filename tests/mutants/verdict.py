@@ -1,0 +1,73 @@
+"""Runs the tests that a mutant names, and says whether they found it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+from tests.mutants.source_copy import SourceCopy
+
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
+_SEED = re.compile(r"^found by (seed \d+)$", re.MULTILINE)
+_EVENTS = 1000  # of each seed
+_SOUND_SEEDS = 8
+"""Seeds that are run without a fault; `make simulate` runs thousands."""
+
+
+class Verdict(NamedTuple):
+    """found_by: the first test that failed; empty if none did. error: why there is no verdict, with the output."""
+
+    seconds: float
+    found_by: str = ""
+    error: str = ""
+
+
+def look(copy: SourceCopy, where: Sequence[str], timeout_s: float) -> Verdict:
+    """Look for the fault that a copy has. A run that takes longer than timeout_s counts as one that found it."""
+    began = time.monotonic()
+    simulates = where[0] == "simulate"
+    code, output = copy.run(_simulation(int(where[1])) if simulates else [*_tests(copy, where), "-x"], timeout_s)
+    seconds = time.monotonic() - began
+    if code is None:
+        return Verdict(seconds, f"the time limit of {timeout_s:g} s, in {_last_line(output)}")
+    if code == 0:
+        return Verdict(seconds)
+    if simulates:
+        seed = _SEED.search(output)
+        return Verdict(seconds, f"tests.simulate, {seed[1]}") if seed else Verdict(seconds, error=output)
+    failed = _FAILED.search(output)
+    if code == pytest.ExitCode.TESTS_FAILED and failed:
+        return Verdict(seconds, failed[1])
+    if code < 0:
+        return Verdict(seconds, f"the end of the process by signal {-code}")
+    return Verdict(seconds, error=output)  # nothing was collected, or the fault broke an import
+
+
+def check_sound(copy: SourceCopy, wheres: Sequence[tuple[str, ...]], jobs: int) -> str:
+    """Run all tests of many mutants once, without a fault. Returns the output if one of them fails."""
+    paths = dict.fromkeys(path for where in wheres if where[0] != "simulate" for path in where)
+    several = ["-n", str(jobs), "--dist", "loadgroup"] if jobs > 1 else []
+    commands = [[*_tests(copy, [*paths]), *several]] if paths else []
+    if any(where[0] == "simulate" for where in wheres):
+        commands.append(_simulation(_SOUND_SEEDS))
+    for command in commands:
+        code, output = copy.run(command, None)
+        if code:
+            return output
+    return ""
+
+
+def _tests(copy: SourceCopy, where: Sequence[str]) -> list[str]:
+    folder = f"--basetemp={copy.scratch / 'b'}"  # a short name, since a socket's path has 107 bytes at most
+    return ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", folder, *where]
+
+
+def _simulation(seeds: int) -> list[str]:
+    return ["-m", "tests.simulate", "--seeds", str(seeds), "--events", str(_EVENTS), "--until-found"]
+
+
+def _last_line(output: str) -> str:
+    return next((line for line in reversed(output.splitlines()) if line.strip()), "no test")
