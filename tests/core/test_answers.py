@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.caller import BYTES, Caller, int64
 
-from dataplane_server.core.calls.answers import PutResult, Reservation
+from dataplane_server.core.calls.answers import Granted, PutResult, Reservation
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
@@ -155,6 +155,16 @@ def test_a_repeated_call_is_answered_as_before_and_applied_once(busy: Caller, ca
     assert repr(again) == repr(first)
     assert busy.state() == after
     assert busy.plane.take_effects() == []
+
+
+def test_a_claim_that_waited_is_answered_as_its_effect_was(busy: Caller) -> None:
+    waiting = ClaimSamples("again", "p", "train", ("b",), 1, 1)
+    busy.apply(waiting)
+    busy.put_rows(["s2"], "b")
+    (granted,) = busy.plane.take_effects()
+    assert isinstance(granted, Granted)
+    assert repr(busy.apply(waiting)) == repr(granted.grant)
+    assert busy.task().claimed_rows == 2
 
 
 def test_a_refused_call_is_not_remembered(busy: Caller) -> None:

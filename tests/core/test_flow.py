@@ -168,15 +168,17 @@ def test_rows_make_room_by_the_rule_and_are_counted_and_named(
         assert (last.what, last.reason[:7]) == ("cleared", "evicted")
 
 
-def test_groups_are_evicted_whole_and_what_is_claimed_or_reserved_stays(caller: Caller) -> None:
+def test_groups_are_evicted_whole_and_what_is_claimed_delayed_or_reserved_stays(caller: Caller) -> None:
+    caller.put_rows(["d"], "a")
+    caller.release(caller.take("a").claim_id, delay_s=10.0)
     caller.put_group("g", ["g1", "g2"], "a")
     caller.put_group("h", ["h1", "h2"], "a")
     caller.put_group("i", ["i1", "i2"], "a")
     caller.reserve("j", ["j1"])
     assert caller.take("a").sample_ids == ("g1",)
-    caller.set_flow(max_rows=7, when_full="evict")
+    caller.set_flow(max_rows=8, when_full="evict")
     caller.put_rows(["z"], "a")
-    assert rows(caller) == "g1g2i1i2j1z"
+    assert rows(caller) == "dg1g2i1i2j1z"
 
 
 def test_nothing_is_evicted_unless_it_makes_enough_room(caller: Caller) -> None:

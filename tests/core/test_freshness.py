@@ -66,6 +66,14 @@ def test_until_the_trainer_says_otherwise_the_newest_tag_is_the_version(caller: 
     assert ready(caller) == ("y", "x", "z")
 
 
+def test_the_version_at_the_end_of_a_group_counts_as_one_that_was_seen(caller: Caller) -> None:
+    caller.put_versions(old=1)
+    reservation_id = caller.reserve("g", ["g0"], weight_version=1).reservation_id
+    caller.put(caller.put_call(["g0"], {"a": [1]}, reservation_id=reservation_id))
+    caller.finish_group(reservation_id, weight_version=4)
+    assert caller.plane.partition_info("p", 0.0).weight_version == 4
+
+
 def test_a_released_row_that_has_become_stale_is_not_granted_again(caller: Caller) -> None:
     caller.put_versions(x=1)
     caller.set_policy(1)

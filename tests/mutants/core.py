@@ -23,7 +23,7 @@ MUTANTS = (
         f"{_CORE}/turn.py",
         '                self._answers.remember(call.request_id, "claim", grant, now)\n',
         "",
-        ("tests/core/test_answers.py", "tests/core/test_claims.py", _MACHINE),
+        ("tests/core/test_answers.py",),
     ),
     Mutant(
         "core: a restored server repeats generations",
@@ -55,7 +55,7 @@ MUTANTS = (
         f"{_CORE}/verbs/claims.py",
         "        left = claim.left()\n        strange",
         "        left = claim.slots\n        strange",
-        ("tests/core/test_fences.py", "tests/core/test_ended_claims.py", _MACHINE),
+        ("tests/core/test_fences.py", "tests/core/test_ended_claims.py"),
     ),
     Mutant(
         "claims: an expired delivery does not count",
@@ -87,7 +87,7 @@ MUTANTS = (
         f"{_CORE}/verbs/claims.py",
         "            if not claim.sessions:\n                by_task",
         "            if claim.slots.size:\n                by_task",
-        ("tests/core/test_steps.py", "tests/core/test_sessions.py", _MACHINE),
+        ("tests/core/test_steps.py", "tests/core/test_sessions.py"),
     ),
     Mutant(
         "claims: an adopted claim still belongs to its former session",
@@ -119,7 +119,7 @@ MUTANTS = (
         f"{_CORE}/tasks/task.py",
         "        self.deliveries.forget(slots)\n        self._release_hold(slots)\n        self._leave_views(slots)\n",
         "        self.deliveries.forget(slots)\n        self._leave_views(slots)\n",
-        ("tests/core/test_delayed_releases.py", "tests/core/test_bookkeeping.py", _MACHINE),
+        ("tests/core/test_delayed_releases.py",),
     ),
     Mutant(
         "tasks: rows claimed when the version moved count for the new one",
@@ -167,7 +167,7 @@ MUTANTS = (
         f"{_CORE}/verbs/groups.py",
         '    empty = slots[partition.rows["produced"][slots] == 0]\n    if empty.size:\n',
         '    empty = slots[partition.rows["produced"][slots] == 0]\n    if empty.size == slots.size:\n',
-        ("tests/core/test_groups.py",),
+        ("tests/integration/test_groups.py",),
     ),
     Mutant(
         "groups: rows that join are visible",
@@ -191,7 +191,7 @@ MUTANTS = (
         f"{_CORE}/rows/group_table.py",
         "            self._rows.see_weight_version(weight_version)\n",
         "            pass\n",
-        ("tests/core/test_freshness.py", "tests/core/test_groups.py", _MACHINE),
+        ("tests/core/test_freshness.py",),
     ),
     Mutant(
         "groups: anyone may write to reserved rows",
@@ -231,7 +231,7 @@ MUTANTS = (
         f"{_CORE}/verbs/flow.py",
         "        if not entrance.waiting and self._has_room(partition, entry):\n",
         "        if self._has_room(partition, entry):\n",
-        ("tests/core/test_flow.py", _MACHINE),
+        ("tests/core/test_flow.py",),
     ),
     Mutant(
         "flow: a put that broke keeps its room",
@@ -247,7 +247,7 @@ MUTANTS = (
         f"{_CORE}/verbs/eviction.py",
         "np.isin(task.states[slots], (CLAIMED, DELAYED))",
         "(task.states[slots] == CLAIMED)",
-        ("tests/core/test_flow.py", _MACHINE),
+        ("tests/core/test_flow.py",),
     ),
     Mutant(
         "flow: half a group is evicted",
@@ -255,7 +255,7 @@ MUTANTS = (
         f"{_CORE}/verbs/eviction.py",
         '    return ~with_groups(rows["group"][slots], kept)\n',
         "    return ~kept\n",
-        ("tests/core/test_flow.py", _MACHINE),
+        ("tests/core/test_flow.py",),
     ),
     Mutant(
         "freshness: one version too strict",
