@@ -32,6 +32,7 @@ def _parts(term: pb.FilterTerm) -> tuple[object, ...]:
     [
         ("std > 0.1", ["GREATER 'std' [0.1]"]),
         ("  0.1 < std", ["GREATER 'std' [0.1]"]),
+        ("0.1 <= std", ["GREATER_EQUAL 'std' [0.1]"]),
         ("-1 >= std", ["LESS_EQUAL 'std' [-1]"]),
         ("'math' == source", ["EQUAL 'source' ['math']"]),
         ("best != True", ["NOT_EQUAL 'best' [True]"]),

@@ -152,6 +152,12 @@ def test_rows_are_scattered_when_no_range_is_long_enough_for_all() -> None:
     assert all(offset % ALIGNMENT == 0 for offset in scattered.tolist())
 
 
+def test_columns_of_which_the_last_does_not_fit_take_nothing() -> None:
+    space = Space(64)
+    assert space.allocate_columns(int64([32, 40]).reshape(2, 1)) is None
+    assert (space.used, space.largest_free) == (0, 64)
+
+
 def test_what_is_left_of_a_range_serves_a_smaller_row_that_follows() -> None:
     space = Space(1024)
     offsets = place_rows(space, [64] * 16)

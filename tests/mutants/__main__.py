@@ -9,6 +9,7 @@ table is out of date, a test fails without a fault, or a fault keeps tests from 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import sys
 import tempfile
@@ -30,12 +31,14 @@ def main() -> int:
     chosen = [mutant for mutant in MUTANTS if not given.only or any(part in mutant.name for part in given.only)]
     for mutant in chosen:
         mutant.check((ROOT / mutant.file).read_text())
-    with tempfile.TemporaryDirectory(prefix="m-") as folder:
+    with tempfile.TemporaryDirectory(prefix="m-") as folder, contextlib.ExitStack() as closing:
         copies = [SourceCopy(Path(folder).resolve() / str(job)) for job in range(given.jobs)]
+        for copy in copies:
+            closing.callback(copy.close)
         if not given.no_sound_run:
             _say(f"{len(chosen)} mutants; first their tests without any")
             began = time.monotonic()
-            failure = check_sound(copies[0], [mutant.where for mutant in chosen], given.jobs)
+            failure = check_sound(copies, [mutant.where for mutant in chosen])
             _say(failure or f"green after {time.monotonic() - began:.0f} s")
             if failure:
                 return 2

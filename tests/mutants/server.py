@@ -45,7 +45,7 @@ MUTANTS = (
         f"{_SERVER}/service/boundary.py",
         "                    await self._stable()\n                    yield first\n",
         "                    yield first\n",
-        ("tests/server/durability/test_disk.py", "tests/integration/failpoints"),
+        ("tests/server/durability/test_waiting_answers.py",),
     ),
     Mutant(
         "boundary: verbs are not permitted one by one",
@@ -85,7 +85,7 @@ MUTANTS = (
         f"{_SERVER}/service/local_calls.py",
         "            self._waiting_bytes -= size_bytes\n",
         "            pass\n",
-        ("tests/integration/wire/test_local_frames.py", "tests/integration/wire/test_local_handles.py"),
+        ("tests/integration/wire/test_local_handles.py",),
     ),
     Mutant(
         "local: a handle that was released early is held",
@@ -133,7 +133,7 @@ MUTANTS = (
         f"{_SERVER}/service/translate_claims.py",
         "request.claim_id, seconds(request.delay), request.reason",
         "request.claim_id, 0.0, request.reason",
-        ("tests/server/test_translate_claims.py", "tests/integration/test_claims.py"),
+        ("tests/integration/test_reset.py",),
     ),
     Mutant(
         "claims: a group's end version is its start version",
@@ -165,7 +165,7 @@ MUTANTS = (
         f"{_SERVER}/access/jwt_tokens.py",
         "        if subject is not None and time.time() < ends + _LEEWAY_S:\n",
         "        if subject is not None:\n",
-        ("tests/server/access/test_access_file.py", "tests/integration/access"),
+        ("tests/server/access/test_access_file.py",),
     ),
     Mutant(
         "roles: a prefix may be anywhere in a name",
@@ -173,7 +173,7 @@ MUTANTS = (
         f"{_SERVER}/access/roles.py",
         "any(partition_id.startswith(prefix) for",
         "any(prefix in partition_id for",
-        ("tests/server/access/test_access_file.py", "tests/integration/access/test_roles.py"),
+        ("tests/integration/access/test_roles.py",),
     ),
     Mutant(
         "roles: producers may read values",
@@ -197,7 +197,7 @@ MUTANTS = (
         f"{_SERVER}/access/tls.py",
         "            context.verify_mode = ssl.CERT_REQUIRED\n",
         "            context.verify_mode = ssl.CERT_OPTIONAL\n",
-        ("tests/integration/access",),
+        ("tests/integration/access/test_reach.py",),
     ),
     Mutant(
         "door: numbers with and without a point are integers",
@@ -257,7 +257,7 @@ MUTANTS = (
         "        self._sums = sums[::-1][from_end]\n",
         "        self._offsets, from_end = np.unique(offsets, return_index=True)\n"
         "        self._sums = sums[from_end]\n",
-        ("tests/server/durability/test_disk.py", "tests/integration/failpoints/test_flipped_bits.py"),
+        ("tests/server/durability/test_disk.py",),
     ),
     Mutant(
         "checksums: values are not compared",

@@ -8,14 +8,17 @@ copy's library that all processes of a test have, whatever they do to their envi
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from scripts.unasync import WRITTEN_TWICE, derive_twin
 from tests.mutants.mutant import Mutant
@@ -41,7 +44,8 @@ class SourceCopy:
         self.python = folder / ".venv" / "bin" / "python"
         self.scratch = folder.with_name(f"{folder.name}t")
         self.scratch.mkdir()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._zygote: subprocess.Popen[bytes] | None = None
+        self._running: int | None = None  # the leader of a session
         for path in [*_tracked(), _BUILT]:
             if (ROOT / path).is_file():
                 _link(ROOT / path, folder / path)
@@ -59,33 +63,54 @@ class SourceCopy:
                 (self.folder / path).unlink()
                 _link(ROOT / path, self.folder / path)
 
+    def test(self, arguments: Sequence[str], timeout_s: float | None) -> tuple[int | None, str]:
+        """Run pytest in the copy. Returns the exit code, None at the time limit, and what was printed."""
+        if self._zygote is None:
+            self._zygote = self._begin(["-m", "tests.mutants.zygote"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        zygote, output = self._zygote, self.scratch / "output"
+        assert zygote.stdin is not None
+        assert zygote.stdout is not None
+        zygote.stdin.write(json.dumps({"arguments": arguments, "output": str(output)}).encode() + b"\n")
+        zygote.stdin.flush()
+        self._running = int(zygote.stdout.readline())
+        return self._outcome(lambda: int(zygote.stdout.readline()), timeout_s, output)  # type: ignore[union-attr]
+
     def run(self, arguments: Sequence[str], timeout_s: float | None) -> tuple[int | None, str]:
-        """Run the copy's Python in the copy. Returns the exit code, None at the time limit, and what was printed."""
+        """Run a Python program in the copy. Returns as `test`."""
         output = self.scratch / "output"
-        with output.open("w") as file:
-            process = self._process = subprocess.Popen(
-                [self.python, *arguments],
-                cwd=self.folder,
-                env={**os.environ, "TMPDIR": str(self.scratch)},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                code: int | None = process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                code = None
-            finally:
-                self.stop()
-                process.wait()
-        return code, output.read_text(errors="replace")
+        with output.open("wb") as file:
+            process = self._begin(arguments, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+        self._running = process.pid
+        return self._outcome(process.wait, timeout_s, output)
+
+    def _begin(self, arguments: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "TMPDIR": str(self.scratch)}
+        command = [str(self.python), *arguments]
+        return subprocess.Popen(command, cwd=self.folder, env=environment, start_new_session=True, **streams)
+
+    def _outcome(self, wait: Callable[[], int], timeout_s: float | None, output: Path) -> tuple[int | None, str]:
+        late = threading.Event()
+        timer = threading.Timer(timeout_s or threading.TIMEOUT_MAX, lambda: (late.set(), self.stop()))
+        timer.start()
+        try:
+            code = wait()
+        finally:
+            timer.cancel()
+            self.stop()  # servers and ranks that are left behind
+        return None if late.is_set() else code, output.read_text(errors="replace")
 
     def stop(self) -> None:
-        """End what runs in the copy, and the servers and ranks that it has left behind."""
-        if self._process is not None:
+        """End what runs in the copy."""
+        if self._running is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                os.killpg(self._running, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End all processes of the copy."""
+        self.stop()
+        if self._zygote is not None:
+            self._zygote.kill()
+            self._zygote.communicate()
 
     def _mutate(self, mutant: Mutant) -> list[Path]:
         """Returns the files that are others now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import pytest
@@ -29,7 +30,10 @@ def look(copy: SourceCopy, where: Sequence[str], timeout_s: float) -> Verdict:
     """Look for the fault that a copy has. A run that takes longer than timeout_s counts as one that found it."""
     began = time.monotonic()
     simulates = where[0] == "simulate"
-    code, output = copy.run(_simulation(int(where[1])) if simulates else [*_tests(copy, where), "-x"], timeout_s)
+    if simulates:
+        code, output = copy.run(_simulation(int(where[1])), timeout_s)
+    else:
+        code, output = copy.test([*_arguments(copy), *where, "-x"], timeout_s)
     seconds = time.monotonic() - began
     if code is None:
         return Verdict(seconds, f"the time limit of {timeout_s:g} s, in {_last_line(output)}")
@@ -46,23 +50,26 @@ def look(copy: SourceCopy, where: Sequence[str], timeout_s: float) -> Verdict:
     return Verdict(seconds, error=output)  # nothing was collected, or the fault broke an import
 
 
-def check_sound(copy: SourceCopy, wheres: Sequence[tuple[str, ...]], jobs: int) -> str:
+def check_sound(copies: Sequence[SourceCopy], wheres: Sequence[tuple[str, ...]]) -> str:
     """Run all tests of many mutants once, without a fault. Returns the output if one of them fails."""
-    paths = dict.fromkeys(path for where in wheres if where[0] != "simulate" for path in where)
-    several = ["-n", str(jobs), "--dist", "loadgroup"] if jobs > 1 else []
-    commands = [[*_tests(copy, [*paths]), *several]] if paths else []
+    paths = [*dict.fromkeys(path for where in wheres if where[0] != "simulate" for path in where)]
+    shares = [paths[number :: len(copies)] for number in range(len(copies))]
+
+    def of_share(copy: SourceCopy, share: list[str]) -> tuple[int | None, str]:
+        return copy.test([*_arguments(copy), *share], None) if share else (0, "")
+
+    with ThreadPoolExecutor(len(copies)) as pool:
+        outcomes = list(pool.map(of_share, copies, shares))
     if any(where[0] == "simulate" for where in wheres):
-        commands.append(_simulation(_SOUND_SEEDS))
-    for command in commands:
-        code, output = copy.run(command, None)
-        if code:
-            return output
-    return ""
+        outcomes.append(copies[0].run(_simulation(_SOUND_SEEDS), None))
+    return "\n".join(output for code, output in outcomes if code)
 
 
-def _tests(copy: SourceCopy, where: Sequence[str]) -> list[str]:
+def _arguments(copy: SourceCopy) -> list[str]:
     folder = f"--basetemp={copy.scratch / 'b'}"  # a short name, since a socket's path has 107 bytes at most
-    return ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", folder, *where]
+    plugins = ["-p", "no:cacheprovider", "-p", "tests.mutants.unshrunk"]
+    imported = ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]  # by the zygote
+    return ["-q", *plugins, *imported, "--tb=line", folder]
 
 
 def _simulation(seeds: int) -> list[str]:

@@ -142,6 +142,13 @@ def test_the_copies_of_one_read_adjoin_in_its_order(sizes: list[int]) -> None:
     assert [copy.offset for copy in new] == (ends - sizes).tolist()
 
 
+def test_a_read_that_does_not_fit_holds_no_copy_that_is_there() -> None:
+    cache = Cache(BASE, 16)
+    cache.release(held(cache, RemoteRun(1, 0, 8, 0))[1])
+    assert cache.hold([RemoteRun(1, 0, 8, 0), RemoteRun(1, 8, 16, 0)]) is None
+    held(cache, RemoteRun(2, 0, 16, 0))  # in the place of the first
+
+
 @pytest.mark.parametrize("size_bytes", [0, 8])
 def test_what_is_larger_than_the_cache_is_refused_and_evicts_nothing(size_bytes: int) -> None:
     cache = Cache(BASE, size_bytes)

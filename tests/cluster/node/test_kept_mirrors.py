@@ -24,7 +24,9 @@ PLACE = BytePlace("127.0.0.1", 1, b"")
 
 
 class Source:
-    """A node's arena, and lines to it: bytes are on their way until `go` is set."""
+    """A node's arena, and lines to it: bytes are on their way until `go` is set, those that were asked for first for
+    some turns of the loop longer.
+    """
 
     def __init__(self) -> None:
         self.arena = Arena(SIZE)
@@ -41,7 +43,10 @@ class Source:
         assert (place, node) == (PLACE, 3)
         self.asked.append(runs)
         taken = [bytes(self.arena.view(run)) for run in runs]
+        turns = 20 if len(self.asked) == 1 else 0
         await self.go.wait()
+        for _ in range(turns):
+            await asyncio.sleep(0)
         if self.gone:
             raise Refusal(Reason.NODE_LOST, "it is gone")
         for view, data in zip(into, taken, strict=True):

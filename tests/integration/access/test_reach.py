@@ -103,9 +103,11 @@ def test_a_client_refuses_a_server_that_another_ca_has_signed(secured: ServerThr
 
 def test_a_client_without_a_certificate_gets_nowhere_where_one_is_asked_for(start: Start, pki: Pki) -> None:
     tls = pki.issue("server", "127.0.0.1")
-    thread = start(listen=("0.0.0.0:0",), tls=TlsFiles(tls.certificate, tls.key, pki.ca))
+    thread = start(listen=("0.0.0.0:0",), http="127.0.0.1:0", tls=TlsFiles(tls.certificate, tls.key, pki.ca))
     with pytest.raises(UnavailableError):
         connect(address_of(thread), credentials=Credentials(ca=str(pki.ca)), connect_timeout_s=0.5)
+    with pytest.raises((urllib.error.URLError, ssl.SSLError, ConnectionError)):
+        http_status(f"https://{thread.http_address}/metrics", pki.ca)
     files = pki.issue("client", "trainer.example")
     shown = Credentials(ca=str(pki.ca), certificate=str(files.certificate), key=str(files.key))
     with connect(address_of(thread), credentials=shown, transport="grpc") as client:

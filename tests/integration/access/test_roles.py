@@ -129,9 +129,10 @@ def test_each_role_may_do_what_the_table_says(channel: grpc.Channel, held: dict[
     assert unlike == {}
 
 
-def test_a_role_ends_with_its_prefix(channel: grpc.Channel, held: dict[str, str]) -> None:
-    there = [verb for verb in TABLE if "partition_id" in values_for(verb, "eval-1", held)]
-    codes = {verb: code_of(channel, "admin", verb, partition_id="eval-1") for verb in there}
+@pytest.mark.parametrize("partition_id", ["eval-1", "pretrain-1", "trai"])
+def test_a_role_ends_with_its_prefix(channel: grpc.Channel, held: dict[str, str], partition_id: str) -> None:
+    there = [verb for verb in TABLE if "partition_id" in values_for(verb, partition_id, held)]
+    codes = {verb: code_of(channel, "admin", verb, partition_id=partition_id) for verb in there}
     assert set(codes.values()) == {DENIED}, codes
     assert code_of(channel, "everywhere", "ListSessions") is grpc.StatusCode.OK
 

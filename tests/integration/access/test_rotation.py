@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 import time
 from pathlib import Path
@@ -71,5 +72,7 @@ def test_certificates_and_tokens_are_replaced_under_load_without_a_failed_call(
     for thread in threads:
         thread.join()
     assert failed == []
+    host, _, port = address.rpartition(":")
+    assert ssl.get_server_certificate((host, int(port))).strip() in tls.certificate.read_text()
     with connect(address, credentials=credentials) as client:
         assert client.partition("train").rows == sum(calls)

@@ -219,3 +219,12 @@ def test_a_commit_writes_in_one_step_or_two(host: Host) -> None:
         assert response.commit.consumed_rows == 1
     assert (stored(host, "row"), stored(host, "t")) == (b"abcde", b"z" * ROW_BYTES)
     peer.call(PUT, put(3, ROW_BYTES, bytes(range(256)) * 16, sample_ids=["row"]), pb.LocalWriteResponse)
+
+
+def test_values_of_puts_that_waited_in_vain_are_not_counted_as_waiting(host: Host) -> None:
+    holder, waiter = host.join(), host.join()
+    holder.call(PUT, put(1, 7 * MIB), pb.LocalWriteResponse)
+    again = put(2, MIB, bytes(MIB))
+    again.header.wait_timeout.FromSeconds(0)
+    for _ in range(257):  # together more than the values that may wait
+        assert waiter.refused(PUT, again)[0] == "NO_SPACE"

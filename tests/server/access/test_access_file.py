@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
@@ -114,6 +115,22 @@ def test_the_subject_of_a_valid_token_is_a_caller(gate: Gate) -> None:
             True,
             False,
         )
+
+
+@pytest.mark.timeout(60)
+def test_a_token_that_was_valid_is_refused_once_it_has_ended(gate: Gate) -> None:
+    known = None
+    while known is None:  # on a busy machine a token may end before it is looked at
+        ends = token(exp=int(time.time()) - 8)  # within the leeway, for two seconds at most
+        with contextlib.suppress(Refusal):
+            known = gate.at_port(Credentials(PEER, ends))
+
+    def use_for_ever() -> None:
+        while gate.at_port(Credentials(PEER, ends)) is known:
+            time.sleep(0.05)
+
+    with pytest.raises(Refusal, match="the token is unknown, or has ended"):
+        use_for_ever()
 
 
 def test_keys_are_read_again_when_their_file_changes(gate: Gate, tmp_path: Path) -> None:

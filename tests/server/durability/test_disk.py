@@ -12,7 +12,7 @@ from tests.server.durability.test_life import LIMITS, REGISTER, begin, put, put_
 
 from dataplane_server.core.calls.answers import Reservation, Waiting
 from dataplane_server.core.calls.life_calls import Recover, Settle
-from dataplane_server.core.calls.requests import AbortWrite, ClearSamples
+from dataplane_server.core.calls.requests import AbortWrite, ClearSamples, FinishWrite
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.durability import life as lives
 from dataplane_server.durability.life import DataDirDurability, RecoveryError
@@ -69,6 +69,30 @@ async def test_a_changed_value_is_named_and_only_its_row_is_cleared_if_the_loss_
     after = begin(tmp_path, "disk", accept_loss=True)
     rows = after.plane.partitions["p"].rows
     assert rows.ids(rows.all_slots()) == ["s1"]
+    await after.close()
+    after.arena.close()
+
+
+async def test_a_value_in_the_place_of_another_is_as_it_was_put(tmp_path: Path) -> None:
+    life = begin(tmp_path, "disk")
+    life.plane.apply(REGISTER, 0.0)
+    places = []
+    for number in (1, 2):
+        reservation = life.plane.apply(put_of(f"s{number}", 3000), 0.0)
+        assert isinstance(reservation, Reservation)
+        places.append(reservation.runs)
+        life.arena.view(reservation.runs[0])[:] = bytes([number]) * 3000
+        life.plane.apply(FinishWrite(reservation.ticket), 0.0)
+        if number == 1:
+            life.plane.apply(ClearSamples("c", "p", ["s1"]), 0.0)
+            assert life.commits is not None
+            pending = life.commits.unstable()
+            assert pending is not None
+            await pending
+    await life.close()
+    life.arena.close()
+    assert places[0] == places[1]
+    after = begin(tmp_path, "disk")
     await after.close()
     after.arena.close()
 

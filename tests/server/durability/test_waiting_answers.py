@@ -1,0 +1,93 @@
+"""With durability `disk`, no answer leaves before what it tells of is on stable storage, whatever way it takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+from tests.server.durability.test_life import raised
+
+from dataplane_client import aio
+from dataplane_server.core.calls.life_calls import Recover
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.requests import SetWeightVersion
+from dataplane_server.durability.group_commit import GroupCommit
+from dataplane_server.durability.log_writer import LogWriter
+from dataplane_server.durability.logged_plane import LoggedPlane
+from dataplane_server.observe.metrics import Metrics
+from dataplane_server.service.boundary import Boundary
+from dataplane_server.service.local_calls import LocalCalls
+from dataplane_server.service.local_endpoint import LocalEndpoint
+from dataplane_server.service.local_methods import local_methods
+from dataplane_server.service.messages import Messages
+from dataplane_server.service.servicer import DataPlaneServicer
+from dataplane_server.service.shell import Shell
+from dataplane_server.service.values import ArenaValues
+from dataplane_server.storage.arena import Arena
+from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
+
+
+class SlowDisk:
+    """A server whose disk can be made to wait, and a client of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.is_ready, self.is_asked = asyncio.Event(), asyncio.Event()
+        self.is_ready.set()
+        limits = Limits(memory_bytes=1 << 20)
+        self.plane, self.arena = LoggedPlane(limits), Arena(limits.memory_bytes, shared=True)
+        self.commits = GroupCommit(self.plane, self.arena, LogWriter(folder, 0, {}), raised, self._in_thread)
+        self.plane.log_to(self.commits, raised)
+        self.plane.apply(Recover(False, defer_frees=True), 0.0)
+        metrics = Metrics(self.plane, lambda: True)
+        self.shell = Shell(self.plane, metrics, commits=self.commits)
+        values = ArenaValues(self.plane, self.arena)
+        servicer = DataPlaneServicer(self.shell, values, metrics)
+        methods = local_methods(LocalCalls(self.shell, values, metrics), servicer)
+        self.local = LocalEndpoint(self.shell, self.arena, metrics, methods)
+        self.local.listen_abstract()
+        servicer.share_memory(self.arena.nonce, self.local.abstract_name)
+        self.server = grpc.aio.server(interceptors=[Boundary(metrics, Messages(limits), self.shell.unstable)])
+        pb_grpc.add_DataPlaneServiceServicer_to_server(servicer, self.server)
+        self.port = self.server.add_insecure_port("127.0.0.1:0")
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        self.is_asked.set()
+        await self.is_ready.wait()
+        work()
+
+
+@pytest.fixture
+async def disk(tmp_path: Path) -> AsyncIterator[SlowDisk]:
+    made = SlowDisk(tmp_path)
+    await made.server.start()
+    yield made
+    await made.server.stop(0)
+    await made.local.drain(0)
+    await made.local.close()
+    await made.commits.close()
+    made.arena.close()
+
+
+@pytest.mark.parametrize("transport", ["grpc", "shm"])
+@pytest.mark.parametrize("verb", ["get_samples", "partition", "put_samples"])
+async def test_an_answer_waits_for_the_disk(disk: SlowDisk, transport: str, verb: str) -> None:
+    async with await aio.connect(f"127.0.0.1:{disk.port}", transport=transport) as client:  # type: ignore[arg-type]
+        await client.register_partition("p", ["x"], 1, ["t"])
+        await client.put_samples(["s"], "p", {"x": torch.ones(1)})
+        disk.is_ready.clear()
+        disk.is_asked.clear()
+        disk.shell.apply(SetWeightVersion("v", "p", 1))  # of which the answer could tell
+        calls = {
+            "get_samples": lambda: client.get_samples(["s"], "p", ["x"]),
+            "partition": lambda: client.partition("p"),
+            "put_samples": lambda: client.put_samples(["t"], "p", {"x": torch.ones(1)}),
+        }
+        call, asked = asyncio.ensure_future(calls[verb]()), asyncio.ensure_future(disk.is_asked.wait())
+        done, _ = await asyncio.wait([call, asked], return_when=asyncio.FIRST_COMPLETED)
+        assert done == {asked}
+        disk.is_ready.set()
+        await call
