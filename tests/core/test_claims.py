@@ -83,6 +83,14 @@ def test_claims_for_the_same_rows_are_served_first_come_first_served(caller: Cal
     assert granted(caller.plane.take_effects()) == [(tickets[0], ("s1", "s2")), (tickets[1], ("s3",))]
 
 
+def test_of_claims_for_different_fields_the_one_that_has_waited_longest_is_served(caller: Caller) -> None:
+    first, _ = [caller.apply(caller.claim_call(field)) for field in ("b", "a")]
+    assert isinstance(first, Waiting)
+    caller.put_rows(["s1"], "a", "b")
+    (granted,) = caller.plane.take_effects()
+    assert (type(granted), getattr(granted, "ticket", None)) == (Granted, first.ticket)
+
+
 def test_a_small_claim_does_not_overtake_a_large_one(caller: Caller) -> None:
     large = waits(caller, "a", batch_size=3)
     small = waits(caller, "a")

@@ -47,11 +47,11 @@ def test_a_row_delayed_anew_is_held_until_the_new_time(delayed: Caller) -> None:
     assert delayed.task().delayed_rows == 0
 
 
-def test_the_delay_of_a_cleared_row_does_not_touch_the_row_in_its_place(delayed: Caller) -> None:
-    delayed.clear(["s1", "s2"])
-    delayed.put_rows(["t1", "t2"], "a")
-    delayed.pass_time(10.0)
-    assert delayed.take("a", batch_size=3).sample_ids == ("s3", "t1", "t2")
+def test_once_delayed_rows_are_cleared_a_claim_waits_for_producers_and_not_for_them(delayed: Caller) -> None:
+    delayed.clear()
+    delayed.apply(delayed.claim_call("a"))
+    delayed.now = 1.0
+    assert delayed.task().state_seconds["waiting_for_producers"] == 1.0
 
 
 def test_delays_that_were_overtaken_without_end_leave_little_behind(caller: Caller) -> None:

@@ -57,6 +57,14 @@ def drawn(caller: Caller, where: Filter = ()) -> set[str]:
     return set(caller.draw("a", batch_size=9, min_size=1, task="train", where=where).sample_ids)
 
 
+def test_a_row_does_not_have_the_tags_of_the_row_whose_place_it_takes(caller: Caller) -> None:
+    put_tags(caller, **ROWS)
+    assert claimed(caller, where=MATH) == {"flat", "good"}
+    caller.clear(list(ROWS))
+    put_tags(caller, w={}, x={}, y={}, z={})
+    assert isinstance(caller.apply(caller.claim_call("a", where=MATH)), Waiting)
+
+
 # -- withheld ----------------------------------------------------------------------------------------------------------
 
 

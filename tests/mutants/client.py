@@ -152,12 +152,12 @@ MUTANTS = (
         ("tests/integration/loader/test_commit_and_release.py",),
     ),
     Mutant(
-        "loader: batches that were not taken stay claimed",
-        "a loop that is left holds prefetched rows until its process ends",
-        f"{_CLIENT}/loader/_prefetch.py",
-        "        release_claims(unused)\n",
-        "",
-        ("tests/integration/loader/test_commit_and_release.py", "tests/integration/loader"),
+        "loader: a batch that a loop has committed is committed again",
+        "a loop that commits its batches by itself fails",
+        f"{_CLIENT}/loader/_iterator.py",
+        "        return None if batch is None or batch.is_settled else batch\n",
+        "        return batch\n",
+        ("tests/integration/loader/test_commit_and_release.py",),
     ),
     Mutant(
         "buffers: idle memory is not bounded",

@@ -14,7 +14,7 @@ MUTANTS = (
         f"{_ADAPTER}/automodel/data/_microbatches.py",
         "        min_seq_len=rounded_up(width, _token_divisor(cfg, cp_size)),\n",
         "        min_seq_len=width,\n",
-        (f"{_TESTS}/automodel/test_data.py",),
+        (f"{_TESTS}/automodel/test_context_parallel.py",),
     ),
     Mutant(
         "packing: positions do not restart",
@@ -81,11 +81,11 @@ MUTANTS = (
         (f"{_TESTS}/worker/test_worker_alone.py",),
     ),
     Mutant(
-        "step: gradients of an aborted step stay",
-        "the next step applies gradients of rows that were given back",
+        "step: metrics of several global batches are added up",
+        "losses that a run reports grow with the number of its global batches",
         f"{_ADAPTER}/worker/_training_step.py",
-        "        if self._differentiates:\n            _optimizer(self._policy).zero_grad()\n\n\ndef report",
-        "        if not self._differentiates:\n            _optimizer(self._policy).zero_grad()\n\n\ndef report",
+        "            num_global_batches=self._num_global_batches,\n",
+        "            num_global_batches=1,\n",
         (f"{_TESTS}/worker/test_worker_alone.py",),
     ),
     Mutant(
@@ -94,7 +94,7 @@ MUTANTS = (
         f"{_ADAPTER}/automodel/train/_gradient_norm.py",
         "max_norm / float(norm))",
         "max_norm / float(norm) ** 2)",
-        (f"{_TESTS}/automodel/test_train.py", f"{_TESTS}/worker/test_worker_alone.py"),
+        (f"{_TESTS}/automodel/test_train_statistics.py",),
     ),
     Mutant(
         "weights: reference weights are swapped back in the order in which they came",
@@ -134,7 +134,7 @@ MUTANTS = (
         f"{_ADAPTER}/automodel/checkpoint/_manager.py",
         "            if folder.exists() and any(folder.iterdir()):\n",
         "            if folder.is_file():\n",
-        (f"{_TESTS}/automodel/test_checkpoint.py",),
+        (f"{_TESTS}/automodel/test_setup_between_ranks.py",),
     ),
     Mutant(
         "loss: the upper clip is as wide as the lower one",
@@ -198,7 +198,7 @@ MUTANTS = (
         f"{_ADAPTER}/losses/_token_logprobs.py",
         "            result[part] = share.masked_fill_(outer == 0, 0.0)\n",
         "            result[part] = share\n",
-        (f"{_TESTS}/losses/test_building_blocks.py",),
+        (f"{_TESTS}/losses/test_shares.py",),
     ),
     Mutant(
         "data plane: a write-back names no generations",
@@ -222,7 +222,7 @@ MUTANTS = (
         f"{_ADAPTER}/data_plane/_replica_data_plane.py",
         "        attach_plan(batch, meta)\n",
         "",
-        (f"{_TESTS}/data_plane/test_replica_data_plane.py",),
+        (f"{_TESTS}/data_plane/test_plan.py", f"{_TESTS}/data_plane/test_between_ranks.py"),
     ),
     Mutant(
         "data plane: a failure of one rank is not the others'",

@@ -17,6 +17,8 @@ from dataplane_client.row_kernels._plain import copy_rows_in_numpy
 
 UNTOUCHED = 0xEE
 HUGE_ROW = 3_000_001
+PAST_THE_CACHES = 26_000_001
+"""Bytes of a row that the compiled kernel writes past the caches."""
 
 compiled = pytest.mark.skipif(kernel_name != "c", reason="no compiled kernel")
 
@@ -94,20 +96,21 @@ def test_the_public_call_gives_the_same(copies: list[RowCopy], threads: int | No
     assert [copy.target.tobytes() for copy in copies] == expected
 
 
+@pytest.mark.parametrize("row", [HUGE_ROW, PAST_THE_CACHES])
 @pytest.mark.parametrize("copy_checked", IMPLEMENTATIONS)
 def test_huge_rows_and_fills_are_cut_into_pieces_that_fit_together(
-    copy_checked: Callable[[CheckedCopies], object],
+    copy_checked: Callable[[CheckedCopies], object], row: int
 ) -> None:
-    copy = huge_copy()
+    copy = huge_copy(row)
     expected = expected_target(copy)
     copy_checked(check_copies([copy]))
     assert copy.target.tobytes() == expected
 
 
-def huge_copy() -> RowCopy:
-    source = np.random.default_rng(0).integers(0, 256, HUGE_ROW + 5, np.uint8)
+def huge_copy(row: int = HUGE_ROW) -> RowCopy:
+    source = np.random.default_rng(0).integers(0, 256, row + 5, np.uint8)
     fills = numbers([16 * 40_000, 0, 16 * 20_001])
-    sizes = numbers([HUGE_ROW, 0, 777_777])
+    sizes = numbers([row, 0, 777_777])
     target_starts = np.cumsum(sizes + fills) - (sizes + fills) + 3
     target = np.full(int((sizes + fills).sum()) + 9, UNTOUCHED, np.uint8)
     return RowCopy(target, target_starts, source, numbers([5, 0, 1]), sizes, fills, bytes(range(1, 17)))
