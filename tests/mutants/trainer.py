@@ -81,11 +81,11 @@ MUTANTS = (
         (f"{_TESTS}/worker/test_worker_alone.py",),
     ),
     Mutant(
-        "step: metrics of several global batches are added up",
-        "losses that a run reports grow with the number of its global batches",
+        "step: the loss is that of the last rows",
+        "a step whose rows come in parts reports the loss of a part",
         f"{_ADAPTER}/worker/_training_step.py",
-        "            num_global_batches=self._num_global_batches,\n",
-        "            num_global_batches=1,\n",
+        "        self.loss += sum(loss for loss, _ in counted)\n",
+        "        self.loss = sum((loss for loss, _ in counted), torch.zeros_like(self.loss))\n",
         (f"{_TESTS}/worker/test_worker_alone.py",),
     ),
     Mutant(
