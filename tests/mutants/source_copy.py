@@ -90,7 +90,12 @@ class SourceCopy:
 
     def _outcome(self, wait: Callable[[], int], timeout_s: float | None, output: Path) -> tuple[int | None, str]:
         late = threading.Event()
-        timer = threading.Timer(timeout_s or threading.TIMEOUT_MAX, lambda: (late.set(), self.stop()))
+
+        def end() -> None:
+            late.set()
+            self.stop()
+
+        timer = threading.Timer(timeout_s or threading.TIMEOUT_MAX, end)
         timer.start()
         try:
             code = wait()
@@ -122,7 +127,7 @@ class SourceCopy:
             return [path, twin]
         if path.suffix == ".c":
             (self.folder / _BUILT).unlink()
-            subprocess.run([*_COMPILE, "-o", self.folder / _BUILT, self.folder / path], check=True)
+            subprocess.run([*_COMPILE, "-o", str(self.folder / _BUILT), str(self.folder / path)], check=True)
             return [path, _BUILT]
         return [path]
 

@@ -51,7 +51,7 @@ class SlowDisk:
         self.local.listen_abstract()
         servicer.share_memory(self.arena.nonce, self.local.abstract_name)
         self.server = grpc.aio.server(interceptors=[Boundary(metrics, Messages(limits), self.shell.unstable)])
-        pb_grpc.add_DataPlaneServiceServicer_to_server(servicer, self.server)
+        pb_grpc.add_DataPlaneServiceServicer_to_server(servicer, self.server)  # type: ignore[no-untyped-call]
         self.port = self.server.add_insecure_port("127.0.0.1:0")
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
