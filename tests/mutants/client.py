@@ -11,7 +11,7 @@ MUTANTS = (
         "transport: the deadline hides why the server was not reached",
         "a user reads DEADLINE_EXCEEDED instead of connection refused",
         f"{_CLIENT}/_async/transport.py",
-        "raise (previous if previous is not None and type(error) is DeadlineError else error) from None",
+        "raise (unanswered(error, previous) if type(error) is DeadlineError else error) from None",
         "raise error from None",
         ("tests/integration/test_error_table.py",),
     ),

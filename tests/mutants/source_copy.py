@@ -1,7 +1,7 @@
 """A copy of the repository in which one file at a time can be another.
 
-Files are hard links where the file system allows; a mutated file is a new one, so the repository never changes. The
-copy has an environment of its own, which has the packages of ours but finds the library in the copy. So it is the
+Files are hard links where the file system allows; a mutated file is a new one, so the repository never changes. Nor
+does the copy when files of the repository are replaced, as Git and editors do. The copy has an environment of its own, which has the packages of ours but finds the library in the copy. So it is the
 copy's library that all processes of a test have, whatever they do to their environment.
 """
 
@@ -60,8 +60,7 @@ class SourceCopy:
             yield
         finally:
             for path in changed:
-                (self.folder / path).unlink()
-                _link(ROOT / path, self.folder / path)
+                _sound(path).replace(path)
 
     def test(self, arguments: Sequence[str], timeout_s: float | None) -> tuple[int | None, str]:
         """Run pytest in the copy. Returns the exit code, None at the time limit, and what was printed."""
@@ -119,16 +118,20 @@ class SourceCopy:
 
     def _mutate(self, mutant: Mutant) -> list[Path]:
         """Returns the files that are others now."""
-        path = Path(mutant.file)
-        _replace(self.folder / path, mutant.mutated((ROOT / path).read_text()))
+        path = self.folder / mutant.file
+        mutated = mutant.mutated(path.read_text())
+        path.rename(_sound(path))
+        path.write_text(mutated)
         if path.parent.name == "_async" and path.name not in WRITTEN_TWICE:
             twin = path.parent.with_name("_sync") / path.name
-            _replace(self.folder / twin, derive_twin(self.folder / path, set()))
+            twin.rename(_sound(twin))
+            twin.write_text(derive_twin(path, set()))
             return [path, twin]
         if path.suffix == ".c":
-            (self.folder / _BUILT).unlink()
-            subprocess.run([*_COMPILE, "-o", str(self.folder / _BUILT), str(self.folder / path)], check=True)
-            return [path, _BUILT]
+            built = self.folder / _BUILT
+            built.rename(_sound(built))
+            subprocess.run([*_COMPILE, "-o", str(built), str(path)], check=True)
+            return [path, built]
         return [path]
 
     def _make_environment(self) -> None:
@@ -143,7 +146,9 @@ class SourceCopy:
                 is_ours = file.readline().strip() == f"#!{ours}/python".encode()
             if is_ours and not (self.python.parent / script.name).exists():
                 text = script.read_text().replace(f"#!{ours}/python", f"#!{self.python}", 1)
-                shutil.copymode(script, _replace(self.python.parent / script.name, text))
+                copied = self.python.parent / script.name
+                copied.write_text(text)
+                shutil.copymode(script, copied)
 
     def _check_environment(self) -> None:
         """Fail if a process without variables would import a package of the library from elsewhere."""
@@ -168,8 +173,6 @@ def _link(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
-def _replace(path: Path, text: str) -> Path:
-    """Put a new file there; one that is linked to another place stays as it is there."""
-    path.unlink(missing_ok=True)
-    path.write_text(text)
-    return path
+def _sound(path: Path) -> Path:
+    """Where a file is kept while another is in its place."""
+    return path.with_name(f"{path.name}.sound")
