@@ -1,7 +1,9 @@
 """A copy of the repository in which one file at a time can be another.
 
 Files are hard links where the file system allows; a mutated file is a new one, so the repository never changes. Nor
-does the copy when files of the repository are replaced, as Git and editors do. The copy has an environment of its own, which has the packages of ours but finds the library in the copy. So it is the
+does the copy when files of the repository are replaced, as Git and editors do.
+
+The copy has an environment of its own, which has the packages of ours but finds the library in the copy. So it is the
 copy's library that all processes of a test have, whatever they do to their environment.
 """
 
@@ -152,7 +154,7 @@ class SourceCopy:
 
     def _check_environment(self) -> None:
         """Fail if a process without variables would import a package of the library from elsewhere."""
-        command = [self.python, "-c", _FOREIGN.format(names=list(_PACKAGES.values()))]
+        command = [str(self.python), "-c", _FOREIGN.format(names=list(_PACKAGES.values()))]
         found = subprocess.run(command, env={}, cwd="/", capture_output=True, text=True, check=True).stdout.split()
         expected = [str(self.folder / name / package / "__init__.py") for name, package in _PACKAGES.items()]
         if found != expected:

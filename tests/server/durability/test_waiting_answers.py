@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import grpc
@@ -51,7 +51,7 @@ class SlowDisk:
         self.local.listen_abstract()
         servicer.share_memory(self.arena.nonce, self.local.abstract_name)
         self.server = grpc.aio.server(interceptors=[Boundary(metrics, Messages(limits), self.shell.unstable)])
-        pb_grpc.add_DataPlaneServiceServicer_to_server(servicer, self.server)  # type: ignore[no-untyped-call]
+        pb_grpc.add_DataPlaneServiceServicer_to_server(servicer, self.server)
         self.port = self.server.add_insecure_port("127.0.0.1:0")
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
@@ -81,7 +81,7 @@ async def test_an_answer_waits_for_the_disk(disk: SlowDisk, transport: str, verb
         disk.is_ready.clear()
         disk.is_asked.clear()
         disk.shell.apply(SetWeightVersion("v", "p", 1))  # of which the answer could tell
-        calls = {
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
             "get_samples": lambda: client.get_samples(["s"], "p", ["x"]),
             "partition": lambda: client.partition("p"),
             "put_samples": lambda: client.put_samples(["t"], "p", {"x": torch.ones(1)}),
