@@ -65,6 +65,7 @@ async def disk(tmp_path: Path) -> AsyncIterator[SlowDisk]:
     made = SlowDisk(tmp_path)
     await made.server.start()
     yield made
+    made.is_ready.set()
     await made.server.stop(0)
     await made.local.drain(0)
     await made.local.close()
@@ -88,6 +89,6 @@ async def test_an_answer_waits_for_the_disk(disk: SlowDisk, transport: str, verb
         }
         call, asked = asyncio.ensure_future(calls[verb]()), asyncio.ensure_future(disk.is_asked.wait())
         done, _ = await asyncio.wait([call, asked], return_when=asyncio.FIRST_COMPLETED)
-        assert done == {asked}
         disk.is_ready.set()
         await call
+        assert done == {asked}
