@@ -32,6 +32,7 @@ def main() -> int:
     for mutant in chosen:
         mutant.check((ROOT / mutant.file).read_text())
     with tempfile.TemporaryDirectory(prefix="m-") as folder, contextlib.ExitStack() as closing:
+        Path(folder).chmod(0o755)  # some tests are processes of other users
         copies = [SourceCopy(Path(folder).resolve() / str(job)) for job in range(given.jobs)]
         for copy in copies:
             closing.callback(copy.close)

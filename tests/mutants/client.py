@@ -53,7 +53,7 @@ MUTANTS = (
         f"{_CLIENT}/_async/frame_calls.py",
         "        except BaseException:\n            connection.close()\n            raise\n        finally:",
         "        except BaseException:\n            self._put_back(connection)\n            raise\n        finally:",
-        ("tests/integration/shared_memory", "tests/integration/faults/test_lost_claims.py"),
+        ("tests/integration/shared_memory/test_sessions.py", "tests/integration/faults/test_lost_claims.py"),
     ),
     Mutant(
         "session: one heartbeat for each grace",

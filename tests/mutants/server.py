@@ -231,7 +231,7 @@ MUTANTS = (
         '    "removed_filtered": ("dataplane_rows_removed_total", ("filtered",)),\n',
         '    "removed_stale": ("dataplane_rows_removed_total", ("filtered",)),\n'
         '    "removed_filtered": ("dataplane_rows_removed_total", ("stale",)),\n',
-        ("tests/integration/test_metrics.py", "tests/integration/test_freshness.py"),
+        ("tests/integration/test_metrics.py::test_rows_that_are_gone_are_counted_by_why",),
     ),
     Mutant(
         "metrics: a quote in a partition's name is not escaped",
@@ -239,7 +239,7 @@ MUTANTS = (
         f"{_SERVER}/observe/exposition.py",
         '.replace("\\n", r"\\n").replace(\'"\', r"\\"")',
         '.replace("\\n", r"\\n")',
-        ("tests/integration/test_metrics.py",),
+        ("tests/integration/test_metrics.py::test_names_with_any_character_are_told_as_they_are",),
     ),
     Mutant(
         "page: parts beyond the bound are sent",

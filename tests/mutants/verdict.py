@@ -54,8 +54,11 @@ def look(copy: SourceCopy, where: Sequence[str], timeout_s: float) -> Verdict:
 
 def check_sound(copies: Sequence[SourceCopy], wheres: Sequence[tuple[str, ...]]) -> str:
     """Run all tests of many mutants once, without a fault. Returns the output if one of them fails."""
-    paths = [*dict.fromkeys(path for where in wheres if where[0] != "simulate" for path in where)]
-    shares = [paths[number :: len(copies)] for number in range(len(copies))]
+    paths = sorted(
+        {path for where in wheres if where[0] != "simulate" for path in where}
+    )  # folder by folder, as pytest
+    part = -(-len(paths) // len(copies))  # looks up fixtures
+    shares = [paths[number * part : (number + 1) * part] for number in range(len(copies))]
 
     def of_share(copy: SourceCopy, share: list[str]) -> tuple[int | None, str]:
         return copy.test([*_arguments(copy), *share], None) if share else (0, "")
