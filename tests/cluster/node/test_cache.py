@@ -142,11 +142,12 @@ def test_the_copies_of_one_read_adjoin_in_its_order(sizes: list[int]) -> None:
     assert [copy.offset for copy in new] == (ends - sizes).tolist()
 
 
-def test_a_read_that_does_not_fit_holds_no_copy_that_is_there() -> None:
-    cache = Cache(BASE, 16)
-    cache.release(held(cache, RemoteRun(1, 0, 8, 0))[1])
-    assert cache.hold([RemoteRun(1, 0, 8, 0), RemoteRun(1, 8, 16, 0)]) is None
-    held(cache, RemoteRun(2, 0, 16, 0))  # in the place of the first
+def test_a_read_that_finds_only_short_pieces_holds_no_copy_that_is_there() -> None:
+    cache = Cache(BASE, 48)
+    copies = [held(cache, RemoteRun(1, at, 8, 0))[1][0] for at in range(6)]
+    cache.release(copies[::2])
+    assert cache.hold([copies[0].run, RemoteRun(2, 0, 16, 0)]) is None
+    held(cache, *(RemoteRun(3, at, 8, 0) for at in range(3)))  # in the places of the three that were released
 
 
 @pytest.mark.parametrize("size_bytes", [0, 8])
