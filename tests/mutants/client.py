@@ -48,14 +48,6 @@ MUTANTS = (
         ("tests/client/test_options.py", "tests/client/test_session.py"),
     ),
     Mutant(
-        "transport: an answer of another call is taken",
-        "after a timeout, calls over shared memory get answers of earlier ones",
-        f"{_CLIENT}/_async/frame_calls.py",
-        "        except BaseException:\n            connection.close()\n            raise\n        finally:",
-        "        except BaseException:\n            self._put_back(connection)\n            raise\n        finally:",
-        ("tests/integration/shared_memory/test_sessions.py", "tests/integration/faults/test_lost_claims.py"),
-    ),
-    Mutant(
         "session: one heartbeat for each grace",
         "a heartbeat that is late by a moment costs a client its rows",
         f"{_CLIENT}/_session.py",
