@@ -42,6 +42,7 @@ def _run(work: dict[str, Any]) -> None:
         nothing = os.open(os.devnull, os.O_RDONLY)
         for number, file in ((0, nothing), (1, output), (2, output)):
             os.dup2(file, number)
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it is a file
         sys.argv = ["pytest", *work["arguments"]]
         code = int(pytest.main(work["arguments"]))
     except BaseException:  # noqa: BLE001  # the parent's life is not this one's
