@@ -104,12 +104,12 @@ MUTANTS = (
         ("tests/server/test_local_session.py", "tests/integration/wire/test_local_handles.py"),
     ),
     Mutant(
-        "streams: one more than may carry values",
-        "a server takes more memory for streams than it says",
+        "streams: one host may have all places",
+        "puts of other hosts wait for those of one that sends slowly",
         f"{_SERVER}/service/value_streams.py",
-        "self._held.total() < self._most and",
-        "self._held.total() <= self._most and",
-        ("tests/integration/wire/test_value_streams.py",),
+        " and self._held[caller] < self._most_of_one\n",
+        "\n",
+        ("tests/integration/wire/test_direct_frames.py", "tests/integration/test_direct_port.py"),
     ),
     Mutant(
         "claims: rows of a grant that is too large stay claimed",
