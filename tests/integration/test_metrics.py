@@ -254,7 +254,7 @@ def test_the_lag_is_that_of_the_oldest_weights_among_rows_that_a_task_has_not_ta
 ) -> None:
     flow.put_samples(["a"], "p", {"x": torch.zeros(1, 10)}, tags=[{"weight_version": 3}])
     flow.put_samples(["b"], "p", {"x": torch.zeros(1, 10)}, tags=[{"weight_version": 7}])
-    flow.put_samples(["c"], "p", {"x": torch.zeros(1, 10)}, tags=[{"weight_version": "none of ours"}])
+    flow.put_samples(["c"], "p", {"x": torch.zeros(1, 10)}, tags=[{"source": "math"}])
     labels = {"partition": "p", "task": "train"}
     assert value(server, "dataplane_newest_weight_version", partition="p") == 7
     assert value(server, "dataplane_task_weight_version_lag", **labels) == 4
