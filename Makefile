@@ -91,7 +91,7 @@ dashboard: $(VENV)/.demo $(VENV)/.prometheus  ## draw docs/images/dashboard.png 
 
 $(VENV)-core/.ready:
 	$(PYTHON) -m venv $(VENV)-core
-	$(VENV)-core/bin/python -m pip install --quiet numpy pytest hypothesis
+	$(VENV)-core/bin/python -m pip install --quiet numpy msgpack xxhash pytest hypothesis
 	@touch $@
 
 test-core: $(VENV)-core/.ready  ## the core's tests where neither gRPC nor torch is installed
