@@ -242,7 +242,7 @@ class Beside:
         with grpc.insecure_channel(self._health) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             while not self._stopping.wait(0.1):
-                with timed(self._healths):
+                with timed(self._healths), contextlib.suppress(grpc.RpcError):  # no answer counts as ten seconds
                     stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
 
 

@@ -205,11 +205,12 @@ async def test_a_call_whose_last_attempt_gets_no_answer_tells_why_those_before_i
 async def test_a_call_that_is_refused_for_overload_is_made_again_the_same_way_until_it_is_answered(
     refusing: aio.AsyncDataPlaneClient,
 ) -> None:
-    with pytest.raises(DataPlaneError):
-        await refusing.partition("NO_SPACE")
-    way = refusing._transport._local
-    assert (await refusing.partition("busy", timeout_s=60.0)).partition_id == "busy"
-    assert refusing._transport._local is way, "the session that it has attached"
+    async with await aio.connect(refusing.target, transport=refusing.transport) as client:
+        with pytest.raises(DataPlaneError):
+            await client.partition("NO_SPACE")
+        way = client._transport._local
+        assert (await client.partition("busy", timeout_s=60.0)).partition_id == "busy"
+        assert client._transport._local is way, "the session that it has attached"
 
 
 @pytest.mark.parametrize("refusing", ["grpc"], indirect=True)

@@ -121,7 +121,7 @@ def test_a_time_before_the_log_is_refused_with_what_it_covers(folder: Path) -> N
         path.unlink()
     start = text_of(look_at(folder).first)
     for flags in ([], ["--serve-in", str(folder)]):
-        code, lines, error = replay(folder, "--until", "14:00", *flags)
+        code, lines, error = replay(folder, "--until", "2026-11-22T14:00", *flags)
         assert (code, lines) == (2, [])
         assert f"does not reach back to 2026-11-22T14:00:00.000Z: it covers the time from {start} to 2026-" in error
 
