@@ -48,9 +48,8 @@ class SharedArena:
     """An attachment. Raises OSError when there is no such socket, it belongs to another server than the nonce, or the
     memory behind it is not to be trusted.
 
-    inline_bytes: values of up to this many bytes travel in
-    messages; none do in a cluster. calls_at: host and port where the session may be joined, too, for all calls but
-    reads; None if nowhere.
+    inline_bytes: values of up to this many bytes travel in messages; none do in a cluster. calls_at: host and port
+    where the session may be joined, too, for all calls but reads; None if nowhere.
     """
 
     def __init__(self, address: str, nonce: bytes) -> None:

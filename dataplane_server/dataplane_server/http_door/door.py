@@ -10,8 +10,7 @@ Requests with the same request_id are carried out one after the other; all get t
 are refused if they ask for something else.
 
 A body has at most 4 MiB, and 10 s to arrive. A thread parses long ones, one after the other, while the event loop goes
-on; the parser gives way after each object of the body, and after a tenth of a second at most. A put waits 10 s for room
-and 10 s for space.
+on: the parser gives way between the numbers and objects of a body. A put waits 10 s for room and 10 s for space.
 """
 
 from __future__ import annotations
