@@ -3,12 +3,14 @@
 A refusal costs the server a tenth of a call, so ten callers that only repeat refused calls leave it no time for others.
 Callers have to slow down together:
 
-- At first 64 calls of a verb may be under way; the others wait here, first come, first served. So many keep a server
-  busy, and more would only wait there, each with a connection of its own if they go in frames.
+- At first four calls of a verb may be under way; the others wait here, first come, first served. Each call that
+  succeeds makes room for one more besides its own, while others wait: so the bound doubles in each round, until a
+  refusal (TCP's slow start). Many clients may begin at once, each call with a connection of its own if it goes in
+  frames, and a server that could only refuse most of them would be busy with that.
 - When the server refuses a call, half as many may be under way as were. A refused call keeps its place while it pauses.
-- While calls wait, the bound grows by one for each round of calls that succeed (as TCP's window does), and twofold for
-  each second without a refusal, so that calls that wait at the server for long, as puts do for space, do not keep
-  others out. It returns to 64 whether or not calls wait.
+- From then on, while calls wait, the bound grows by one for each round of calls that succeed (as TCP's window does). It
+  grows twofold for each second without a refusal, so that calls that wait at the server for long, as puts do for space,
+  do not keep others out. It returns to four whether or not calls wait.
 
 A call that would not end before its deadline, by the time that others took of late, does not begin: it would take the
 place of one that can still succeed.
@@ -34,7 +36,7 @@ _LOOK_AGAIN_S = 1.0
 _ROUND_S = 0.05
 """Refusals so close to each other are answers to the same calls, and halve the bound once."""
 _FREE = URGENT_VERBS | WAITING_VERBS
-_FIRST_BOUND = 64.0
+_FIRST_BOUND = 4.0
 _REMEMBERED = 8
 """Calls over which the time of a call is averaged."""
 _LONGEST_S = 1.0
@@ -94,10 +96,12 @@ class _Verb:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._bound = _FIRST_BOUND
+        self._was_refused = False
         self._under_way = 0
         self._seconds = 0.0  # that a call takes of late
         self._waiting: deque[Turn] = deque()
-        self._changed_at = -math.inf  # when the server refused a call, the bound was doubled, or calls began to wait
+        self._refused_at = -math.inf  # when that last halved the bound
+        self._changed_at = -math.inf  # when the bound was halved or doubled, or calls began to wait
 
     def enter(self, deadline: Deadline) -> Turn | None:
         self._grow_with_time()
@@ -125,16 +129,17 @@ class _Verb:
             self.leave(None)
 
     def refused(self) -> None:
+        self._was_refused = True
         now = self._now()
-        if now - self._changed_at >= _ROUND_S:
+        if now - self._refused_at >= _ROUND_S:
             self._bound = max(1.0, min(self._bound, self._under_way) / 2)
-            self._changed_at = now
+            self._refused_at = self._changed_at = now
 
     def leave(self, seconds: float | None) -> None:
         self._under_way -= 1
         if seconds is not None:
             if self._may_grow:
-                self._bound += 1 / self._bound
+                self._bound += 1 / self._bound if self._was_refused else 1
             self._seconds += (min(seconds, _LONGEST_S) - self._seconds) / _REMEMBERED
         self.admit()
 

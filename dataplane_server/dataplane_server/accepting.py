@@ -1,4 +1,4 @@
-"""Accepts connections by hand, one at a time.
+"""Accepts connections by hand, a few at a time.
 
 When the process is out of descriptors, asyncio's own servers try 128 times for each connection that waits, each with a
 log entry and a timer that tries again. Here a failure is followed by a pause, and logged once a minute.
@@ -7,9 +7,10 @@ log entry and a timer that tries again. Here a failure is followed by a pause, a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 from dataplane_server.observe.log import get_log
 
@@ -17,8 +18,12 @@ _PAUSE_S = 0.1
 _LOG_EVERY_S = 60.0
 
 
+AT_A_TIME = 8
+"""Connections that are taken over together. It takes a few passes of the event loop, whose passes are long when it has
+much to do; and one connection for each few passes would keep callers waiting that could be refused.
+"""
 Serve = Callable[[socket.socket], Awaitable[None]]
-"""Takes a connection over, before the next one is accepted."""
+"""Takes a connection over."""
 
 
 def accepting(listener: socket.socket, name: str, serve: Serve) -> asyncio.Task[None]:
@@ -35,7 +40,7 @@ async def _accept_forever(listener: socket.socket, name: str, serve: Serve) -> N
     while True:
         peer = await _accepted(listener)
         if isinstance(peer, socket.socket):
-            await serve(peer)
+            await asyncio.gather(*map(serve, [peer, *_others(listener, AT_A_TIME - 1)]))
             continue
         failures += 1
         if time.monotonic() - logged >= _LOG_EVERY_S:
@@ -50,3 +55,12 @@ async def _accepted(listener: socket.socket) -> socket.socket | OSError:
         return (await asyncio.get_running_loop().sock_accept(listener))[0]
     except OSError as error:
         return error
+
+
+def _others(listener: socket.socket, at_most: int) -> Iterator[socket.socket]:
+    """Connections that wait, too."""
+    with contextlib.suppress(OSError):
+        for _ in range(at_most):
+            peer = listener.accept()[0]
+            peer.setblocking(False)
+            yield peer

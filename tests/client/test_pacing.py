@@ -20,6 +20,12 @@ class World:
     def begin(self, n: int = 1, timeout_s: float = 60.0) -> list[Turn | None]:
         return [self.pacing.enter(VERB, Deadline(timeout_s)) for _ in range(n)]
 
+    def grow(self, n: int) -> None:
+        """Have so many calls under way, as many as may be, and none waiting."""
+        self.begin(4)
+        self.begin(2 * n - 8)
+        self.succeed(n - 4)
+
     def succeed(self, n: int = 1, seconds: float = 0.01) -> None:
         for _ in range(n):
             self.pacing.leave(VERB, seconds)
@@ -38,12 +44,22 @@ def begun(turns: list[Turn | None]) -> list[bool]:
     return [turn is None or (turn.done() and turn.result()) for turn in turns]
 
 
-def test_at_first_64_calls_begin_and_the_others_as_these_end_or_from_second_to_second(world: World) -> None:
-    assert begun(world.begin(64)) == [True] * 64
+def test_at_first_four_calls_begin_and_twice_as_many_after_each_round_that_succeeds(world: World) -> None:
+    assert begun(world.begin(4)) == [True] * 4
     waiting = world.begin(300)
+    under_way, n_begun = 4, 0
+    for expected in [8, 16, 32, 64]:
+        world.succeed(under_way)
+        under_way, n_begun = sum(begun(waiting)) - n_begun, sum(begun(waiting))
+        assert under_way == expected
+
+
+def test_calls_that_take_long_let_others_begin_as_they_end_or_from_second_to_second(world: World) -> None:
+    world.begin(4)
+    waiting = world.begin(40)
     world.pacing.leave(VERB, None)
-    assert begun(waiting) == [True] + [False] * 299
-    for seconds, expected in [(0.9, 1), (0.2, 65), (1.0, 193), (1.0, 300)]:
+    assert begun(waiting) == [True] + [False] * 39
+    for seconds, expected in [(0.9, 1), (0.2, 5), (1.0, 13), (1.0, 29), (1.0, 40)]:
         world.now += seconds
         world.pacing.look_again(VERB)
         assert sum(begun(waiting)) == expected
@@ -51,14 +67,14 @@ def test_at_first_64_calls_begin_and_the_others_as_these_end_or_from_second_to_s
 
 def test_many_calls_that_succeed_without_others_that_wait_leave_the_bound(world: World) -> None:
     for _ in range(1000):
-        world.begin(64)
-        world.succeed(64)
+        world.begin(4)
+        world.succeed(4)
         world.now += 1.0
-    assert sum(begun(world.begin(100))) == 64
+    assert sum(begun(world.begin(100))) == 4
 
 
 def test_after_a_refusal_half_as_many_may_be_under_way_and_others_begin_in_order(world: World) -> None:
-    world.begin(8)
+    world.grow(8)
     world.refuse()
     waiting = world.begin(3)
     assert begun(waiting) == [False] * 3
@@ -70,7 +86,7 @@ def test_after_a_refusal_half_as_many_may_be_under_way_and_others_begin_in_order
 
 
 def test_refusals_of_one_moment_halve_the_bound_once_and_later_ones_again(world: World) -> None:
-    world.begin(16)
+    world.grow(16)
     world.refuse(16)
     world.now += 0.06
     world.refuse()
@@ -91,7 +107,7 @@ def test_one_call_is_always_left_to_find_out_when_the_server_takes_calls_again(w
 
 
 def test_a_round_of_calls_that_succeed_makes_room_for_one_more(world: World) -> None:
-    world.begin(8)
+    world.grow(8)
     world.refuse()
     waiting = world.begin(20)
     for _ in range(4):
@@ -102,7 +118,7 @@ def test_a_round_of_calls_that_succeed_makes_room_for_one_more(world: World) -> 
 
 
 def test_calls_that_wait_at_the_server_keep_others_out_for_seconds_only(world: World) -> None:
-    world.begin(8)
+    world.grow(8)
     world.refuse()
     waiting = world.begin(12)
     for seconds, expected in [(0.9, 0), (0.2, 0), (1.0, 8), (1.0, 12)]:

@@ -31,6 +31,7 @@ from rl_dataplane.v1.local_frames import HEAD, MAX_BODY_BYTES, TRACED, TRACEPARE
 
 _WHAT = "frame body"
 _OVERLOADED = status_of(Refusal(Reason.OVERLOADED, "the server has more calls than it can take; try again later"))
+_OVERLOADED_BODY = _OVERLOADED.SerializeToString()
 MAX_FIRST_BODY_BYTES = 64
 """Of a request on a connection without a session: AttachRequest is empty, JoinRequest has 18 bytes."""
 
@@ -129,7 +130,9 @@ class LocalConnection(asyncio.Protocol):
 
     def _turn(self, number: int) -> Turn:
         """When to serve the next request."""
-        if self.session is None or number == pb.LOCAL_METHOD_LET_GO:
+        if self.session is None:
+            return self._endpoint.turns.greet(self._serve_in_turn)
+        if number == pb.LOCAL_METHOD_LET_GO:
             return Turn.NOW
         method = self._endpoint.methods.get(number & ~TRACED, UNKNOWN_METHOD)
         return self._endpoint.turns.enter(self._serve_in_turn, urgent=method.is_urgent)
@@ -238,7 +241,7 @@ class LocalConnection(asyncio.Protocol):
         verb = self._endpoint.methods.get(number & ~TRACED, UNKNOWN_METHOD).verb
         call = self._endpoint.begin_call(verb, "")
         call.refused(Reason.OVERLOADED, _OVERLOADED)
-        self._refuse(call)
+        self._send(pb.LOCAL_OUTCOME_ERROR, _OVERLOADED_BODY)
 
     async def _wait(self, call: CallScope, waiting: Message | Awaitable[Message]) -> None:
         with call:
