@@ -51,21 +51,6 @@ def ways(weights: tuple[int, ...], size: int) -> Iterator[tuple[tuple[int, ...],
 # -- in order ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("n", "shards", "split"),
-    [
-        (4, 2, [[0, 1], [2, 3]]),
-        (5, 2, [[0, 1, 2], [3, 4]]),
-        (7, 3, [[0, 1, 2], [3, 4], [5, 6]]),
-        (2, 3, [[0], [1], []]),
-        (0, 2, [[], []]),
-        (3, 1, [[0, 1, 2]]),
-    ],
-)
-def test_rows_in_order_are_cut_into_runs(n: int, shards: int, split: list[list[int]]) -> None:
-    assert split_in_order(n, shards) == split
-
-
 @settings(PROFILE)
 @given(n=st.integers(0, 200), shards=SHARDS)
 def test_runs_follow_one_another_and_differ_by_one_at_most(n: int, shards: int) -> None:
@@ -77,43 +62,14 @@ def test_runs_follow_one_another_and_differ_by_one_at_most(n: int, shards: int) 
 # -- by weight ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("weights", "shards", "split"),
-    [
-        ([9, 1, 1, 9], 2, [[0, 1], [2, 3]]),
-        ([8, 7, 6, 5, 4], 2, [[0, 1], [2, 3, 4]]),
-        ([4, 5, 6, 7, 8, 6], 2, [[0, 2, 4], [1, 3, 5]]),
-        ([100, 1, 2, 3, 4, 5, 6, 7, 8], 3, [[0, 1, 2], [3, 5, 8], [4, 6, 7]]),
-        ([5, 5, 5, 5], 4, [[0], [1], [2], [3]]),
-        ([3, 4], 3, [[0], [1], []]),
-        ([-1, 7, -1, 7], 2, [[0, 1], [2, 3]]),
-        ([], 2, [[], []]),
-        ([2, 1], 1, [[0, 1]]),
-    ],
-)
-def test_sums_are_made_equal(weights: list[int], shards: int, split: list[list[int]]) -> None:
-    """The splits were found by hand."""
-    found = split_by_weight(int64(weights), shards)
-    assert sorted(sums(weights, found)) == sorted(sums(weights, split))
-    assert list(map(len, found)) == list(map(len, split))
-
-
 @settings(PROFILE)
 @given(weights=WEIGHTS, shards=SHARDS)
 def test_every_position_has_one_place_and_shards_have_as_many_as_each_other(weights: list[int], shards: int) -> None:
+    """Positions ascend, and shards are in the order of their first; empty ones come last."""
     split = split_by_weight(int64(weights), shards)
+    assert split == sorted(map(sorted, split), key=lambda shard: shard[:1] or [len(weights)])
     assert Counter(position for shard in split for position in shard) == Counter(range(len(weights)))
     assert sorted(map(len, split)) == sizes_of_an_even_split(len(weights), shards)
-
-
-@settings(PROFILE)
-@given(weights=WEIGHTS, shards=SHARDS)
-def test_positions_ascend_and_shards_stand_in_the_order_of_their_first(weights: list[int], shards: int) -> None:
-    split = split_by_weight(int64(weights), shards)
-    assert split == [sorted(shard) for shard in split]
-    firsts = [shard[0] for shard in split if shard]
-    assert firsts == sorted(firsts)
-    assert split == [shard for shard in split if shard] + [[]] * (shards - len(firsts))
 
 
 @settings(PROFILE)
@@ -143,7 +99,7 @@ def test_numbers_may_differ_if_the_caller_does_without_even_ones(weights: list[i
     assert max(sums(weights, split)) * shards <= sum(weights) + max(weights, default=0) * (shards - 1)
 
 
-@pytest.mark.parametrize(("n", "shards"), [(4, 2), (6, 2), (7, 2), (8, 2), (6, 3), (7, 3), (8, 3), (9, 3)])
+@pytest.mark.parametrize(("n", "shards"), [(4, 2), (7, 2), (8, 2), (7, 3), (9, 3)])
 def test_small_splits_are_the_best_there_are_or_nearly(n: int, shards: int) -> None:
     random = np.random.default_rng(n * shards)
     sizes = tuple(sizes_of_an_even_split(n, shards))

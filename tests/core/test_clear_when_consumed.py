@@ -8,7 +8,7 @@ import pytest
 from tests.core.caller import Caller
 
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import CommitClaim, EndRead
+from dataplane_server.core.calls.requests import EndRead
 
 
 @pytest.fixture
@@ -56,20 +56,6 @@ def test_a_reader_keeps_the_bytes_and_a_late_one_is_told_where_the_row_is(cleari
     assert clearing.used == 50
 
 
-def test_all_ranks_of_a_step_commit_a_shard_whose_rows_are_gone(new_caller: Callable[..., Caller]) -> None:
-    caller = new_caller()
-    caller.register(clear_when_consumed=True)
-    caller.put_rows(["s1", "s2", "s3", "s4"], "a")
-    sessions = [caller.open_session() for _ in range(2)]
-    claims = [caller.take_shard("a", session_id=session_id).claim_id for session_id in sessions]
-    assert claims[0] == claims[1]
-    first = caller.apply(CommitClaim(caller.request_id(), claims[0]))
-    assert caller.plane.partition_info("p").rows == 2
-    assert caller.apply(CommitClaim(caller.request_id(), claims[1])) == first
-    assert caller.take_shard("a").sample_ids == ("s1", "s2")  # a slow rank learns what its step had
-    assert caller.take_shard("a", dp_rank=1).sample_ids == ("s3", "s4")
-
-
 def test_a_dead_letter_stays_until_its_task_is_reset_and_consumes_it(clearing: Caller) -> None:
     clearing.release(clearing.take("a").claim_id, reason="bad")
     consume(clearing, "train")
@@ -79,22 +65,3 @@ def test_a_dead_letter_stays_until_its_task_is_reset_and_consumes_it(clearing: C
     clearing.reset(["s1"])
     consume(clearing, "train")
     assert clearing.plane.partition_info("p").rows == 0
-
-
-def test_a_task_that_is_added_gets_the_rows_that_are_left_before_they_go(clearing: Caller) -> None:
-    consume(clearing, "train", 2)
-    clearing.extend(tasks=("late",))
-    consume(clearing, "score", 2)
-    assert clearing.plane.partition_info("p").rows == 2
-    consume(clearing, "late", 2)
-    assert clearing.plane.partition_info("p").rows == 0
-
-
-def test_a_claim_that_consumes_on_delivery_is_refused(clearing: Caller) -> None:
-    with clearing.refuses(Reason.INVALID_REQUEST, "'p'", "lose them before they are read"):
-        clearing.apply(clearing.claim_call("a", consume=True))
-
-
-def test_a_partition_without_a_task_cannot_clear_what_is_consumed(clearing: Caller) -> None:
-    with clearing.refuses(Reason.INVALID_REQUEST, "'q'", "no task"):
-        clearing.register(tasks=(), partition_id="q", clear_when_consumed=True)

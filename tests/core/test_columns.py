@@ -52,28 +52,6 @@ def test_shapes_widen_from_dense_to_jagged_and_no_further(held: Shape, new: Shap
     assert held.widened(new) == shared
 
 
-@pytest.mark.parametrize(
-    ("shape", "lengths", "row_bytes"),
-    [
-        pytest.param(SCALAR, None, [4, 4], id="scalars"),
-        pytest.param(dense(3), None, [12, 12], id="vectors"),
-        pytest.param(dense(3, 2, 5), None, [120, 120], id="more dimensions"),
-        pytest.param(dense(0), None, [0, 0], id="empty rows"),
-        pytest.param(dense(3, 0), None, [0, 0], id="rows of empty entries"),
-        pytest.param(jagged(), [0, 7], [0, 28], id="jagged"),
-        pytest.param(jagged(2, 3), [1, 2], [24, 48], id="jagged with a trailing shape"),
-        pytest.param(OBJECT, [5, 0], [5, 0], id="objects are as long as their bytes"),
-        pytest.param(jagged(dtype="bfloat16"), [3, 1], [6, 2], id="two-byte elements"),
-        pytest.param(jagged(dtype="complex128"), [3, 1], [48, 16], id="sixteen-byte elements"),
-    ],
-)
-def test_bytes_of_each_row(shape: Shape, lengths: list[int] | None, row_bytes: list[int]) -> None:
-    spec = ColumnSpec("x", shape, None if lengths is None else int64(lengths))
-    columns = make_columns([spec], 2, Limits())
-    assert columns.row_bytes.tolist() == [row_bytes]
-    assert columns.size_bytes == sum(row_bytes)
-
-
 def test_the_size_of_a_column_is_exact_where_the_bytes_of_its_rows_overflow() -> None:
     columns = make_columns([ColumnSpec("x", jagged(1 << 18, 1 << 20), int64([MAX_ENTRIES] * 9))], 9, Limits())
     assert columns.size_bytes == 9 * MAX_ENTRIES << 40
@@ -140,16 +118,3 @@ def test_a_malformed_column_is_refused_by_field_and_rule(spec: ColumnSpec, reaso
 def test_a_column_of_the_greatest_rank_and_length_is_fine() -> None:
     make_columns([ColumnSpec("x", dense(MAX_ENTRIES, *[1] * 7))], 2, Limits())
     make_columns([ColumnSpec("x", jagged(*[1] * 8), int64([0, MAX_ENTRIES]))], 2, Limits())
-
-
-@pytest.mark.parametrize(
-    ("shape", "text"),
-    [
-        pytest.param(SCALAR, "dense float32 ()", id="scalar"),
-        pytest.param(dense(3, 4), "dense float32 (3, 4)", id="dense"),
-        pytest.param(jagged(4), "jagged float32 (*, 4)", id="jagged"),
-        pytest.param(OBJECT, "object", id="object"),
-    ],
-)
-def test_shapes_are_told_as_people_write_them(shape: Shape, text: str) -> None:
-    assert str(shape) == text

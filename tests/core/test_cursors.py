@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 from tests.core.caller import Caller, int64
 
-from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import EndRead
 from dataplane_server.core.rows.group_table import GroupTable
 from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.rows.space import Space
 from dataplane_server.core.tasks.readiness import Kind
 from dataplane_server.core.tasks.task import MAX_VIEWS, Task
-from dataplane_server.core.tasks.task_states import Amount, Waiter
+from dataplane_server.core.tasks.task_states import Amount
 from dataplane_server.core.tasks.view import View
 
 
@@ -32,21 +30,6 @@ def add(rows: RowTable, *sample_ids: str, produced: int = 1) -> np.ndarray[tuple
     rows.create(sample_ids, slots)
     rows["produced"][slots] |= np.uint64(produced)
     return slots
-
-
-# -- rows --------------------------------------------------------------------------------------------------------------
-
-
-def test_what_pinned_rows_owe_is_paid_when_their_last_reader_lets_go(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2"], "a", "b", size=10)
-    readers = [caller.read(["s1"], "a"), caller.read(["s1", "s2"], "b")]
-    caller.put_rows(["s1"], "a", size=3)
-    caller.clear()
-    assert caller.used == 43
-    caller.apply(EndRead(readers[1].ticket))
-    assert caller.used == 23
-    caller.apply(EndRead(readers[0].ticket))
-    assert caller.used == 0
 
 
 # -- views -------------------------------------------------------------------------------------------------------------
@@ -93,16 +76,6 @@ def test_idle_views_beyond_the_most_kept_are_forgotten_and_rebuilt(rows: RowTabl
     task.take(slots[:1], consume=True)
     assert task.view(Kind(1)).queued() == [slots[1]]
     assert len(list(task.views)) == MAX_VIEWS
-
-
-def test_a_view_that_somebody_waits_at_is_never_forgotten(rows: RowTable, task: Task) -> None:
-    for bit in range(MAX_VIEWS):
-        task.view(Kind(1 << bit)).waiters[bit] = Waiter(bit, Amount(1, 1))
-    task.check_view(Kind(1))
-    with pytest.raises(Refusal, match="max_views") as caught:
-        task.check_view(Kind(1 << 40))
-    assert (caught.value.reason, caught.value.metadata["max_views"]) == (Reason.LIMIT_REACHED, str(MAX_VIEWS))
-    assert task.waiting() == len(list(task.views)) == MAX_VIEWS
 
 
 def test_a_forgotten_view_leaves_no_column_behind(caller: Caller) -> None:

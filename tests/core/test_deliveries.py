@@ -1,13 +1,12 @@
-"""Deliveries: how often each row was handed to a task, and how every one of them ended."""
+"""How deliveries end, what becomes of their rows, and why rows are gone."""
 
 from __future__ import annotations
 
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Grant
+from dataplane_server.core.calls.answers import DeadLetter, Grant, ReleaseResult, ResetResult, Waiting
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import AbandonRequest
 
 WAYS = ["committed", "released", "expired", "reset", "cleared", "abandoned", "registered anew"]
 
@@ -77,26 +76,79 @@ def test_every_row_that_is_gone_is_counted_by_why(caller: Caller, consumed_by: t
     assert info.rows_put_total == info.rows + sum(info.removed_rows.values()) == 3
 
 
-def test_a_claim_abandoned_before_it_was_sent_is_refused_when_it_comes(caller: Caller) -> None:
+def test_rows_that_every_task_has_consumed_are_removed_as_consumed(caller: Caller) -> None:
+    caller.put_rows(["s1", "s2", "s3"], "a")
+    for task in ("train", "score"):
+        caller.take("a", batch_size=2, task=task, consume=True)
+    caller.clear()
+    info = caller.plane.partition_info("p")
+    assert (info.removed_rows["consumed"], info.removed_rows["cleared"], info.rows_cleared_total) == (2, 1, 3)
+
+
+def test_more_rows_than_are_cleared_in_one_step_are_counted_by_what_became_of_each(caller: Caller) -> None:
+    ids = [f"s{i}" for i in range(40_000)]
+    caller.put(caller.put_call(ids, tags=[{}] * len(ids)))
+    for task in ("train", "score"):
+        caller.take(batch_size=30_000, task=task, consume=True)
+    caller.clear(ids)
+    removed = caller.plane.partition_info("p").removed_rows
+    assert {why: rows for why, rows in removed.items() if rows} == {"consumed": 30_000, "cleared": 10_000}
+
+
+# -- reset -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_claim_that_holds_one_of_the_rows_is_fenced_as_a_whole(caller: Caller) -> None:
+    caller.put_rows(["s1", "s2", "s3"], "a")
+    touched, other = caller.take("a", batch_size=2), caller.take("a")
+    assert caller.reset(["s2"]) == ResetResult(2, 1)
+    with caller.refuses(Reason.CLAIM_FENCED, touched.claim_id):
+        caller.commit(touched.claim_id)
+    assert caller.commit(other.claim_id).consumed_rows == 1
+    assert caller.take("a", batch_size=2).sample_ids == ("s1", "s2")
+
+
+# -- dead letters ------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_dead_when_its_last_delivery_failed(caller: Caller) -> None:
+    caller.register(tasks=("train", "score"), max_deliveries=2)
+    caller.put_rows(["s1", "s2"], "a")
+    caller.release(caller.take("a", batch_size=2).claim_id, reason="first")
+    assert caller.plane.dead_letters("p", "train") == []
+    caller.release(caller.take("a", batch_size=2).claim_id, reason="second")
+    assert caller.plane.dead_letters("p", "train") == [DeadLetter("s1", 2, "second"), DeadLetter("s2", 2, "second")]
+    assert isinstance(caller.apply(caller.claim_call("a")), Waiting)
+    assert (caller.task().dead_rows, caller.standing("s1").state) == (2, "dead")
+
+
+# -- releases with a delay ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def delayed(caller: Caller) -> Caller:
+    """A caller with s1 and s2, held back for train until 10 s, and s3."""
+    caller.put_rows(["s1", "s2", "s3"], "a")
+    assert caller.release(caller.take("a", batch_size=2).claim_id, delay_s=10.0) == ReleaseResult(2)
+    return caller
+
+
+def test_rows_whose_delay_is_over_come_first_in_line_and_in_their_order(delayed: Caller) -> None:
+    delayed.pass_time(10.0)
+    assert delayed.take("a", batch_size=3).sample_ids == ("s1", "s2", "s3")
+
+
+def test_once_delayed_rows_are_cleared_a_claim_waits_for_producers_and_not_for_them(delayed: Caller) -> None:
+    delayed.clear()
+    delayed.apply(delayed.claim_call("a"))
+    delayed.now = 1.0
+    assert delayed.task().state_seconds["waiting_for_producers"] == 1.0
+
+
+def test_delays_that_were_overtaken_without_end_leave_little_behind(caller: Caller) -> None:
+    """White box: how many entries are kept is told nowhere."""
     caller.put_rows(["s1"], "a")
-    request = caller.claim_call("a")
-    assert caller.abandon_request(request.request_id).released_rows == 0
-    with caller.refuses(Reason.SUPERSEDED):
-        caller.apply(request)
-    assert caller.task().untaken_rows == 1
-
-
-def test_a_claim_that_consumed_its_rows_is_answered_as_before_though_it_was_abandoned(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    request = caller.claim_call("a", consume=True)
-    first = caller.apply(request)
-    assert caller.abandon_request(request.request_id).released_rows == 0
-    assert repr(caller.apply(request)) == repr(first)
-    assert caller.task().consumed_rows == 1
-
-
-def test_a_refused_abandonment_changes_nothing(caller: Caller) -> None:
-    request = caller.shard_call("a")
-    caller.apply(request)
-    with caller.refuses(Reason.INVALID_REQUEST):
-        caller.apply(AbandonRequest("", request.request_id))
+    for _ in range(400):
+        caller.release(caller.take("a").claim_id, delay_s=86_400.0)
+        caller.reset(["s1"])
+    assert len(caller.plane._state.delays._heap) < 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import CommitResult, ReleaseResult, Reservation, Waiting
+from dataplane_server.core.calls.answers import CommitResult, Reservation
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import EndRead
 
@@ -31,15 +31,6 @@ def test_a_commit_does_not_write_to_rows_that_were_put_again(caller: Caller, cla
     assert caller.plane.partition_info("p").fields[1].rows == 0
 
 
-def test_a_release_does_not_touch_rows_that_were_put_again(caller: Caller, claim_id: str) -> None:
-    newer = caller.take("a")
-    assert caller.release(claim_id) == ReleaseResult(0)
-    assert newer.sample_ids == ("s1",)
-    assert caller.take("a").sample_ids == ("s2",)
-    with_nothing_left = caller.apply(caller.claim_call("a"))
-    assert isinstance(with_nothing_left, Waiting)
-
-
 def test_a_commit_that_streams_while_its_rows_are_put_again_is_refused_at_its_end(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
     reservation = caller.apply(caller.commit_call(caller.take("a").claim_id, {"b": [9]}))
@@ -53,15 +44,6 @@ def test_a_commit_that_streams_while_its_rows_are_put_again_is_refused_at_its_en
         caller.read(["s1"], "b")
 
 
-def test_a_row_in_line_that_was_cleared_and_put_again_is_handed_out_once(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2", "s3"], "a")
-    caller.release(caller.take("a", batch_size=3).claim_id)
-    caller.clear(["s1", "s2"])
-    caller.put_rows(["s2"], "a")
-    assert caller.take("a", batch_size=2).sample_ids == ("s3", "s2")
-    assert isinstance(caller.apply(caller.claim_call("a")), Waiting)
-
-
 def test_a_row_cleared_while_pinned_and_put_again_is_a_new_row(caller: Caller) -> None:
     caller.put_rows(["s1"], "a", size=3)
     grant = caller.take("a")
@@ -72,11 +54,3 @@ def test_a_row_cleared_while_pinned_and_put_again_is_a_new_row(caller: Caller) -
     assert caller.used == 4
     assert caller.commit(grant.claim_id) == CommitResult(0)
     assert caller.take("a").sample_ids == ("s1",)
-
-
-def test_a_read_by_names_kept_over_a_clear_never_shows_another_samples_values(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a", size=3)
-    caller.clear(["s1"])
-    caller.put_rows(["other"], "a", size=3)
-    with caller.refuses(Reason.SAMPLE_NOT_FOUND, "'s1'"):
-        caller.read(["s1"], "a")

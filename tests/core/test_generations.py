@@ -23,12 +23,6 @@ def replaced(caller: Caller, *sample_ids: str) -> Int64Array:
     return before
 
 
-def test_generations_grow_in_the_order_in_which_rows_are_created(caller: Caller) -> None:
-    first = caller.put_rows(["s2", "s1"], "a").generations.tolist()
-    second = caller.put_rows(["s3"], "a").generations.tolist()
-    assert first + second == sorted({*first, *second})
-
-
 def test_a_partition_that_was_dropped_and_registered_anew_repeats_no_generation(caller: Caller) -> None:
     before = caller.put_rows(["s1"], "a").generations[0]
     caller.apply(DropPartition(caller.request_id(), "p"))
@@ -63,28 +57,6 @@ def test_a_row_that_was_cleared_and_put_anew_is_refused_as_another_one(caller: C
     old = replaced(caller, "s1", "s2")
     with caller.refuses(Reason.ROW_REPLACED, "'p'", "'s1'", "1 more"):
         speak(caller, ["s0", "s1", "s2"], int64([kept, *old]))
-
-
-@pytest.mark.parametrize("speak", [read, put])
-def test_a_row_that_is_gone_is_refused_as_missing_though_its_generation_is_named(caller: Caller, speak: Speak) -> None:
-    generations = caller.put_rows(["s1", "s2"], "a").generations
-    caller.clear(["s2"])
-    with caller.refuses(Reason.SAMPLE_NOT_FOUND, "'p'", "'s2'"):
-        speak(caller, ["s1", "s2"], generations)
-
-
-def clear(caller: Caller, sample_ids: list[str], generations: Int64Array) -> None:
-    caller.clear(sample_ids, generations=generations)
-
-
-@pytest.mark.parametrize("speak", [read, put, clear])
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_generations_of_more_or_fewer_rows_than_the_call_names_are_refused(
-    caller: Caller, speak: Speak, count: int
-) -> None:
-    caller.put_rows(["s1", "s2"], "a")
-    with caller.refuses(Reason.ROW_COUNT_MISMATCH, f"{count} rows", "2 samples"):
-        speak(caller, ["s1", "s2"], int64([1] * count))
 
 
 def test_a_put_under_way_to_a_row_that_is_replaced_meanwhile_leaves_the_new_row_alone(caller: Caller) -> None:

@@ -63,15 +63,6 @@ def test_of_a_long_story_the_last_events_are_told() -> None:
     assert whats(history, "a") == [f"what{number}" for number in range(2000 - 1024, 2000)]
 
 
-def test_words_that_calls_repeat_are_kept_once() -> None:
-    history = History(64)
-    for _ in range(2):
-        history.note(Fact("put", "p", ["a"], who=b"worker".decode(), fields=(b"prompt".decode(),)), 1.0)
-    first, second = history.events("p", "a")
-    assert first.who is second.who
-    assert first.fields is second.fields
-
-
 def test_words_are_still_told_after_more_kinds_of_calls_than_are_kept_once() -> None:
     history = History(1 << 16)
     for number in range(5000):

@@ -10,7 +10,7 @@ from tests.core.caller import Caller
 from dataplane_server.core.calls.answers import Failed, Grant, Reservation, Waiting
 from dataplane_server.core.calls.life_calls import LetGo, Recover
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import Drain, FinishWrite, OpenSession, ShareReservation
+from dataplane_server.core.calls.requests import FinishWrite, OpenSession, ShareReservation
 
 HELD = pytest.mark.parametrize("held", [False, True])
 
@@ -118,11 +118,3 @@ def test_every_session_has_its_grace_from_now_on(caller: Caller) -> None:
     caller.pass_time(5.5)
     with caller.refuses(Reason.SESSION_EXPIRED):
         caller.apply(OpenSession(session, "client"))
-
-
-def test_a_server_that_was_shut_down_serves_again(caller: Caller) -> None:
-    caller.apply(Drain())
-    with caller.refuses(Reason.DRAINING):
-        caller.apply(caller.claim_call("a"))
-    caller.apply(Recover(False))
-    assert isinstance(caller.apply(caller.claim_call("a")), Waiting)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 from tests.core.caller import BYTES, Caller, int64
@@ -16,375 +18,335 @@ from dataplane_server.core.calls.requests import BeginRead, ClearSamples, CloseS
 from dataplane_server.core.rows.space import ALIGNMENT
 
 LONG = "x" * 100_000
+OBJECT, FLOATS, SCALAR = Shape("object", "", ()), Shape("jagged", "float32", ()), Shape("dense", "int32", ())
+HUGE = Shape("jagged", "uint8", (1 << 20, 1 << 20))
+SHORT = (Term("<", "sequence_length", True, (4,)),)
 
 
-@dataclass(frozen=True)
+@dataclass
 class World:
     """Partition p with tasks train and score, fields a, b (both per-token) and c; rows s1 and s2 hold a and b.
 
     There is room for 4 KiB, 2 partitions, 3 rows, one waiting put and one waiting claim. claim_id is open on s1.
+    named: what a case has made to name it in its call.
     """
 
     caller: Caller
     claim_id: str
+    named: str = ""
 
-    def put(self, lengths: dict[str, list[int]], *sample_ids: str, partition_id: str = "p") -> None:
-        self.caller.apply(self.caller.put_call(sample_ids, lengths, partition_id=partition_id))
+    def put(self, lengths: dict[str, list[int]], *sample_ids: str, **more: object) -> None:
+        self.caller.apply(self.caller.put_call(sample_ids, lengths, **more))  # type: ignore[arg-type]
 
     def put_call(self, *columns: ColumnSpec, sample_ids: tuple[str, ...] = ("s1",), **more: object) -> None:
-        put = PutSamples(self.caller.request_id(), "p", sample_ids, columns, **more)  # type: ignore[arg-type]
-        self.caller.apply(put)
+        call = {"request_id": self.caller.request_id(), "partition_id": "p", "sample_ids": sample_ids}
+        self.caller.apply(PutSamples(**{**call, "columns": columns, **more}))  # type: ignore[arg-type]
 
     def claim(self, *required_fields: str, **more: object) -> None:
         self.caller.apply(self.caller.claim_call(*required_fields, **more))  # type: ignore[arg-type]
 
-    def commit(self, lengths: dict[str, list[int]]) -> None:
-        self.caller.apply(self.caller.commit_call(self.claim_id, lengths))
+    def commit(self, lengths: dict[str, list[int]], claim_id: str = "") -> None:
+        self.caller.apply(self.caller.commit_call(claim_id or self.claim_id, lengths))
 
-    def fill(self) -> None:
-        """Take what columns a and b, which begin at aligned offsets, have left of the memory."""
-        put = self.caller.put_call(["s2"], {"c": [4096 - 2 * ALIGNMENT]})
-        assert isinstance(self.caller.apply(put), Reservation)
+    def register_q(self, **more: object) -> None:
+        self.caller.register(partition_id="q", **more)  # type: ignore[arg-type]
+
+    def define(self, per_token: str, fields: str = "abc", *, replace: bool = True) -> None:
+        tasks, of_tokens = ("train", "score"), frozenset(per_token)
+        self.caller.register(tuple(fields), tasks, per_token_fields=of_tokens, replace=replace)
 
 
 @pytest.fixture
-def world(new_caller: Callable[..., Caller]) -> Iterator[World]:
+def world(new_caller: Callable[..., Caller]) -> World:
     caller = new_caller(memory_bytes=4096, max_partitions=2, max_rows=3, max_waiting_puts=1, max_waiting_claims=1)
     caller.register(("a", "b", "c"), ("train", "score"), per_token_fields=frozenset("ab"))
     caller.put(caller.put_call(["s1", "s2"], {"a": [3, 4], "b": [3, 4]}))
-    yield World(caller, caller.take("a").claim_id)
-    caller.plane.check_invariants()
+    return World(caller, caller.take("a").claim_id)
 
 
-def objects_in_a_per_token_field(world: World) -> None:
-    world.caller.register(("a",), partition_id="q", per_token_fields=frozenset("a"))
-    with world.caller.refuses(Reason.FIELD_MISMATCH, "'q'", "'a'", "objects"):
-        columns = [ColumnSpec("a", Shape("object", "", ()), int64([3]))]
-        world.caller.apply(PutSamples(world.caller.request_id(), "q", ["s"], columns))
+def fill(w: World) -> None:
+    """Take what columns a and b, which begin at aligned offsets, have left of the memory."""
+    assert isinstance(w.caller.apply(w.caller.put_call(["s2"], {"c": [4096 - 2 * ALIGNMENT]})), Reservation)
 
 
-def larger_than_the_memory_with_alignment(world: World) -> None:
-    world.caller.register(("x", "y"), partition_id="q")
-    with world.caller.refuses(Reason.PUT_TOO_LARGE, " 4 KiB", f"{(ALIGNMENT + 4095) / 1024:.4g} KiB"):
-        world.put({"x": [1], "y": [4095]}, "s", partition_id="q")
+def let_a_put_wait(w: World) -> None:
+    fill(w)
+    assert isinstance(w.caller.apply(w.caller.put_call(["s1"], {"c": [100]})), Waiting)
 
 
-def commit_after_clear(world: World) -> None:
-    commit = world.caller.commit_call(world.claim_id, {"c": [1]})
-    world.caller.clear(["s1"])
-    with world.caller.refuses(Reason.SAMPLE_NOT_FOUND, "'p'", "'s1'", world.claim_id, "was cleared"):
-        world.caller.apply(commit)
+def drain_full(w: World) -> None:
+    fill(w)
+    w.caller.apply(Drain())
 
 
-def per_token_declared_late(world: World) -> None:
-    world.caller.put_rows(["s1"], "c", size=9)
-    with world.caller.refuses(Reason.FIELD_HOLDS_VALUES, "'p'", "'c'", "per-token"):
-        world.caller.register(("a", "b", "c"), ("train", "score"), per_token_fields=frozenset("abc"))
+def open_session_after_a_commit(w: World) -> None:
+    w.caller.commit(w.caller.take_shard("a", dp_world=1, batch_size=1, step=4).claim_id)
+    w.named = w.caller.open_session()
 
 
-def shard_that_was_committed_before_the_session(world: World) -> None:
-    asked: dict[str, object] = {"dp_world": 1, "batch_size": 1, "step": 4}
-    world.caller.commit(world.caller.take_shard("a", **asked).claim_id)
-    session_id = world.caller.open_session()
-    with world.caller.refuses(Reason.SHARD_COMMITTED, "'p'", "'train'", "step 4, dp_rank 0 of 1", "claim step 5"):
-        world.caller.take_shard("a", **asked, session_id=session_id)
+def close_session(w: World) -> None:
+    w.named = w.caller.open_session()
+    w.caller.apply(CloseSession(w.named))
 
 
-def partitions_over_the_bound(world: World) -> None:
-    world.caller.register(partition_id="q")
-    with world.caller.refuses(Reason.LIMIT_REACHED, "2 partitions"):
-        world.caller.register(partition_id="r")
+def reserve(w: World) -> None:
+    w.named = w.caller.reserve("g", ["s3"]).reservation_id
 
 
-def new_rows_over_a_budget(world: World) -> None:
-    world.caller.set_flow(max_rows=2, when_full="reject")
-    with world.caller.refuses(Reason.PARTITION_FULL, "'p'", "2 of max_rows 2"):
-        world.put({"c": [1]}, "s3")
+def abort_group(w: World) -> None:
+    reserve(w)
+    w.caller.abort_group(w.named)
 
 
-def claims_over_the_bound(world: World) -> None:
-    assert isinstance(world.caller.apply(world.caller.claim_call("c")), Waiting)
-    with world.caller.refuses(Reason.LIMIT_REACHED, "1 claims"):
-        world.caller.apply(world.caller.claim_call("c"))
+def replace_row(w: World) -> None:
+    w.caller.clear(["s2"])
+    w.caller.put_rows(["s2"], "c")
 
 
-def puts_over_the_bound(world: World) -> None:
-    world.fill()
-    assert isinstance(world.caller.apply(world.caller.put_call(["s1"], {"c": [100]})), Waiting)
-    with world.caller.refuses(Reason.LIMIT_REACHED, "1 puts wait"):
-        world.put({"c": [100]}, "s1")
+class Case(NamedTuple):
+    """call: refused in a message that has the words. before: what is done first."""
+
+    name: str
+    call: Callable[[World], object]
+    words: str
+    before: Callable[[World], object] = lambda _: None
 
 
-def wait_for_rows_of_a_draining_server(world: World) -> None:
-    world.caller.apply(Drain())
-    with world.caller.refuses(Reason.DRAINING, "shutting down"):
-        world.caller.apply(world.caller.claim_call("c"))
+def column(name: str, *lengths: int, shape: Shape = BYTES) -> ColumnSpec:
+    return ColumnSpec(name, shape, int64(lengths) if lengths else None)
 
 
-def wait_for_room_of_a_draining_server(world: World) -> None:
-    world.fill()
-    world.caller.apply(Drain())
-    with world.caller.refuses(Reason.DRAINING, "shutting down"):
-        world.put({"c": [100]}, "s1")
-
-
-def write_back_after_a_reset(world: World) -> None:
-    put = world.caller.put_call(["s1"], {"c": [1]}, claim_id=world.claim_id)
-    world.caller.reset()
-    with world.caller.refuses(Reason.CLAIM_FENCED, world.claim_id):
-        world.caller.apply(put)
-
-
-def reserve_in_a_session_that_is_closed(world: World) -> None:
-    session_id = world.caller.open_session()
-    world.caller.apply(CloseSession(session_id))
-    with world.caller.refuses(Reason.SESSION_EXPIRED, session_id):
-        world.caller.reserve("g", ["s3"], session_id)
-
-
-def finish_of_a_group_that_was_aborted(world: World) -> None:
-    reservation_id = world.caller.reserve("g", ["s3"]).reservation_id
-    world.caller.abort_group(reservation_id)
-    with world.caller.refuses(Reason.GROUP_FENCED, reservation_id):
-        world.caller.finish_group(reservation_id)
-
-
-def finish_of_a_group_with_an_empty_row(world: World) -> None:
-    reservation_id = world.caller.reserve("g", ["s3"]).reservation_id
-    with world.caller.refuses(Reason.GROUP_INCOMPLETE, "'p'", "'s3'", "'g'", "1 of 1"):
-        world.caller.finish_group(reservation_id)
-
-
-def read_of_a_row_that_was_replaced(world: World) -> None:
-    generations = world.caller.put_rows(["s2"], "c").generations
-    world.caller.clear(["s2"])
-    world.caller.put_rows(["s2"], "c")
-    with world.caller.refuses(Reason.ROW_REPLACED, "'p'", "'s2'"):
-        world.caller.apply(BeginRead("p", ["s2"], ["c"], generations))
-
-
-def put_to_a_row_that_others_reserved(world: World) -> None:
-    world.caller.reserve("g", ["s3"])
-    with world.caller.refuses(Reason.ROW_RESERVED, "'s3'", "'g'"):
-        world.put({"c": [1]}, "s3")
-
-
-def put_to_a_closed_partition(world: World) -> None:
-    world.caller.close()
-    with world.caller.refuses(Reason.PARTITION_CLOSED, "'p'", "'s3'", "1 more"):
-        world.put({"c": [1, 1, 1]}, "s1", "s3", "s4")
-
-
-def claim_of_more_than_is_left(world: World) -> None:
-    world.caller.close()
-    with world.caller.refuses(Reason.END_OF_DATA, "'p'", "'train'", "2 rows", "min_size 3", "min_size=2"):
-        world.caller.apply(world.caller.claim_call("c", batch_size=3))
-
-
-def append_to_a_row_that_was_put_meanwhile(world: World) -> None:
-    caller = world.caller
-    caller.register(("t",), partition_id="q", per_token_fields=frozenset("t"))
-    begun = caller.apply(caller.put_call(["s1"], {"t": [1]}, partition_id="q", append=True))
-    assert isinstance(begun, Reservation)
-    caller.put_rows(["s1"], "t", partition_id="q")
-    with pytest.raises(Refusal, match="partition 'q': the per-token values of sample 's1' were changed") as caught:
-        caller.finish(begun.ticket)
-    assert caught.value.reason is Reason.APPEND_CONFLICT
-    assert caller.plane.partition_info("q").size_bytes == 1
+def tokens_in_q(w: World) -> None:
+    w.register_q(per_token_fields=frozenset("a"))
 
 
 R = Reason
-REFUSED: dict[Reason, list[tuple[str, Callable[[World], object], str]]] = {
+REFUSED: dict[Reason, list[Case]] = {
     R.INVALID_REQUEST: [
-        ("malformed", lambda w: w.put({"a": [3]}, ""), "sample id | 1 to 256 bytes"),
-        ("too many tags", lambda w: w.put_call(tags=[{f"key{i}": 1 for i in range(65)}]), "'s1' | 64 tags"),
-        ("tag of no scalar", lambda w: w.put_call(tags=[{"key": [1]}]), "'s1' | 'key'"),
-        ("length out of range", lambda w: w.put_call(ColumnSpec("a", BYTES, int64([-1]))), "'a' | row 0 | -1"),
-        ("token count out of range", lambda w: w.put_call(sequence_lengths=int64([-2])), "'s1' | -2"),
-        ("token count over 31 bits", lambda w: w.put_call(sequence_lengths=int64([1 << 31])), "'s1' | 2147483648"),
-        ("batch of none", lambda w: w.claim("a", batch_size=0), "batch_size 0"),
-        ("least over most", lambda w: w.claim("a", batch_size=1, min_size=2), "min_size 2 | batch_size 1"),
-        ("least of none", lambda w: w.claim("a", batch_size=1, min_size=0), "min_size 0"),
-        ("batch over the bound", lambda w: w.claim("a", batch_size=65_537, min_size=1), "batch_size 65537 | 65536"),
-        ("read of no field", lambda w: w.caller.read(["s1"]), "'p' | no field"),
-        ("read of no sample", lambda w: w.caller.read([], "a"), "got 0"),
-        ("clear of no sample", lambda w: w.caller.clear([]), "got 0"),
-        ("consumption of no task", lambda w: w.caller.plane.consumption("p", []), "'p' | no task"),
-        ("call without request id", lambda w: w.caller.apply(ClearSamples("", "p", None)), "request_id | got 0"),
-        ("long request id", lambda w: w.caller.apply(ClearSamples("x" * 65, "p", None)), "request_id | got 65"),
+        Case("empty sample id", lambda w: w.put({"a": [3]}, ""), "sample id | 256"),
+        Case("too many tags", lambda w: w.put_call(tags=[{f"key{i}": 1 for i in range(65)}]), "'s1' | 64"),
+        Case("tag of no scalar", lambda w: w.put_call(tags=[{"key": [1]}]), "'s1' | 'key'"),
+        Case("negative length", lambda w: w.put_call(column("a", -1)), "'a' | row 0 | -1"),
+        Case("token count", lambda w: w.put_call(sequence_lengths=int64([1 << 31])), "'s1' | 2147483648"),
+        Case("least over most", lambda w: w.claim("a", batch_size=1, min_size=2), "min_size 2 | batch_size 1"),
+        Case("batch over the bound", lambda w: w.claim("a", batch_size=65_537, min_size=1), "65537 | 65536"),
+        Case("read of no field", lambda w: w.caller.read(["s1"]), "'p' | field"),
+        Case("read of no sample", lambda w: w.caller.read([], "a"), "got 0"),
+        Case("clear of no sample", lambda w: w.caller.clear([]), "got 0"),
+        Case("reset of no sample", lambda w: w.caller.reset([]), "got 0"),
+        Case("consumption of no task", lambda w: w.caller.plane.consumption("p", []), "'p' | task"),
+        Case("no request id", lambda w: w.caller.apply(ClearSamples("", "p", None)), "request_id | got 0"),
+        Case("long request id", lambda w: w.caller.apply(ClearSamples("x" * 65, "p", None)), "request_id | got 65"),
+        Case("long name of a caller", lambda w: w.put_call(column("c", 1), caller="x" * 257), "caller | 256"),
+        Case("long delay", lambda w: w.caller.release(w.claim_id, delay_s=86_400.1), "86400"),
+        Case("delay of no number", lambda w: w.caller.release(w.claim_id, delay_s=math.nan), "86400"),
+        Case("long reason", lambda w: w.caller.release(w.claim_id, reason="é" * 129), "256"),
+        Case("deliveries over the bound", lambda w: w.register_q(max_deliveries=65_536), "65535 | 65536"),
+        Case("split by groups of rows", lambda w: w.caller.take_shard("a", balance="groups"), "whole_groups"),
+        Case("rank of another world", lambda w: w.caller.take_shard("a", dp_rank=2), "2"),
+        Case("create_only of a claim", lambda w: w.put_call(create_only=True, claim_id=w.claim_id), "create_only"),
+        Case("create_only in a group", lambda w: w.put_call(create_only=True, reservation_id="g-1"), "create_only"),
+        Case("create_only of rows", lambda w: w.put_call(create_only=True, generations=int64([1])), "create_only"),
+        Case("create_only on condition", lambda w: w.put_call(create_only=True, only_if=SHORT), "create_only"),
+        Case("to clear without tasks", lambda w: w.register_q(tasks=(), clear_when_consumed=True), "'q' | task"),
+        Case(
+            "to lose what is cleared",
+            lambda w: w.claim("a", partition_id="q", consume=True),
+            "'q'",
+            lambda w: w.register_q(clear_when_consumed=True),
+        ),
+        Case("too many fields", lambda w: w.caller.extend(fields=tuple(f"f{i}" for i in range(62))), "'p' | 64 | 65"),
+        Case("shared without a group", lambda w: w.put_call(column("c", 1), sample_ids=(), shared=True), "reservation"),
+        Case(
+            "shared per-token field",
+            lambda w: w.put_call(column("a", 3), sample_ids=(), shared=True, reservation_id=w.named),
+            "'p' | 'g' | 'a' | per-token",
+            reserve,
+        ),
     ],
     R.DUPLICATE: [
-        ("sample twice", lambda w: w.put({"a": [3, 3]}, "s1", "s1"), "sample id 's1'"),
-        (
-            "field twice",
-            lambda w: w.put_call(ColumnSpec("a", BYTES, int64([3])), ColumnSpec("a", BYTES, int64([3]))),
-            "field 'a'",
-        ),
-        ("required field twice", lambda w: w.claim("a", "a"), "required field 'a'"),
-        ("read field twice", lambda w: w.caller.read(["s1"], "a", "a"), "field 'a'"),
-        ("read sample twice", lambda w: w.caller.read(["s1", "s1"], "a"), "sample id 's1'"),
-        ("task twice", lambda w: w.caller.plane.consumption("p", ["train", "train"]), "task 'train'"),
+        Case("sample twice", lambda w: w.put({"a": [3, 3]}, "s1", "s1"), "'s1'"),
+        Case("field twice", lambda w: w.put_call(column("a", 3), column("a", 3)), "field 'a'"),
+        Case("required field twice", lambda w: w.claim("a", "a"), "field 'a'"),
+        Case("read field twice", lambda w: w.caller.read(["s1"], "a", "a"), "field 'a'"),
+        Case("read sample twice", lambda w: w.caller.read(["s1", "s1"], "a"), "'s1'"),
+        Case("task twice", lambda w: w.caller.plane.consumption("p", ["train", "train"]), "task 'train'"),
+        Case("task added twice", lambda w: w.caller.extend(tasks=("judge", "judge")), "task 'judge'"),
     ],
     R.ROW_COUNT_MISMATCH: [
-        ("lengths of another number of rows", lambda w: w.put({"a": [3, 3]}, "s1"), "'a' | 2 rows | 1 samples"),
-        ("tags of another number of rows", lambda w: w.put_call(tags=[{}, {}]), "tags | 2 rows | 1 samples"),
-        (
-            "token counts of another number of rows",
-            lambda w: w.put_call(sequence_lengths=int64([3, 3])),
-            "sequence lengths | 2 rows | 1 samples",
-        ),
-        ("commit of another number of rows", lambda w: w.commit({"c": [1, 1]}), "'c' | 2 rows | 1 samples"),
+        Case("lengths", lambda w: w.put({"a": [3, 3]}, "s1"), "'a' | 2 rows | 1 samples"),
+        Case("tags", lambda w: w.put_call(tags=[{}, {}]), "tags | 2 rows | 1 samples"),
+        Case("token counts", lambda w: w.put_call(sequence_lengths=int64([3, 3])), "2 rows | 1 samples"),
+        Case("generations", lambda w: w.put_call(generations=int64([1, 2])), "2 rows | 1 samples"),
+        Case("columns of a commit", lambda w: w.commit({"c": [1, 1]}), "'c' | 2 rows | 1 samples"),
     ],
     R.FIELD_NOT_DECLARED: [
-        ("undeclared field put", lambda w: w.put({"z": [3]}, "s1"), "'p' | 'z' | a, b, c"),
-        ("undeclared field claimed", lambda w: w.claim("z"), "'p' | 'z' | a, b, c"),
-        ("undeclared field read", lambda w: w.caller.read(["s1"], "z"), "'p' | 'z' | a, b, c"),
-        ("undeclared field committed", lambda w: w.commit({"z": [1]}), "'p' | 'z' | a, b, c"),
-        (
-            "undeclared per token field",
-            lambda w: w.caller.register(("a", "b", "c"), partition_id="q", per_token_fields=frozenset("z")),
-            "'q' | 'z' | per-token",
-        ),
+        Case("put", lambda w: w.put({"z": [3]}, "s1"), "'p' | 'z' | a, b, c"),
+        Case("claimed", lambda w: w.claim("z"), "'p' | 'z' | a, b, c"),
+        Case("read", lambda w: w.caller.read(["s1"], "z"), "'p' | 'z' | a, b, c"),
+        Case("committed", lambda w: w.commit({"z": [1]}), "'p' | 'z' | a, b, c"),
+        Case("per-token", lambda w: w.register_q(per_token_fields=frozenset("z")), "'q' | 'z'"),
+    ],
+    R.FIELD_NOT_PRODUCED: [
+        Case("read", lambda w: w.caller.read(["s1", "s2"], "a", "c"), "'p' | 's1' | 'c' | 1 more"),
     ],
     R.FIELD_MISMATCH: [
-        (
-            "floats over bytes",
-            lambda w: w.put_call(ColumnSpec("a", Shape("jagged", "float32", ()), int64([3]))),
-            "'p' | 'a' | jagged float32 (*) | jagged uint8 (*)",
+        Case("floats over bytes", lambda w: w.put_call(column("a", 3, shape=FLOATS)), "'p' | 'a' | float32 | uint8"),
+        Case("objects over bytes", lambda w: w.put_call(column("a", 3, shape=OBJECT)), "'p' | 'a' | object"),
+        Case(
+            "objects for tokens",
+            lambda w: w.put_call(column("a", 3, shape=OBJECT), partition_id="q"),
+            "'q' | 'a' | object",
+            tokens_in_q,
         ),
-        (
-            "objects over bytes",
-            lambda w: w.put_call(ColumnSpec("a", Shape("object", "", ()), int64([3]))),
-            "'p' | 'a' | object",
+        Case(
+            "one value a row for tokens",
+            lambda w: w.put_call(column("a", shape=SCALAR), partition_id="q"),
+            "'q' | 'a' | token",
+            tokens_in_q,
         ),
     ],
+    R.FIELD_HOLDS_VALUES: [
+        Case("field dropped", lambda w: w.define("a", "ac"), "'p' | 2 rows | 'b'"),
+        Case("per-token now", lambda w: w.define("abc"), "'p' | 'c'", lambda w: w.caller.put_rows(["s1"], "c")),
+    ],
     R.LENGTH_MISMATCH: [
-        (
-            "lengths that differ",
-            lambda w: w.put({"a": [3, 3], "b": [3, 5]}, "s1", "s2"),
-            "'p' | 's2' | 'a' has 3 | 'b' has 5",
-        ),
-        (
-            "length against what is stored",
-            lambda w: w.put({"a": [3, 5]}, "s1", "s2"),
-            "'p' | 's2' | 'a' has 5 | 'b' as stored has 4",
-        ),
-        (
-            "token count against what is stored",
+        Case("in a put", lambda w: w.put({"a": [3, 3], "b": [3, 5]}, "s1", "s2"), "'p' | 's2' | 'a' has 3 | 'b' has 5"),
+        Case("with stored", lambda w: w.put({"a": [3, 5]}, "s1", "s2"), "'p' | 's2' | 'a' has 5 | 'b' | 4"),
+        Case(
+            "with a token count",
             lambda w: w.put_call(sequence_lengths=int64([5]), sample_ids=("s2",)),
             "'p' | 's2' | sequence_lengths has 5 | has 4",
         ),
     ],
     R.PUT_TOO_LARGE: [
-        ("larger than the memory", lambda w: w.put({"c": [4097]}, "s1"), "4.001 KiB | 4 KiB"),
-        (
-            "too large to be counted in 64 bits",
-            lambda w: w.put_call(ColumnSpec("c", Shape("jagged", "uint8", (1 << 20, 1 << 20)), int64([(1 << 31) - 1]))),
-            "2.199e+12 GiB | 4 KiB",
+        Case("larger than the memory", lambda w: w.put({"c": [4097]}, "s1"), "4.001 KiB | 4 KiB"),
+        Case("more than 64 bits count", lambda w: w.put_call(column("c", (1 << 31) - 1, shape=HUGE)), "GiB | 4 KiB"),
+        Case(
+            "with alignment",
+            lambda w: w.put({"a": [1], "b": [4095]}, "s", partition_id="q"),
+            f"4 KiB | {(ALIGNMENT + 4095) / 1024:.4g} KiB",
+            lambda w: w.register_q(),
         ),
-    ],
-    R.PARTITION_NOT_FOUND: [
-        ("partition put to", lambda w: w.put({"a": [3]}, "s1", partition_id="nowhere"), "'nowhere'"),
-        ("partition read", lambda w: w.caller.apply(BeginRead("nowhere", ["s1"], ["a"])), "'nowhere'"),
-        ("partition claimed from", lambda w: w.claim("a", partition_id="nowhere"), "'nowhere'"),
-        ("partition cleared", lambda w: w.caller.clear(partition_id="nowhere"), "'nowhere'"),
-        ("partition described", lambda w: w.caller.plane.partition_info("nowhere"), "'nowhere'"),
-        ("partition asked for consumption", lambda w: w.caller.plane.consumption("nowhere", ["train"]), "'nowhere'"),
-    ],
-    R.SAMPLE_NOT_FOUND: [("sample read", lambda w: w.caller.read(["s1", "s9", "s8"], "a"), "'p' | 's9' | 1 more")],
-    R.FIELD_NOT_PRODUCED: [
-        ("field read", lambda w: w.caller.read(["s1", "s2"], "a", "c"), "'p' | 's1' | 'c' | 1 more")
-    ],
-    R.TASK_NOT_REGISTERED: [
-        ("task claimed for", lambda w: w.claim("a", task="nobody"), "'p' | 'nobody' | train, score"),
-        (
-            "task asked for consumption",
-            lambda w: w.caller.plane.consumption("p", ["train", "nobody"]),
-            "'p' | 'nobody' | train, score",
-        ),
-    ],
-    R.CLAIM_NOT_FOUND: [
-        ("claim committed", lambda w: w.caller.commit("claim-9"), "'claim-9'"),
-        (
-            "claim committed with columns",
-            lambda w: w.caller.apply(w.caller.commit_call("claim-9", {"c": [1]})),
-            "'claim-9'",
-        ),
-        ("claim released", lambda w: w.caller.release("claim-9"), "'claim-9'"),
-    ],
-    R.FIELD_HOLDS_VALUES: [
-        (
-            "field dropped",
-            lambda w: w.caller.register(("a", "c"), ("train", "score")),
-            "'p' | 2 rows | 'b' | clear them first",
-        )
-    ],
-    R.PARTITION_DIFFERS: [
-        (
-            "another definition",
-            lambda w: w.caller.register(("a", "c"), ("train",), per_token_fields=frozenset("c"), replace=False),
-            "'p' | 'a' is per-token in the partition, not in the registration | 'c' is per-token | replace=True",
-        )
     ],
     R.LIMIT_REACHED: [
-        ("rows over the bound", lambda w: w.put({"c": [3, 3, 3]}, "s2", "s3", "s4"), "2 rows | at most 3")
+        Case("rows", lambda w: w.put({"c": [3, 3, 3]}, "s2", "s3", "s4"), "2 rows | 3"),
+        Case("partitions", lambda w: w.caller.register(partition_id="r"), "2 partitions", lambda w: w.register_q()),
+        Case("waiting claims", lambda w: w.claim("c"), "1 claims", lambda w: w.claim("c")),
+        Case("waiting puts", lambda w: w.put({"c": [100]}, "s1"), "1 puts", let_a_put_wait),
     ],
-    R.CONDITION_FAILED: [
-        (
-            "a condition that does not hold",
-            lambda w: w.put_call(sample_ids=("s1", "s2"), only_if=(Term("<", "sequence_length", True, (4,)),)),
-            "'p' | 's2' | only_if",
+    R.PARTITION_NOT_FOUND: [
+        Case("put to", lambda w: w.put({"a": [3]}, "s1", partition_id="nowhere"), "'nowhere'"),
+        Case("read", lambda w: w.caller.apply(BeginRead("nowhere", ["s1"], ["a"])), "'nowhere'"),
+        Case("claimed from", lambda w: w.claim("a", partition_id="nowhere"), "'nowhere'"),
+        Case("cleared", lambda w: w.caller.clear(partition_id="nowhere"), "'nowhere'"),
+        Case("described", lambda w: w.caller.plane.partition_info("nowhere"), "'nowhere'"),
+        Case("asked for a sample", lambda w: w.caller.plane.sample("nowhere", "s1"), "'nowhere'"),
+        Case("asked for consumption", lambda w: w.caller.plane.consumption("nowhere", ["train"]), "'nowhere'"),
+        Case("asked for dead letters", lambda w: w.caller.plane.dead_letters("nowhere", "train"), "'nowhere'"),
+    ],
+    R.PARTITION_DIFFERS: [
+        Case("registered", lambda w: w.define("bc", replace=False), "'p' | 'a' | 'c' | per-token | replace=True"),
+        Case("extended", lambda w: w.caller.extend(fields=("a",)), "'p' | 'a' | per-token"),
+    ],
+    R.PARTITION_CLOSED: [
+        Case(
+            "put", lambda w: w.put({"c": [1] * 3}, "s1", "s3", "s4"), "'p' | 's3' | 1 more", lambda w: w.caller.close()
+        ),
+        Case("group", lambda w: w.caller.reserve("g", ["s3"]), "'p' | 'g'", lambda w: w.caller.close()),
+    ],
+    R.PARTITION_FULL: [
+        Case(
+            "new rows over a budget",
+            lambda w: w.put({"c": [1]}, "s3"),
+            "'p' | max_rows 2",
+            lambda w: w.caller.set_flow(max_rows=2, when_full="reject"),
         )
     ],
-    R.SAMPLE_EXISTS: [("reserved twice", lambda w: w.caller.reserve("g", ["s1"]), "'p' | 's1' | 'g'")],
-    R.REQUEST_ID_USED: [
-        ("a used request_id", lambda w: w.caller.apply(ClearSamples("request-1", "p", None)), "'request-1' | register")
+    R.END_OF_DATA: [
+        Case(
+            "claim of more than is left",
+            lambda w: w.claim("c", batch_size=3),
+            "'p' | 'train' | 2 rows | min_size 3 | min_size=2",
+            lambda w: w.caller.close(),
+        )
     ],
-    R.TOO_FEW_ROWS: [("draw of more than there is", lambda w: w.caller.draw(batch_size=3), "'p' | 2 of 2")],
-    R.SUPERSEDED: [("finish of what is not under way", lambda w: w.caller.finish(1 << 40), "request_id")],
+    R.SAMPLE_NOT_FOUND: [
+        Case("read", lambda w: w.caller.read(["s1", "s9", "s8"], "a"), "'p' | 's9' | 1 more"),
+        Case("committed", lambda w: w.commit({"c": [1]}), "'p' | 's1'", lambda w: w.caller.clear(["s1"])),
+    ],
+    R.SAMPLE_EXISTS: [Case("reserved", lambda w: w.caller.reserve("g", ["s1"]), "'p' | 's1' | 'g'")],
+    R.ROW_REPLACED: [
+        Case("read", lambda w: w.caller.apply(BeginRead("p", ["s2"], ["c"], int64([2]))), "'p' | 's2'", replace_row)
+    ],
+    R.ROW_RESERVED: [Case("put", lambda w: w.put({"c": [1]}, "s3"), "'s3' | 'g'", reserve)],
+    R.CONDITION_FAILED: [
+        Case("put", lambda w: w.put_call(sample_ids=("s1", "s2"), only_if=SHORT), "'p' | 's2' | only_if")
+    ],
+    R.TASK_NOT_REGISTERED: [
+        Case("claimed for", lambda w: w.claim("a", task="nobody"), "'p' | 'nobody' | train, score"),
+        Case("asked for consumption", lambda w: w.caller.plane.consumption("p", ["nobody"]), "'p' | 'nobody'"),
+        Case("asked for dead letters", lambda w: w.caller.plane.dead_letters("p", "nobody"), "'p' | 'nobody'"),
+        Case("reset", lambda w: w.caller.reset(task="nobody"), "'p' | 'nobody' | train, score"),
+    ],
+    R.CLAIM_NOT_FOUND: [
+        Case("committed", lambda w: w.caller.commit("claim-9"), "'claim-9'"),
+        Case("committed with columns", lambda w: w.commit({"c": [1]}, "claim-9"), "'claim-9'"),
+        Case("released", lambda w: w.caller.release("claim-9"), "'claim-9'"),
+    ],
+    R.CLAIM_FENCED: [
+        Case("put", lambda w: w.put_call(column("c", 1), claim_id=w.claim_id), "'c-", lambda w: w.caller.reset())
+    ],
+    R.SHARD_COMMITTED: [
+        Case(
+            "claimed in a later session",
+            lambda w: w.caller.take_shard("a", dp_world=1, batch_size=1, step=4, session_id=w.named),
+            "'p' | 'train' | step 4, dp_rank 0 of 1 | step 5",
+            open_session_after_a_commit,
+        )
+    ],
+    R.SESSION_EXPIRED: [Case("reserved", lambda w: w.caller.reserve("g", ["s3"], w.named), "'c-s", close_session)],
+    R.GROUP_FENCED: [Case("finished", lambda w: w.caller.finish_group(w.named), "'c-g", abort_group)],
+    R.GROUP_INCOMPLETE: [
+        Case("finished", lambda w: w.caller.finish_group(w.named), "'p' | 's3' | 'g' | 1 of 1", reserve)
+    ],
+    R.DRAINING: [
+        Case("claim", lambda w: w.claim("c"), "", lambda w: w.caller.apply(Drain())),
+        Case("put", lambda w: w.put({"c": [100]}, "s1"), "", drain_full),
+    ],
+    R.REQUEST_ID_USED: [
+        Case("clear", lambda w: w.caller.apply(ClearSamples("request-1", "p", None)), "'request-1' | register")
+    ],
+    R.TOO_FEW_ROWS: [Case("draw", lambda w: w.caller.draw(batch_size=3), "'p' | 2 of 2")],
+    R.SUPERSEDED: [Case("finish of what is not under way", lambda w: w.caller.finish(1 << 40), "request_id")],
 }
-"""By reason: a name, the call, and what the message says."""
-AFTER_A_CHANGE: list[tuple[Callable[[World], None], Reason]] = [
-    (objects_in_a_per_token_field, R.FIELD_MISMATCH),
-    (larger_than_the_memory_with_alignment, R.PUT_TOO_LARGE),
-    (commit_after_clear, R.SAMPLE_NOT_FOUND),
-    (per_token_declared_late, R.FIELD_HOLDS_VALUES),
-    (partitions_over_the_bound, R.LIMIT_REACHED),
-    (new_rows_over_a_budget, Reason.PARTITION_FULL),
-    (claims_over_the_bound, R.LIMIT_REACHED),
-    (puts_over_the_bound, R.LIMIT_REACHED),
-    (wait_for_rows_of_a_draining_server, R.DRAINING),
-    (wait_for_room_of_a_draining_server, R.DRAINING),
-    (write_back_after_a_reset, R.CLAIM_FENCED),
-    (reserve_in_a_session_that_is_closed, R.SESSION_EXPIRED),
-    (finish_of_a_group_that_was_aborted, R.GROUP_FENCED),
-    (finish_of_a_group_with_an_empty_row, R.GROUP_INCOMPLETE),
-    (read_of_a_row_that_was_replaced, R.ROW_REPLACED),
-    (put_to_a_row_that_others_reserved, R.ROW_RESERVED),
-    (put_to_a_closed_partition, R.PARTITION_CLOSED),
-    (claim_of_more_than_is_left, R.END_OF_DATA),
-    (append_to_a_row_that_was_put_meanwhile, R.APPEND_CONFLICT),
-    (shard_that_was_committed_before_the_session, R.SHARD_COMMITTED),
-]
-"""These change something first and assert in their own body that what then is refused changes nothing."""
 
 
 @pytest.mark.parametrize(
-    ("reason", "call", "words"),
-    [pytest.param(reason, call, words, id=id_) for reason, cases in REFUSED.items() for id_, call, words in cases],
+    ("reason", "case"),
+    [
+        pytest.param(reason, case, id=f"{reason.name}: {case.name}")
+        for reason, cases in REFUSED.items()
+        for case in cases
+    ],
 )
-def test_a_refused_call_says_why_and_changes_nothing(
-    world: World, reason: Reason, call: Callable[[World], object], words: str
-) -> None:
-    with world.caller.refuses(reason, *words.split(" | ")):
-        call(world)
+def test_a_refused_call_says_why_and_changes_nothing(world: World, reason: Reason, case: Case) -> None:
+    case.before(world)
+    with world.caller.refuses(reason, *case.words.split(" | ")):
+        case.call(world)
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.__name__.replace("_", " ")) for case, _ in AFTER_A_CHANGE])
-def test_a_call_refused_after_a_change_says_why_and_changes_nothing(
-    world: World, case: Callable[[World], None]
-) -> None:
-    case(world)
+def test_an_append_to_a_row_that_was_put_meanwhile_is_refused_by_partition_and_sample(world: World) -> None:
+    """It ends with its refusal: its bytes are free."""
+    tokens_in_q(world)
+    begun = world.caller.apply(world.caller.put_call(["s"], {"a": [1]}, partition_id="q", append=True))
+    assert isinstance(begun, Reservation)
+    world.caller.put_rows(["s"], "a", partition_id="q")
+    with pytest.raises(Refusal) as caught:
+        world.caller.finish(begun.ticket)
+    assert caught.value.reason is Reason.APPEND_CONFLICT
+    assert all(word in caught.value.message for word in ("'q'", "'s'"))
+    assert world.caller.plane.partition_info("q").size_bytes == 1
 
 
 @pytest.mark.parametrize(
@@ -393,7 +355,6 @@ def test_a_call_refused_after_a_change_says_why_and_changes_nothing(
         pytest.param(lambda c: c.plane.partition_info(LONG), id="partition"),
         pytest.param(lambda c: c.apply(c.claim_call("a", task=LONG)), id="task"),
         pytest.param(lambda c: c.apply(c.claim_call(LONG)), id="required field"),
-        pytest.param(lambda c: c.read(["s1"], LONG), id="field"),
         pytest.param(lambda c: c.read(["s1"], LONG, LONG), id="field twice"),
         pytest.param(lambda c: c.commit(LONG), id="claim"),
         pytest.param(lambda c: c.put_rows([LONG], "a"), id="sample"),
@@ -414,6 +375,5 @@ def test_every_reason_of_the_core_is_tested_here() -> None:
     told_at_deadlines = {Reason.NO_SPACE, Reason.CLAIM_TIMEOUT}  # test_admission, test_claims
     of_frames_and_files = {Reason.MALFORMED_STREAM, Reason.SNAPSHOT_FAILED, Reason.OVERLOADED}
     not_of_the_core = of_frames_and_files | {Reason.UNAUTHENTICATED, Reason.PERMISSION_DENIED}
-    of_nodes = {Reason.NODE_LOST}  # test_nodes
-    tested = REFUSED.keys() | {reason for _, reason in AFTER_A_CHANGE}
-    assert tested | told_at_deadlines | not_of_the_core | of_nodes == set(Reason)
+    elsewhere = {Reason.NODE_LOST, Reason.APPEND_CONFLICT}  # test_nodes, the test above
+    assert REFUSED.keys() | told_at_deadlines | not_of_the_core | elsewhere == set(Reason)

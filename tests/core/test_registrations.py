@@ -10,7 +10,6 @@ import pytest
 from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import Granted, Registered, Reservation, Waiting
-from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import EndRead, RegisterPartition
 from dataplane_server.core.calls.values import Definition
@@ -39,14 +38,6 @@ def busy(new_caller: Callable[..., Caller]) -> Caller:
 
 
 # -- nothing new -------------------------------------------------------------------------------------------------------
-
-
-def test_what_a_registration_did_is_told(new_caller: Callable[..., Caller]) -> None:
-    caller = new_caller()
-    assert register(caller, P).outcome == "created"
-    assert register(caller, P).outcome == "unchanged"
-    assert register(caller, but(num_samples=9)).outcome == "extended"
-    assert register(caller, P, replace=True).outcome == "replaced"
 
 
 @pytest.mark.parametrize(
@@ -135,98 +126,27 @@ def test_a_new_task_gets_every_row_but_those_that_are_reserved(busy: Caller) -> 
     assert busy.take(task="judge", batch_size=4, min_size=1).sample_ids == ("s1", "s2", "s3")
 
 
-def test_extending_does_as_a_registration_that_declares_more(busy: Caller) -> None:
-    info = busy.extend(fields=("c", "a"), per_token_fields=frozenset("ca"), tasks=("judge",), num_samples=3)
-    assert info == busy.plane.partition_info("p")
-    assert info.definition == but(
-        fields=("a", "b", "c"), tasks=("train", "score", "judge"), per_token_fields=frozenset("ac")
-    )
-    assert busy.extend(num_samples=9).definition.num_samples == 9
-    assert busy.task().consumed_rows == 1
-
-
-@pytest.mark.parametrize(
-    ("more", "reason", "words"),
-    [
-        pytest.param({"fields": ("a",)}, Reason.PARTITION_DIFFERS, ("'p'", "'a'", "per-token"), id="not per-token"),
-        pytest.param({"fields": ("c", "c")}, Reason.DUPLICATE, ("'c'",), id="field twice"),
-        pytest.param({"tasks": ("judge", "judge")}, Reason.DUPLICATE, ("'judge'",), id="task twice"),
-        pytest.param({"fields": ("",)}, Reason.INVALID_REQUEST, ("field name", "1 to"), id="malformed"),
-        pytest.param({"per_token_fields": frozenset("c")}, Reason.FIELD_NOT_DECLARED, ("'p'", "'c'"), id="undeclared"),
-        pytest.param(
-            {"fields": tuple(f"f{i}" for i in range(63))}, Reason.INVALID_REQUEST, ("64 fields", "65"), id="too many"
-        ),
-    ],
-)
-def test_what_cannot_be_added_is_refused(
-    busy: Caller, more: dict[str, object], reason: Reason, words: tuple[str, ...]
-) -> None:
-    with busy.refuses(reason, *words):
-        busy.extend(**more)
-
-
 # -- what contradicts --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("definition", "words"),
     [
+        pytest.param(but(per_token_fields=frozenset()), ("'a' is per-token",), id="per-token no longer"),
+        pytest.param(but(per_token_fields=frozenset("ab")), ("'b' is per-token",), id="per-token now"),
+        pytest.param(but(enums={"b": ("no", "maybe")}), ("'b'", "(no, yes)", "(no, maybe)"), id="enum"),
+        pytest.param(but(max_deliveries=0), ("max_deliveries is 3",), id="deliveries"),
         pytest.param(
-            but(per_token_fields=frozenset()),
-            "field 'a' is per-token in the partition, not in the registration",
-            id="per-token no longer",
+            Definition("p", ("a", "b"), ("train",), 0, frozenset(), 8, {"b": ()}, 0, True, True),
+            ("'a'", "'b'", "max_deliveries is 3", "grpo_group_size is 2", "open is", "clear_when_consumed is"),
+            id="everything",
         ),
-        pytest.param(
-            but(per_token_fields=frozenset("ab")),
-            "field 'b' is per-token in the registration, not in the partition",
-            id="per-token now",
-        ),
-        pytest.param(
-            but(enums={"b": ("no", "maybe")}),
-            "the enum of field 'b' is (no, yes) in the partition, (no, maybe) in the registration",
-            id="enum",
-        ),
-        pytest.param(
-            but(max_deliveries=0), "max_deliveries is 3 in the partition, 0 in the registration", id="deliveries"
-        ),
-        pytest.param(
-            but(grpo_group_size=8), "grpo_group_size is 2 in the partition, 8 in the registration", id="group size"
-        ),
-        pytest.param(but(open=True), "open is False in the partition, True in the registration", id="open"),
-        pytest.param(but(clear_when_consumed=True), "clear_when_consumed is False in the partition", id="clears"),
     ],
 )
 def test_a_registration_that_contradicts_is_refused_unless_it_replaces(
-    busy: Caller, definition: Definition, words: str
+    busy: Caller, definition: Definition, words: tuple[str, ...]
 ) -> None:
-    with busy.refuses(Reason.PARTITION_DIFFERS, "'p'", words, "pass replace=True", "resets all tasks"):
+    with busy.refuses(Reason.PARTITION_DIFFERS, "'p'", "replace=True", *words):
         register(busy, definition)
     busy.clear()
     assert register(busy, definition, replace=True).partition.definition == definition
-
-
-def test_all_differences_are_told_at_once(busy: Caller) -> None:
-    every = (
-        "'a' is per-token",
-        "enum of field 'b'",
-        "max_deliveries",
-        "grpo_group_size",
-        "open",
-        "clear_when_consumed",
-    )
-    other = Definition("p", ("a", "b"), ("train",), 0, frozenset(), 8, {"b": ()}, 0, True, True)
-    with busy.refuses(Reason.PARTITION_DIFFERS, *every):
-        register(busy, other)
-
-
-def test_very_many_differences_do_not_hide_what_would_be_right(new_caller: Callable[..., Caller]) -> None:
-    caller = new_caller()
-    fields = tuple(f"{i}{'x' * 200}" for i in range(Limits().max_fields))
-    register(caller, Definition("p", fields, ("train",)))
-    with caller.refuses(Reason.PARTITION_DIFFERS, "pass replace=True"):
-        register(caller, Definition("p", fields, ("train",), per_token_fields=frozenset(fields)))
-
-
-def test_a_registration_cannot_exceed_the_limits_together_with_what_is_there(busy: Caller) -> None:
-    with busy.refuses(Reason.INVALID_REQUEST, "'p'", "64 fields"):
-        register(busy, but(fields=tuple(f"f{i}" for i in range(63)), per_token_fields=frozenset(), enums={}))

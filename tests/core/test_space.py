@@ -14,7 +14,7 @@ from tests.core.machine.arena import free_ranges, longest_room
 
 from dataplane_server.core.calls.values import Int64Array, Run
 from dataplane_server.core.rows.ranges import merged_runs
-from dataplane_server.core.rows.space import ALIGNMENT, Space
+from dataplane_server.core.rows.space import Space
 
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
@@ -64,6 +64,8 @@ class SpaceAndByteMap:
             assert not any(self.in_use[start:end])
         if len(pieces) == len(merged):
             assert sorted(merged) == free_ranges(self.in_use)
+            assert self.space.largest_free == longest_room(self.in_use)
+            assert self.space.free_pieces == len(merged)
 
 
 sizes_of_rows = st.lists(st.integers(0, 150), min_size=1, max_size=8)
@@ -115,57 +117,10 @@ def test_many_ranges_given_back_at_once_are_free_at_once_and_found() -> None:
     assert list(both.space.free_ranges()) == [(0, 100_000)]
 
 
-def test_whoever_finds_no_room_is_given_what_lies_on_the_pile() -> None:
-    space = Space(8 * 5000)
-    offsets = place_rows(space, [8] * 5000)
-    assert offsets is not None
-    space.release_rows(offsets[::2], int64([8] * 2500))
-    space.release_rows(offsets[1::2], int64([8] * 2500))
-    assert space.allocate(8 * 5000) == 0
-
-
-def test_rows_lie_one_after_the_other_from_an_aligned_offset() -> None:
-    space = Space(1000)
-    space.allocate(1)
-    offsets = place_rows(space, [10, 0, 20, 5])
-    assert offsets is not None
-    assert offsets.tolist() == [ALIGNMENT, ALIGNMENT + 10, ALIGNMENT + 10, ALIGNMENT + 30]
-    assert space.used == 36
-
-
-def test_slivers_before_aligned_offsets_are_never_searched() -> None:
-    space = Space(100_000)
-    for _ in range(1000):
-        space.allocate(1)
-    assert len(list(space.free_ranges())) == 1000
-    assert sum(map(len, space._bins)) == 1
-
-
-def test_rows_are_scattered_when_no_range_is_long_enough_for_all() -> None:
-    space = Space(640)
-    offsets = place_rows(space, [64] * 10)
-    assert offsets is not None
-    space.release_rows(offsets[[1, 4, 5, 8]], int64([64] * 4))
-    scattered = place_rows(space, [64, 64, 50, 64])
-    assert scattered is not None
-    assert sorted(scattered.tolist()) == [64, 256, 320, 512]
-    assert all(offset % ALIGNMENT == 0 for offset in scattered.tolist())
-
-
 def test_columns_of_which_the_last_does_not_fit_take_nothing() -> None:
     space = Space(64)
     assert space.allocate_columns(int64([32, 40]).reshape(2, 1)) is None
     assert (space.used, space.largest_free) == (0, 64)
-
-
-def test_what_is_left_of_a_range_serves_a_smaller_row_that_follows() -> None:
-    space = Space(1024)
-    offsets = place_rows(space, [64] * 16)
-    assert offsets is not None
-    space.release_rows(offsets[[0, 1, 2, 3, 8, 9, 10]], int64([64] * 7))
-    scattered = place_rows(space, [128, 192, 128])
-    assert scattered is not None
-    assert scattered.tolist() == [0, 512, 128]
 
 
 @pytest.mark.parametrize(
@@ -182,17 +137,3 @@ def test_what_is_left_of_a_range_serves_a_smaller_row_that_follows() -> None:
 def test_runs_are_as_few_as_can_be_and_in_order(pieces: list[tuple[int, int]], runs: list[tuple[int, int]]) -> None:
     offsets, sizes = int64([offset for offset, _ in pieces]), int64([size for _, size in pieces])
     assert merged_runs(offsets, sizes) == [Run(*run) for run in runs]
-
-
-def test_the_longest_free_range_is_told_from_its_first_aligned_offset() -> None:
-    space = Space(1000)
-    assert (space.largest_free, space.free_pieces) == (1000, 1)
-    first, second = space.allocate(101), space.allocate(400)
-    assert first is not None
-    assert second is not None
-    assert space.largest_free == 1000 - second - 400
-    space.release(first, 101)
-    space.release(second, 400)
-    assert (space.largest_free, space.free_pieces) == (1000, 1)
-    space.allocate(1000)
-    assert (space.largest_free, space.free_pieces) == (0, 0)

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Granted, Waiting
+from dataplane_server.core.calls.answers import Waiting
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import GiveUpClaim
 
 
 @pytest.fixture
@@ -20,21 +19,6 @@ def rows(caller: Caller) -> Caller:
     return caller
 
 
-def test_the_first_call_takes_the_rows_of_all_ranks(rows: Caller) -> None:
-    assert rows.take_shard("a", dp_rank=1).sample_ids == ("s2", "s3")
-    assert (rows.task().untaken_rows, rows.task().claimed_rows) == (4, 2)
-    assert rows.take("a").sample_ids == ("s4",)
-    assert rows.take_shard("a", dp_rank=0).sample_ids == ("s0", "s1")
-
-
-def test_all_callers_of_a_rank_are_handed_the_same_claim(rows: Caller) -> None:
-    first = rows.take_shard("a", session_id=rows.open_session())
-    again = rows.take_shard("a", session_id=rows.open_session())
-    assert (again.claim_id, again.sample_ids) == (first.claim_id, first.sample_ids)
-    assert again.deliveries.tolist() == [1, 1]
-    assert rows.task().delivered_rows_total == 2
-
-
 @pytest.mark.parametrize("balance", ["rows", "tokens"])
 @pytest.mark.parametrize("dp_world", [1, 2, 3])
 def test_shards_are_disjoint_complete_and_of_nearly_one_size(rows: Caller, balance: str, dp_world: int) -> None:
@@ -42,20 +26,6 @@ def test_shards_are_disjoint_complete_and_of_nearly_one_size(rows: Caller, balan
     shards = [rows.take_shard("a", dp_rank=rank, **asked).sample_ids for rank in range(dp_world)]
     assert sorted(sample_id for shard in shards for sample_id in shard) == [f"s{i}" for i in range(8)]
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
-
-
-def test_split_by_tokens_shards_have_nearly_as_many(rows: Caller) -> None:
-    shards = [rows.take_shard("a", dp_rank=rank, batch_size=8, balance="tokens") for rank in range(2)]
-    assert [int(shard.sequence_lengths.sum()) for shard in shards] == [180, 180]
-
-
-def test_a_group_goes_to_one_rank(caller: Caller) -> None:
-    for group in "gh":
-        caller.put_group(group, [f"{group}{i}" for i in range(3)], "a")
-    asked: dict[str, object] = {"batch_size": 2, "whole_groups": True}
-    shards = [caller.take_shard("a", dp_rank=rank, **asked) for rank in range(2)]
-    assert [shard.sample_ids for shard in shards] == [("g0", "g1", "g2"), ("h0", "h1", "h2")]
-    assert [part.group_id for shard in shards for part in shard.groups] == ["g", "h"]
 
 
 @pytest.fixture
@@ -86,36 +56,6 @@ def test_groups_of_different_sizes_are_split_by_what_the_balance_names(
     assert all(len(shard.sample_ids) == sum(part.rows for part in shard.groups) for shard in shards)
 
 
-def test_a_step_counts_rows_if_its_unit_is_rows(uneven: Caller) -> None:
-    asked: dict[str, object] = {"batch_size": 9, "whole_groups": True, "unit": "rows", "balance": "rows"}
-    shards = [uneven.take_shard("a", dp_rank=rank, **asked) for rank in range(2)]
-    assert [[part.group_id for part in shard.groups] for shard in shards] == [["g"], ["h", "i"]]
-
-
-def test_a_split_by_groups_without_groups_is_refused(rows: Caller) -> None:
-    with rows.refuses(Reason.INVALID_REQUEST, "whole_groups"):
-        rows.take_shard("a", balance="groups")
-
-
-def test_everybody_who_waits_for_a_step_is_served_at_once(caller: Caller) -> None:
-    waits = [caller.apply(caller.shard_call("a", dp_rank=rank)) for rank in (1, 0, 1)]
-    caller.put_rows([f"s{i}" for i in range(4)], "a")
-    effects = [effect for effect in caller.plane.take_effects() if isinstance(effect, Granted)]
-    tickets = [wait.ticket for wait in waits if isinstance(wait, Waiting)]
-    assert [effect.ticket for effect in effects] == tickets
-    assert [effect.grant.sample_ids for effect in effects] == [("s2", "s3"), ("s0", "s1"), ("s2", "s3")]
-
-
-def test_a_step_is_given_up_with_the_last_who_waits_for_it(caller: Caller) -> None:
-    waits = [caller.apply(caller.shard_call("a", dp_rank=rank)) for rank in range(2)]
-    for wait in waits:
-        assert isinstance(wait, Waiting)
-        assert caller.apply(GiveUpClaim(wait.ticket)).reason is Reason.CLAIM_TIMEOUT
-    caller.put_rows([f"s{i}" for i in range(4)], "a")
-    assert caller.plane.take_effects() == []
-    assert caller.take("a", batch_size=4).sample_ids == ("s0", "s1", "s2", "s3")
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -141,12 +81,6 @@ def test_calls_of_one_step_order_by_the_same_tag(rows: Caller) -> None:
     rows.take_shard("a", dp_rank=0, order="lowest_tag", order_tag="x")
     with rows.refuses(Reason.INVALID_REQUEST, "step 0", "'order_tag': 'x'", "'order_tag': 'y'"):
         rows.take_shard("a", dp_rank=1, order="lowest_tag", order_tag="y")
-
-
-@pytest.mark.parametrize(("rank", "world", "least"), [(2, 2, 4), (-1, 2, 4), (0, 0, 4), (0, 5, 4), (0, 2, 1)])
-def test_ranks_and_sizes_that_make_no_shards_are_refused(rows: Caller, rank: int, world: int, least: int) -> None:
-    with rows.refuses(Reason.INVALID_REQUEST):
-        rows.take_shard("a", dp_rank=rank, dp_world=world, min_size=least)
 
 
 def test_a_shard_is_held_by_all_sessions_that_asked_for_it(rows: Caller) -> None:
@@ -241,16 +175,3 @@ def test_steps_are_forgotten_after_so_many_later_ones_and_their_rows_go_back(new
     assert caller.take("a").sample_ids == ("s1",)
     caller.release(held.claim_id)
     assert caller.take("a").sample_ids == ("s0",)
-
-
-def test_a_step_that_waited_long_is_not_forgotten_as_it_begins(new_caller: Callable[..., Caller]) -> None:
-    caller = new_caller(remembered_steps=2)
-    caller.register()
-    caller.apply(caller.shard_call("b", step=0, batch_size=2))
-    caller.put_rows([f"s{i}" for i in range(6)], "a")
-    for step in (1, 2, 3):
-        caller.take_shard("a", step=step, batch_size=2)
-    caller.put_rows(["t0", "t1"], "b")
-    (effect,) = caller.plane.take_effects()
-    assert isinstance(effect, Granted)
-    assert effect.grant.sample_ids == ("t0",)

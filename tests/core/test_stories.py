@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.core.caller import Caller, int64
+from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import ResidentSample, SampleTask
+from dataplane_server.core.calls.answers import ResidentSample
 from dataplane_server.core.calls.refusal import Reason
 
 
@@ -16,29 +16,6 @@ def resident(caller: Caller, sample_id: str) -> ResidentSample:
 
 def whats(caller: Caller, sample_id: str) -> list[str]:
     return [event.what for event in caller.plane.sample("p", sample_id).events]
-
-
-def test_a_sample_that_is_there_is_told_whole(caller: Caller) -> None:
-    put = caller.put(caller.put_call(["s", "t"], {"b": [3, 4]}, tags=[{"step": 1}, {}], sequence_lengths=[3, 4]))
-    assert resident(caller, "s") == ResidentSample(
-        generation=int(put.generations[0]),
-        sequence_length=3,
-        fields=("b",),
-        tags={"step": 1},
-        group_id="",
-        hidden=False,
-        tasks=(SampleTask("train", "untaken", 0, ""), SampleTask("score", "untaken", 0, "")),
-    )
-
-
-def test_a_sample_that_never_was_has_no_story(caller: Caller) -> None:
-    told = caller.plane.sample("p", "nobody")
-    assert (told.resident, told.events) == (None, ())
-
-
-def test_a_partition_that_is_not_there_is_named(caller: Caller) -> None:
-    with caller.refuses(Reason.PARTITION_NOT_FOUND, "'q'"):
-        caller.plane.sample("q", "s")
 
 
 def test_a_row_of_a_reserved_group_is_hidden_until_the_group_is_finished(caller: Caller) -> None:
@@ -97,26 +74,8 @@ def test_the_story_outlives_the_row_and_goes_on_with_the_next_of_its_id(caller: 
     assert whats(caller, "s") == ["put", "cleared", "put"]
 
 
-def test_clearing_all_of_a_partition_is_told_of_those_that_were_there(caller: Caller) -> None:
-    caller.put_rows(["s", "t"], "a")
-    caller.clear(["t"], generations=int64([resident(caller, "t").generation]))
-    caller.clear()
-    assert whats(caller, "s") == ["put", "cleared"]
-    assert whats(caller, "t") == ["put", "cleared"]
-
-
 def test_a_new_definition_is_told_of_rows_that_it_gives_back(caller: Caller) -> None:
     caller.put_rows(["s"], "a")
     caller.take("a", consume=True)
     caller.register()
     assert whats(caller, "s") == ["put", "committed", "reset"]
-
-
-def test_a_reset_task_is_told_of(caller: Caller) -> None:
-    caller.put_rows(["s", "t"], "a")
-    caller.commit(caller.take("a", batch_size=2).claim_id)
-    caller.reset(["s"])
-    assert whats(caller, "s") == ["put", "claimed", "committed", "reset"]
-    assert whats(caller, "t") == ["put", "claimed", "committed"]
-    caller.reset()
-    assert whats(caller, "t") == ["put", "claimed", "committed", "reset"]

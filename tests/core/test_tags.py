@@ -25,13 +25,6 @@ def test_equal_tags_are_kept_once_whatever_calls_brought_them() -> None:
     assert kept[0] is kept[1] is kept[2]
 
 
-def test_keys_are_kept_once_where_values_differ() -> None:
-    pool = TagPool()
-    tags: list[Tags] = [{f"total_{name}": number} for name, number in (("reward", 0.5), ("reward", 3))]
-    keys = [next(iter(pool.own(of_row)[0])) for of_row in tags]
-    assert keys[0] is keys[1]
-
-
 def test_the_callers_dict_is_not_kept(caller: Caller) -> None:
     mine: list[Tags] = [{"k": 0.5}, {"k": 1}]
     put = caller.put_call(["s1", "s2"], {"a": [1, 1]}, tags=mine)
@@ -45,12 +38,6 @@ def test_values_that_compare_equal_keep_their_types_and_signs(caller: Caller) ->
     found = granted(caller, {"k": 1}, {"k": True}, {"k": 1.0}, {"k": 0}, {"k": False}, {"k": -0.0}, {"k": 0.0})
     assert [type(tags["k"]) for tags in found] == [int, bool, float, int, bool, float, float]
     assert [math.copysign(1, tags["k"]) for tags in found[5:]] == [-1, 1]  # type: ignore[arg-type]
-
-
-def test_merged_tags_of_one_row_leave_those_it_shared_with_another(caller: Caller) -> None:
-    caller.put(caller.put_call(["s1", "s2"], {"a": [1, 1]}, tags=[{"k": 1}, {"k": 1}]))
-    caller.put(caller.put_call(["s1"], tags=[{"m": 2}]))
-    assert caller.take("a", batch_size=2).tags == ({"k": 1, "m": 2}, {"k": 1})
 
 
 @pytest.mark.parametrize("count", [300, 1000])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,34 +19,12 @@ def times(clock: TaskClock, now: float) -> dict[str, float]:
     return {state: seconds for state, seconds in clock.seconds(now).items() if seconds}
 
 
-def test_time_goes_to_the_state_that_the_task_is_in() -> None:
-    clock = TaskClock()
-    clock.enter("idle", 100.0)
-    clock.enter("waiting_for_producers", 101.0)
-    clock.enter("serving", 103.0)
-    clock.enter("waiting_for_producers", 107.0)
-    assert times(clock, 107.0) == {"idle": 1.0, "waiting_for_producers": 2.0, "serving": 4.0}
-    assert times(clock, 107.5) == {"idle": 1.0, "waiting_for_producers": 2.5, "serving": 4.0}
-
-
 def test_asking_changes_nothing() -> None:
     clock = TaskClock()
     clock.enter("serving", 0.0)
     clock.seconds(50.0)["serving"] = 7.0
     clock.enter("idle", 10.0)
     assert times(clock, 10.0) == {"serving": 10.0}
-
-
-@pytest.mark.parametrize("state", TASK_STATES)
-def test_time_never_runs_backwards(state: TaskState) -> None:
-    clock = TaskClock()
-    clock.enter("serving", 10.0)
-    clock.enter("serving", 20.0)
-    clock.enter(state, 15.0)
-    assert times(clock, 5.0) == {"serving": 10.0}
-    clock.enter("idle", 21.0)
-    assert sum(clock.seconds(21.0).values()) == 11.0
-    assert clock.seconds(21.0)[state] == (11.0 if state == "serving" else 1.0)
 
 
 @settings(PROFILE)

@@ -61,7 +61,7 @@ MUTANTS = (
         f"{_CORE}/verbs/claims.py",
         '        if not reason and how != "expired":\n',
         "        if not reason:\n",
-        ("tests/core/test_deliveries.py", "tests/core/test_dead_letters.py"),
+        ("tests/core/test_deliveries.py",),
     ),
     Mutant(
         "claims: a reset fences only claims that lose all rows",
@@ -69,7 +69,7 @@ MUTANTS = (
         f"{_CORE}/verbs/claims.py",
         "np.isin(left, slots).any()",
         "np.isin(left, slots).all()",
-        ("tests/core/test_reset_task.py",),
+        ("tests/core/test_deliveries.py",),
     ),
     Mutant(
         "claims: released rows of a shard return to the queue",
@@ -93,7 +93,7 @@ MUTANTS = (
         f"{_CORE}/verbs/claims.py",
         "            self._table.release(claim, holder)\n        self._table.hold(",
         "            pass\n        self._table.hold(",
-        ("tests/core/test_adoption.py",),
+        ("tests/core/test_ended_claims.py",),
     ),
     Mutant(
         "claims: the last forgotten claim was never granted",
@@ -117,7 +117,7 @@ MUTANTS = (
         f"{_CORE}/tasks/task.py",
         "        self.deliveries.forget(slots)\n        self._release_hold(slots)\n        self._leave_views(slots)\n",
         "        self.deliveries.forget(slots)\n        self._leave_views(slots)\n",
-        ("tests/core/test_delayed_releases.py",),
+        ("tests/core/test_deliveries.py",),
     ),
     Mutant(
         "tasks: rows claimed when the version moved count for the new one",
@@ -149,7 +149,7 @@ MUTANTS = (
         f"{_CORE}/tasks/deliveries.py",
         "[slots] >= most)",
         "[slots] > most)",
-        ("tests/core/test_dead_letters.py",),
+        ("tests/core/test_deliveries.py",),
     ),
     Mutant(
         "tasks: an unused delivery counts",
@@ -157,7 +157,7 @@ MUTANTS = (
         f"{_CORE}/tasks/task.py",
         "        self.deliveries.take_back(slots)\n        self._return(slots)\n",
         "        self._return(slots)\n",
-        ("tests/core/test_deliveries.py", "tests/core/test_dead_letters.py"),
+        ("tests/core/test_deliveries.py",),
     ),
     Mutant(
         "groups: one row with a value completes a group",
@@ -373,7 +373,7 @@ MUTANTS = (
         f"{_CORE}/state/sessions.py",
         "                session.deadline += stalled_s\n",
         "                pass\n",
-        ("tests/core/test_sessions.py", "tests/core/test_long_pauses.py"),
+        ("tests/core/test_sessions.py",),
     ),
     Mutant(
         "sessions: coming back is no heartbeat",
