@@ -23,6 +23,10 @@ def jagged(*trailing: int, dtype: str = "float32") -> Shape:
     return Shape("jagged", dtype, trailing)
 
 
+def of_rows(shape: Shape, *lengths: int) -> ColumnSpec:
+    return ColumnSpec("x", shape, int64(lengths))
+
+
 @pytest.mark.parametrize(
     ("held", "new", "shared"),
     [
@@ -62,50 +66,25 @@ def test_elements_have_as_many_bytes_as_numpy_gives_them(dtype: str) -> None:
     assert ITEM_SIZES[dtype] == np.dtype(dtype).itemsize
 
 
-@pytest.mark.parametrize(
-    ("spec", "reason", "word"),
-    [
-        pytest.param(ColumnSpec("x", Shape("", "int8", ())), Reason.INVALID_REQUEST, "kind", id="no kind"),  # type: ignore[arg-type]
-        pytest.param(ColumnSpec("x", dense(dtype="")), Reason.INVALID_REQUEST, "element type", id="no element type"),
-        pytest.param(ColumnSpec("x", dense(dtype="int7")), Reason.INVALID_REQUEST, "element type", id="unknown type"),
-        pytest.param(
-            ColumnSpec("x", Shape("object", "int8", ()), int64([1, 1])),
-            Reason.INVALID_REQUEST,
-            "element type",
-            id="object with an element type",
-        ),
-        pytest.param(
-            ColumnSpec("x", Shape("object", "", (2,)), int64([1, 1])),
-            Reason.INVALID_REQUEST,
-            "row shape",
-            id="object with a row shape",
-        ),
-        pytest.param(
-            ColumnSpec("x", dense(*[1] * 9)), Reason.INVALID_REQUEST, "9 dimensions", id="more than eight dimensions"
-        ),
-        pytest.param(ColumnSpec("x", dense(1 << 31)), Reason.INVALID_REQUEST, "too large", id="a row too long"),
-        pytest.param(
-            ColumnSpec("x", jagged(1 << 20, 1 << 20), int64([1, 1])),
-            Reason.INVALID_REQUEST,
-            "too large",
-            id="an entry too large",
-        ),
-        pytest.param(
-            ColumnSpec("x", dense(3), int64([3, 3])), Reason.INVALID_REQUEST, "dense", id="dense with row lengths"
-        ),
-        pytest.param(ColumnSpec("x", jagged()), Reason.ROW_COUNT_MISMATCH, "0 rows", id="jagged without row lengths"),
-        pytest.param(
-            ColumnSpec("x", OBJECT, int64([1])), Reason.ROW_COUNT_MISMATCH, "1 rows", id="lengths of too few rows"
-        ),
-        pytest.param(
-            ColumnSpec("x", jagged(), int64([1, 1, 1])), Reason.ROW_COUNT_MISMATCH, "3 rows", id="of too many rows"
-        ),
-        pytest.param(ColumnSpec("x", jagged(), int64([1, -1])), Reason.INVALID_REQUEST, "row 1", id="negative length"),
-        pytest.param(
-            ColumnSpec("x", jagged(), int64([1 << 31, 1])), Reason.INVALID_REQUEST, "row 0", id="length over 31 bits"
-        ),
-    ],
-)
+MALFORMED = {
+    "no kind": (ColumnSpec("x", Shape("", "int8", ())), Reason.INVALID_REQUEST, "kind"),  # type: ignore[arg-type]
+    "no element type": (ColumnSpec("x", dense(dtype="")), Reason.INVALID_REQUEST, "element type"),
+    "an unknown type": (ColumnSpec("x", dense(dtype="int7")), Reason.INVALID_REQUEST, "element type"),
+    "objects of a type": (of_rows(Shape("object", "int8", ()), 1, 1), Reason.INVALID_REQUEST, "element type"),
+    "objects of a shape": (of_rows(Shape("object", "", (2,)), 1, 1), Reason.INVALID_REQUEST, "row shape"),
+    "nine dimensions": (ColumnSpec("x", dense(*[1] * 9)), Reason.INVALID_REQUEST, "9"),
+    "a row too long": (ColumnSpec("x", dense(1 << 31)), Reason.INVALID_REQUEST, "too large"),
+    "an entry too large": (of_rows(jagged(1 << 20, 1 << 20), 1, 1), Reason.INVALID_REQUEST, "too large"),
+    "dense with lengths": (of_rows(dense(3), 3, 3), Reason.INVALID_REQUEST, "dense"),
+    "jagged without lengths": (ColumnSpec("x", jagged()), Reason.ROW_COUNT_MISMATCH, "0 rows"),
+    "too few lengths": (of_rows(OBJECT, 1), Reason.ROW_COUNT_MISMATCH, "1 rows"),
+    "too many lengths": (of_rows(jagged(), 1, 1, 1), Reason.ROW_COUNT_MISMATCH, "3 rows"),
+    "a negative length": (of_rows(jagged(), 1, -1), Reason.INVALID_REQUEST, "row 1"),
+    "a length over 31 bits": (of_rows(jagged(), 1 << 31, 1), Reason.INVALID_REQUEST, "row 0"),
+}
+
+
+@pytest.mark.parametrize(("spec", "reason", "word"), MALFORMED.values(), ids=MALFORMED)
 def test_a_malformed_column_is_refused_by_field_and_rule(spec: ColumnSpec, reason: Reason, word: str) -> None:
     with pytest.raises(Refusal) as caught:
         make_columns([spec], 2, Limits())

@@ -100,13 +100,6 @@ def test_what_happened_before_a_row_came_or_after_it_went_is_not_its_story(birth
     assert [event.at for event in history.events("p", "a")] == [1.0, 2.0, 3.0, 5.0, 7.0, 8.0]
 
 
-def test_a_row_whose_put_is_forgotten_was_there_when_it_was_claimed() -> None:
-    history = History(64)
-    history.note(Fact("claimed", "p", ["a"]), 1.0)
-    history.note(Fact("cleared", "p", None), 2.0)
-    assert whats(history, "a") == ["claimed", "cleared"]
-
-
 def test_calls_on_whole_partitions_are_forgotten_as_calls_of_eight_rows() -> None:
     history = History(16)
     history.note(Fact("put", "p", ["a"]), 1.0)

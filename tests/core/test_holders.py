@@ -107,15 +107,16 @@ def test_those_beyond_the_largest_are_one(small: Caller) -> None:
 @pytest.mark.parametrize(
     ("lent", "words"),
     [
-        (0, "160 bytes of the memory budget of 256 bytes are free, 0 other puts wait; clear consumed rows or raise"),
-        (32, "32 bytes are lent to puts under way ('rollout-0' 32 bytes); clear consumed rows or raise the budget"),
-        (160, "('rollout-0' 160 bytes); most of it is freed by no clear: end the clients that hold it, or raise"),
+        (0, ("160 bytes", "256 bytes", "0 other puts")),
+        (32, ("'rollout-0' 32 bytes",)),
+        (160, ("'rollout-0' 160 bytes",)),
     ],
 )
-def test_a_put_without_space_is_told_who_has_it_and_what_would_help(small: Caller, lent: int, words: str) -> None:
+def test_a_put_without_space_is_told_who_has_it(small: Caller, lent: int, words: tuple[str, ...]) -> None:
     if lent:
         begin_put(small, "rollout-0", lent)
-    assert words in refusal_of_a_put(small, 200)
+    message = refusal_of_a_put(small, 200)
+    assert all(word in message for word in words), message
 
 
 def test_a_put_without_space_is_told_who_reads_cleared_rows(small: Caller) -> None:
@@ -124,9 +125,10 @@ def test_a_put_without_space_is_told_who_reads_cleared_rows(small: Caller) -> No
     read(small, "trainer-1", "s4")  # which a clear would free, if this client ended
     small.clear(["s1", "s2", "s3"])
     message = refusal_of_a_put(small, 250)
-    assert "; 96 bytes belong to cleared rows that clients still read or view ('trainer-0' 96 bytes); clear" in message
+    assert "'trainer-0' 96 bytes" in message
+    assert "trainer-1" not in message
     for number in range(1, 5):
         begin_put(small, f"{number}-{'x' * 200}", number)
-    assert "xx' 4 bytes, '3-xx" in (message := refusal_of_a_put(small, 250))
-    assert " 2 bytes, 1 others); 96 bytes belong" in message
+    message = refusal_of_a_put(small, 250)
+    assert all(word in message for word in ("xx' 4 bytes", "'3-xx", "1 others", "'trainer-0' 96 bytes")), message
     assert len(message) < 700

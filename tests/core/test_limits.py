@@ -26,7 +26,7 @@ from dataplane_server.core.plane import DataPlane
     ],
 )
 def test_a_bound_out_of_range_is_refused_by_name(limits: Limits, name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be"):
+    with pytest.raises(ValueError, match=name):
         DataPlane(limits)
 
 

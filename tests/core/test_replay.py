@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.core.caller import Caller, int64
+from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import Waiting
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import CommitClaim, PutSamples
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.rows.space import Space
 
@@ -57,22 +55,6 @@ def test_a_query_changes_nothing(caller: Caller, query: Callable[[DataPlane], ob
 @pytest.mark.parametrize(
     "change",
     [
-        lambda plane: plane.partitions["p"].clear(plane.partitions["p"].rows.find(["s4"])),
-        lambda plane: plane.partitions["p"].tasks["train"].take(plane.partitions["p"].rows.find(["s4"]), consume=True),
-        lambda plane: plane.partitions["p"].create(["new"]),
-    ],
-    ids=["rows cleared", "rows taken", "rows created"],
-)
-def test_a_change_beside_the_calls_breaks_a_law(caller: Caller, change: Callable[[DataPlane], object]) -> None:
-    caller.plane.check_invariants()
-    change(caller.plane)
-    with pytest.raises(AssertionError, match="nothing was changed outside of a turn"):
-        caller.plane.check_invariants()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
         lambda plane: plane.partitions["p"].rows.merge_tags(0, {"k": 1}),
         lambda plane: plane.partitions["p"].rows["sequence_length"].__setitem__(0, 7),
         lambda plane: plane.partitions["p"].tasks["train"].clock.enter("idle", 5.0),
@@ -95,19 +77,3 @@ def test_an_answer_that_depends_on_more_than_the_calls_is_found_in_the_replay(ca
     caller.put_rows(["new"], "a")
     with pytest.raises(AssertionError, match="PutSamples"):
         caller.plane.check_replay()
-
-
-def test_a_call_is_kept_as_it_was(caller: Caller) -> None:
-    """A frozen call, whose lists its caller may change afterwards, is replayed with what it said."""
-    ids, lengths = ["new"], int64([3])
-    caller.put(PutSamples("put", "p", ids, caller.put_call(ids, {"a": lengths.tolist()}).columns))
-    ids.append("more")
-    caller.plane.check_replay()
-
-
-def test_a_refused_call_is_replayed_too(caller: Caller) -> None:
-    with pytest.raises(Refusal) as caught:
-        caller.apply(CommitClaim("commit", "c-99"))
-    assert caught.value.reason is Reason.CLAIM_NOT_FOUND
-    caller.plane.check_replay()
-    assert caller.plane.turns[-1][1] == CommitClaim("commit", "c-99")

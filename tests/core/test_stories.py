@@ -18,15 +18,6 @@ def whats(caller: Caller, sample_id: str) -> list[str]:
     return [event.what for event in caller.plane.sample("p", sample_id).events]
 
 
-def test_a_row_of_a_reserved_group_is_hidden_until_the_group_is_finished(caller: Caller) -> None:
-    reservation_id = caller.reserve("prompt", ["s", "t"]).reservation_id
-    assert (resident(caller, "t").group_id, resident(caller, "t").hidden) == ("prompt", True)
-    caller.put(caller.put_call(["s", "t"], {"a": [1, 1]}, reservation_id=reservation_id))
-    caller.finish_group(reservation_id)
-    assert (resident(caller, "t").group_id, resident(caller, "t").hidden) == ("prompt", False)
-    assert whats(caller, "t") == ["reserved", "put", "ready"]
-
-
 def test_what_happened_is_told_oldest_first_with_time_and_claim(caller: Caller) -> None:
     caller.now = 10.0
     caller.put(caller.put_call(["s"], {"a": [1]}, caller="worker"))
@@ -72,10 +63,3 @@ def test_the_story_outlives_the_row_and_goes_on_with_the_next_of_its_id(caller: 
     second = caller.put_rows(["s"], "a").generations
     assert resident(caller, "s").generation == int(second[0]) > int(first[0])
     assert whats(caller, "s") == ["put", "cleared", "put"]
-
-
-def test_a_new_definition_is_told_of_rows_that_it_gives_back(caller: Caller) -> None:
-    caller.put_rows(["s"], "a")
-    caller.take("a", consume=True)
-    caller.register()
-    assert whats(caller, "s") == ["put", "committed", "reset"]
