@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from tests.core.machine.arena import Arena
 from tests.core.machine.checked_plane import CheckedPlane
-from tests.core.machine.clients import FIELDS, TASKS, Clients
+from tests.core.machine.clients import Clients
 from tests.core.machine.things import Row, Value, Write
 
 from dataplane_server.core.calls.answers import PartitionInfo, Registered
 from dataplane_server.core.calls.life_calls import Settle
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal
-from dataplane_server.core.calls.requests import BeginRead, Call, EndRead, RegisterPartition
-from dataplane_server.core.calls.values import Definition, Run
+from dataplane_server.core.calls.requests import BeginRead, Call, EndRead
+from dataplane_server.core.calls.values import Run
 from dataplane_server.durability.life import Life
 
 _RECONNECT_S = 2.0
@@ -61,7 +61,6 @@ class World(CheckedPlane):
     def __init__(self, limits: Limits, before: Callable[[], object], after: Callable[..., object]) -> None:
         super().__init__(limits)
         self.before, self.after = before, after
-        self.whole = True
         self.settled: Callable[[], object] = int  # called before each check
         self.arena = self.model.arena = PatientArena(limits.memory_bytes, self._releases)
 
@@ -107,10 +106,7 @@ class World(CheckedPlane):
 
     def check(self) -> None:
         self.settled()
-        if self.whole:
-            super().check()
-        else:
-            self.history.note_ends()
+        super().check()
         memory = self.life.arena.memory
         rows = [row for partition in self.model.partitions.values() for row in partition.rows]
         for value in values_of([*rows, *(row for former in self.model.former for row in former)]):
@@ -131,30 +127,9 @@ class Crowd(Clients):
         self._crash = crash
         self._shared: list[object] = [dice, crash, self.world.before, self.world.after, self.world.model._random]
 
-    def register_all(self) -> None:
-        """As the machine begins."""
-        per_token, most = self.dice.choice(["", "a", "ab", "ab"]), self.dice.choice([0, 0, 1, 2])
-        clears = self.chance(3)
-        for partition_id in ("p", "q"):
-            definition = Definition(partition_id, FIELDS, TASKS, 3, frozenset(per_token), max_deliveries=most)
-            self.go(RegisterPartition("", replace(definition, open=self.chance(3), clear_when_consumed=clears)))
-
-    def act(self) -> None:
-        self.dice.choice(self._actions)()
-        self.check()
-        partitions = self.world.model.partitions
-        if (len(partitions) < 2 and self.chance(4)) or (self.chance(12) and any(p.closed for p in partitions.values())):
-            self.register()
-
     def recover(self) -> None:
         if self.chance(2):
             self._crash()
-
-    def open_session(self) -> None:
-        """None with the grace of another, so that no two expire at one moment."""
-        session_id = self.session_id() if self.chance(4) else ""
-        if session_id or len(self.world.model.sessions) < 4:
-            self.world.open_session(session_id, self.dice.choice([2, 6, 6, 20]) + self.tick())
 
     def copied(self) -> Crowd:
         """What they know now."""

@@ -135,36 +135,42 @@ class Clients:
         }
         self._actions = [action for action, weight in weights.items() for _ in range(weight)]
 
-    def run(self, most: int, stop_one_in: int) -> None:
-        """Act until chance or the number of steps ends it, then release all and replay."""
-        per_token, most_deliveries = self.dice.choice(["", "a", "ab", "ab"]), self.dice.choice([0, 0, 1, 2])
-        clears = self.chance(3)
+    def run(self, most: int, stop_one_in: int, whole_one_in: int = 1) -> None:
+        """Act until chance or the number of steps ends it, then release all and replay. whole_one_in: how many steps
+        there are to each whole comparison.
+        """
+        self.register_all()
         for partition_id in ("p", "q"):
-            definition = Definition(
-                partition_id, FIELDS, TASKS, 3, frozenset(per_token), max_deliveries=most_deliveries
-            )
-            definition = replace(definition, open=self.chance(3), clear_when_consumed=clears)
-            self.go(RegisterPartition("", definition))
             self.set_flow(partition_id)
         for _ in range(2):
             self.world.open_session("", 6 + self.tick())
-        for _ in range(most):
+        for step in range(most):
             if self.dice.randrange(stop_one_in) == 0:
                 break
-            self.dice.choice(self._actions)()
-            self.check()
-            if len(self.world.model.partitions) < 2 and self.chance(4):
-                self.register()
-            if any(one.closed for one in self.world.model.partitions.values()) and self.chance(12):
-                self.register()
+            self.world.whole = step % whole_one_in == 0
+            self.act()
+        self.world.whole = True
         if self.chance(3):
             self.world.drain()
             self.check()
             for _ in range(8):
-                self.dice.choice(self._actions)()
-                self.check()
+                self.act()
         self.world.release_all()
         self.world.plane.check_replay()
+
+    def register_all(self) -> None:
+        per_token, most = self.dice.choice(["", "a", "ab", "ab"]), self.dice.choice([0, 0, 1, 2])
+        clears = self.chance(3)
+        for partition_id in ("p", "q"):
+            definition = Definition(partition_id, FIELDS, TASKS, 3, frozenset(per_token), max_deliveries=most)
+            self.go(RegisterPartition("", replace(definition, open=self.chance(3), clear_when_consumed=clears)))
+
+    def act(self) -> None:
+        self.dice.choice(self._actions)()
+        self.check()
+        partitions = self.world.model.partitions
+        if (len(partitions) < 2 and self.chance(4)) or (self.chance(12) and any(p.closed for p in partitions.values())):
+            self.register()
 
     def check(self) -> None:
         self.world.check()
@@ -610,10 +616,10 @@ class Clients:
     # -- sessions and time ---------------------------------------------------------------------------------------------
 
     def open_session(self) -> None:
-        if self.chance(4):
-            self.world.open_session(self.session_id(), 6)
-        elif len(self.world.model.sessions) < 4:
-            self.world.open_session("", self.dice.choice([2, 6, 6, 20]) + self.tick())
+        """None with the grace of another, so that no two expire at one moment."""
+        session_id = self.session_id() if self.chance(4) else ""
+        if session_id or len(self.world.model.sessions) < 4:
+            self.world.open_session(session_id, self.dice.choice([2, 6, 6, 20]) + self.tick())
 
     def recover(self) -> None:
         self.world.recover(held=self.chance(2))

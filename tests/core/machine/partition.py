@@ -484,10 +484,7 @@ class PartitionModel:
             self.size_bytes,
             self.put_total,
             self.put_total - len(self.rows),
-            {
-                why: self.removed[why]
-                for why in ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered", "evicted", "lost")
-            },
+            {why: self.removed[why] for why in REASONS},
             sum(group.state == "reserved" for group in self.groups),
             closed=self.closed,
             weight_version=self.weight_version,
