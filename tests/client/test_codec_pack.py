@@ -1,15 +1,17 @@
-"""Stripping padding before a put: one test per promise of the packing functions."""
+"""Stripping padding before a put, against slices of Python bytes."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict
 from tests.client.jagged_slices import needs_jagged_slices
 from torch.nested import as_nested_tensor, nested_tensor_from_jagged
@@ -22,229 +24,222 @@ from dataplane_client.codec import (
     stack_or_nest,
     to_nested_by_length,
     unwrap_wire_stripped_payload,
+    with_padded_rows,
 )
+from dataplane_client.columns_layout import join_values
+from dataplane_client.dtypes import dtype_name
+from dataplane_client.wire_columns import encode_columns
 
-Pack = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Fields = dict[str, Any]
+Sent = list[tuple[object, ...]]
+"""Name, kind, dtype, row shape, lengths and bytes of each column of a put."""
+
+DTYPES = [torch.bool, torch.uint8, torch.bfloat16, torch.int32, torch.int64, torch.complex128]
+PLAIN = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 def rows_of(nested: torch.Tensor) -> list[Any]:
+    assert nested.layout is torch.jagged
     return [row.tolist() for row in nested.unbind()]
 
 
 def objects(*values: object) -> npt.NDArray[np.object_]:
-    array = np.empty(len(values), object)
-    for i, value in enumerate(values):
-        array[i] = value
-    return array
+    return np.fromiter(values, object, len(values))
 
 
-class TestToNestedByLength:
-    @pytest.mark.parametrize(
-        ("padded", "lengths", "rows"),
-        [
-            (torch.arange(12).reshape(3, 4), [2, 4, 1], [[0, 1], [4, 5, 6, 7], [8]]),
-            (torch.arange(8).reshape(2, 2, 2), [1, 2], [[[0, 1]], [[4, 5], [6, 7]]]),
-            (torch.arange(12).reshape(4, 3).T, [2, 4, 1], [[0, 3], [1, 4, 7, 10], [2]]),
-            (torch.ones(2, 3), [0, 2], [[], [1, 1]]),
-            (torch.ones(2, 3), [0, 0], [[], []]),
-            (torch.ones(2, 3), [9, 1], [[1, 1, 1], [1]]),
-        ],
-        ids=["ragged", "trailing dims", "non-contiguous", "an empty row", "empty rows", "longer than the width"],
-    )
-    def test_row_is_cut_to_its_length(self, padded: torch.Tensor, lengths: list[int], rows: list[Any]) -> None:
-        nested = to_nested_by_length(padded, torch.tensor(lengths))
-        assert nested.layout is torch.jagged
-        assert rows_of(nested) == rows
-
-    @pytest.mark.parametrize(
-        ("padded", "lengths", "error", "message"),
-        [
-            (torch.ones(3, 3), torch.tensor([1, -2, -1]), ValueError, "row 1 has -2"),
-            (torch.ones(()), torch.tensor([1, 1, 1]), ValueError, r"\(N, S, \.\.\.\).*\(\)"),
-            (torch.ones(3), torch.tensor([1, 1, 1]), ValueError, r"\(N, S, \.\.\.\).*\(3,\)"),
-            (torch.ones(3, 3), torch.tensor([1, 1]), ValueError, "lengths shape"),
-            (torch.ones(3, 3), torch.tensor([[1], [1], [1]]), ValueError, "lengths shape"),
-            (torch.ones(3, 3), torch.tensor(1), ValueError, "lengths shape"),
-            (torch.ones(3, 3), torch.ones(3), TypeError, "integers"),
-            (torch.ones(3, 3), torch.ones(3, dtype=torch.bool), TypeError, "integers"),
-            (as_nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged), [2, 1], ValueError, "nested"),
-        ],
-        ids=["negative", "0-d", "1-d", "few lengths", "2-d lengths", "one length", "floats", "bools", "nested"],
-    )
-    def test_other_arguments_are_refused(
-        self, padded: torch.Tensor, lengths: Any, error: type[Exception], message: str
-    ) -> None:
-        with pytest.raises(error, match=message):
-            to_nested_by_length(padded, torch.as_tensor(lengths))
-
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int32, torch.bool, torch.int8, torch.uint8, torch.float16])
-    def test_dtype_stays(self, dtype: torch.dtype) -> None:
-        assert to_nested_by_length(torch.ones(2, 3).to(dtype), torch.tensor([1, 2])).dtype == dtype
-
-    def test_no_rows_give_a_nested_tensor_without_rows(self) -> None:
-        nested = to_nested_by_length(torch.ones(0, 3, 2), torch.zeros(0, dtype=torch.int64))
-        assert nested.is_nested
-        assert nested.size(0) == 0
-        assert nested.values().shape == (0, 2)
-
-    def test_result_is_a_copy(self) -> None:
-        padded = torch.ones(2, 3)
-        nested = to_nested_by_length(padded, torch.tensor([3, 3]))
-        padded.zero_()
-        assert rows_of(nested) == [[1, 1, 1], [1, 1, 1]]
-
-    def test_gradient_reaches_kept_entries_only(self) -> None:
-        padded = torch.ones(2, 3, requires_grad=True)
-        (grad,) = torch.autograd.grad(to_nested_by_length(padded, torch.tensor([1, 3])).values().sum(), padded)
-        assert grad.tolist() == [[1, 0, 0], [1, 1, 1]]
-
-    def test_torch_pads_the_result_to_its_longest_row(self) -> None:
-        nested = to_nested_by_length(torch.ones(3, 5), torch.tensor([2, 3, 1]))
-        assert torch.nested.to_padded_tensor(nested, 0.0).shape == (3, 3)
+def sent(fields: Any) -> Sent:
+    return [
+        (c.name, c.kind, c.dtype, c.row_shape, None if c.lengths is None else c.lengths.tolist(), join_values([c]))
+        for c in encode_columns(fields)
+    ]
 
 
-class TestStackOrNest:
-    def test_no_rows_give_an_empty_float_tensor(self) -> None:
-        assert stack_or_nest([]).shape == (0,)
-        assert stack_or_nest([]).dtype == torch.float32
-
-    def test_rows_of_one_shape_are_stacked_in_a_dtype_that_holds_all(self) -> None:
-        assert torch.equal(stack_or_nest([torch.zeros(2, 3), torch.ones(2, 3)])[1], torch.ones(2, 3))
-        assert stack_or_nest([torch.tensor(3), torch.tensor(4)]).tolist() == [3, 4]
-        assert stack_or_nest([torch.tensor(3), torch.tensor(0.5)]).dtype == torch.float32
-
-    def test_ragged_rows_are_nested(self) -> None:
-        nested = stack_or_nest([torch.arange(2), torch.arange(3)])
-        assert nested.layout is torch.jagged
-        assert rows_of(nested) == [[0, 1], [0, 1, 2]]
-
-    def test_rows_may_be_ragged_in_a_later_dim(self) -> None:
-        nested = stack_or_nest([torch.zeros(2, 3), torch.ones(2, 1)])
-        assert [tuple(row.shape) for row in nested.unbind()] == [(2, 3), (2, 1)]
-
-    def test_rows_of_different_rank_are_refused(self) -> None:
-        with pytest.raises(RuntimeError):
-            stack_or_nest([torch.zeros(2), torch.zeros(2, 3)])
+def expected(fields: Fields, lengths: list[int], names: set[str] | None) -> Iterator[tuple[object, ...]]:
+    """Per-token fields, which are those that are named, else those as wide as the longest row, are cut to lengths."""
+    for name, value in fields.items():
+        data = value.detach().contiguous().view(PLAIN[value.itemsize]).numpy().tobytes()
+        width = value.shape[1] if value.dim() > 1 else -1
+        if width >= max(lengths) and (width == max(lengths) if names is None else name in names):
+            entry = int(np.prod(value.shape[2:], dtype=int)) * value.itemsize
+            rows = [data[i * width * entry :][: length * entry] for i, length in enumerate(lengths)]
+            yield name, "jagged", dtype_name(value.dtype), tuple(value.shape[2:]), lengths, b"".join(rows)
+        else:
+            yield name, "dense", dtype_name(value.dtype), tuple(value.shape[1:]), None, data
 
 
-class TestUnwrapWireStrippedPayload:
-    @pytest.mark.parametrize("payload", ["hi", None, [1, 2], {"a": 1}, 3.5], ids=str)
-    def test_non_tensor_data_gives_its_payload(self, payload: object) -> None:
-        assert unwrap_wire_stripped_payload(NonTensorData(payload)) == payload
-
-    def test_empty_tensordict_without_batch_dims_is_none(self) -> None:
-        assert unwrap_wire_stripped_payload(TensorDict({}, [])) is None
-
-    @pytest.mark.parametrize(
-        "item",
-        ["hi", None, 3, TensorDict({"a": torch.ones(1)}, []), TensorDict({}, [3])],
-        ids=["str", "none", "int", "with fields", "with rows"],
-    )
-    def test_other_items_come_back_as_they_are(self, item: object) -> None:
-        assert unwrap_wire_stripped_payload(item) is item
-
-
-class TestMaybePackJagged:
-    def test_field_as_wide_as_the_longest_row_is_packed(self) -> None:
-        nested = maybe_pack_jagged(torch.arange(6).reshape(2, 3), torch.tensor([1, 3]))
-        assert rows_of(nested) == [[0], [3, 4, 5]]
-
-    def test_trailing_dims_are_packed_along(self) -> None:
-        nested = maybe_pack_jagged(torch.ones(2, 3, 5), torch.tensor([1, 3]))
-        assert [tuple(row.shape) for row in nested.unbind()] == [(1, 5), (3, 5)]
-
-    @pytest.mark.parametrize("shape", [(2,), (3, 3), (2, 4), (2, 2)], ids=["1-d", "rows", "wider", "narrower"])
-    def test_field_of_another_shape_stays_rectangular(self, shape: Sequence[int]) -> None:
-        val = torch.ones(shape)
-        packed = maybe_pack_jagged(val, torch.tensor([1, 3]))
-        assert not packed.is_nested
-        assert torch.equal(packed, val)
-
-    def test_rectangular_result_is_contiguous(self) -> None:
-        assert maybe_pack_jagged(torch.ones(5, 2).T, torch.tensor([1, 3])).is_contiguous()
-
-    def test_negative_length_is_refused_naming_the_row(self) -> None:
-        with pytest.raises(ValueError, match="row 0 has -1"):
-            maybe_pack_jagged(torch.ones(2, 3), torch.tensor([-1, 3]))
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[Fields, list[int], set[str] | None]:
+    """Fields of every width and layout of memory, some of which require gradients."""
+    lengths = draw(st.lists(st.integers(0, 5), min_size=1, max_size=5))
+    fields: Fields = {}
+    for number in range(draw(st.integers(0, 5))):
+        dtype = draw(st.sampled_from(DTYPES))
+        width = max(0, max(lengths) + draw(st.sampled_from([0, 0, 2, -1])))
+        shape = [len(lengths), *draw(st.sampled_from([(), (width, *draw(st.lists(st.integers(0, 3), max_size=2)))]))]
+        size = int(np.prod(shape, dtype=int)) * dtype.itemsize
+        value = (torch.arange(size) % (2 if dtype is torch.bool else 251)).to(torch.uint8).view(dtype).reshape(shape)
+        kind = draw(st.sampled_from(["contiguous", "strided", "gradient"]))
+        if kind == "gradient" and (dtype.is_floating_point or dtype.is_complex):
+            value.requires_grad_()
+        fields[f"x{number}"] = torch.stack([value, value], -1)[..., 0] if kind == "strided" else value
+    names = draw(st.none() | st.sets(st.sampled_from([*fields, "absent"])))
+    return fields, lengths, names
 
 
-class TestPackPerTokenField:
-    @pytest.mark.parametrize("width", [3, 4, 8])
-    def test_padding_of_any_width_is_dropped(self, width: int) -> None:
-        val = torch.arange(2 * width, dtype=torch.bfloat16).reshape(2, width)
-        nested = pack_per_token_field(val, torch.tensor([1, 3]))
-        assert nested.dtype == torch.bfloat16
-        assert rows_of(nested) == [val[0, :1].tolist(), val[1, :3].tolist()]
+@given(batch=batches(), dtype=st.sampled_from([torch.int32, torch.int64]))
+def test_padding_is_cut_off_and_other_fields_stay(
+    batch: tuple[Fields, list[int], set[str] | None], dtype: torch.dtype
+) -> None:
+    fields, rows, names = batch
+    lengths, wanted = torch.tensor(rows, dtype=dtype), list(expected(*batch))
+    packed = pack_jagged_fields(fields, lengths=lengths, token_aligned_fields=names)
+    assert packed.batch_size == (len(rows),)
+    assert not any(leaf.requires_grad for leaf in packed.values())
+    assert sent(packed) == sent(with_padded_rows(fields, lengths, names)) == wanted
+    for name, value in fields.items():
+        one = pack_per_token_field(value, lengths) if names and name in names else maybe_pack_jagged(value, lengths)
+        if names is None or name in names:
+            assert sent({name: one}) == [column for column in wanted if column[0] == name]
+            assert not one.requires_grad
+            assert one.is_nested or one.is_contiguous()
 
-    @pytest.mark.parametrize("shape", [(2,), (3, 3), (2, 2)], ids=["1-d", "rows", "narrower"])
-    def test_field_that_cannot_hold_the_rows_stays_rectangular(self, shape: Sequence[int]) -> None:
-        val = torch.ones(shape, requires_grad=True)
-        packed = pack_per_token_field(val, torch.tensor([1, 3]))
-        assert not packed.is_nested
-        assert not packed.requires_grad
-        assert torch.equal(packed, val)
+
+@given(lengths=st.lists(st.integers(0, 6), max_size=5), width=st.integers(0, 4), dtype=st.sampled_from(DTYPES))
+def test_rows_are_cut_to_their_lengths_and_at_the_width(lengths: list[int], width: int, dtype: torch.dtype) -> None:
+    numbers = torch.arange(len(lengths) * width * 2).reshape(len(lengths), width, 2)
+    padded = (numbers % (2 if dtype is torch.bool else 100)).to(dtype)
+    nested = to_nested_by_length(padded, torch.tensor(lengths, dtype=torch.int64))
+    assert (nested.is_nested, nested.dtype) == (True, dtype)
+    assert (nested.size(0), nested.values().shape) == (len(lengths), (sum(min(n, width) for n in lengths), 2))
+    rows = [row[:length] for row, length in zip(padded.tolist(), lengths, strict=True)]
+    padded.zero_()  # the result is a copy
+    assert nested.values().tolist() == [entry for row in rows for entry in row]
+    assert nested.offsets().diff().tolist() == [len(row) for row in rows]
+
+
+def test_gradients_reach_the_kept_entries_only() -> None:
+    padded = torch.ones(2, 3, requires_grad=True)
+    (grad,) = torch.autograd.grad(to_nested_by_length(padded, torch.tensor([1, 3])).values().sum(), padded)
+    assert grad.tolist() == [[1, 0, 0], [1, 1, 1]]
+
+
+def test_token_fields_of_one_batch_can_be_combined() -> None:
+    fields = {"a": torch.full((2, 3), 2.0), "b": torch.full((2, 3), 3.0)}
+    td = pack_jagged_fields(fields, lengths=torch.tensor([1, 3]))
+    assert rows_of(td["a"] * td["b"]) == [[6.0], [6.0, 6.0, 6.0]]
+    assert torch.nested.to_padded_tensor(td["a"], 0.0).shape == (2, 3)
+
+
+@pytest.mark.parametrize("lengths", [None, torch.zeros(0, dtype=torch.int64)], ids=["none", "empty"])
+def test_without_rows_or_lengths_all_stays_as_it_is(lengths: torch.Tensor | None) -> None:
+    assert pack_jagged_fields({}, lengths=lengths).batch_size == (0,)
+    assert pack_jagged_fields({"a": torch.ones(0, 4)}, lengths=lengths)["a"].shape == (0, 4)
+    column = objects("x", [1], None)
+    td = pack_jagged_fields({"a": torch.ones(3, 2), "o": column}, lengths=None)
+    assert (td.batch_size, td["a"].shape, td["o"] is column) == ((3,), (3, 2), True)
 
 
 @pytest.mark.parametrize("pack", [maybe_pack_jagged, pack_per_token_field])
-class TestPackOneField:
-    def test_without_rows_the_field_stays_rectangular(self, pack: Pack) -> None:
-        assert not pack(torch.ones(0, 3), torch.zeros(0, dtype=torch.int64)).is_nested
-
-    @pytest.mark.parametrize("width", [3, 5])
-    def test_result_requires_no_grad(self, pack: Pack, width: int) -> None:
-        assert not pack(torch.ones(2, width, requires_grad=True), torch.tensor([1, 3])).requires_grad
-
-    def test_nested_field_comes_back_as_it_is(self, pack: Pack) -> None:
-        nested = as_nested_tensor([torch.ones(1), torch.ones(3)], layout=torch.jagged)
-        assert pack(nested, torch.tensor([1, 3])) is nested
+def test_a_nested_field_comes_back_as_it_is(pack: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+    nested = as_nested_tensor([torch.ones(1), torch.ones(3)], layout=torch.jagged)
+    assert pack(nested, torch.tensor([1, 3])) is nested
 
 
-class TestPackJaggedFields:
-    @pytest.mark.parametrize(
-        ("names", "nested"), [(None, ["ids"]), ({"image", "absent"}, ["image"])], ids=["by their width", "by name"]
-    )
-    def test_token_fields_are_packed_and_others_stay(self, names: set[str] | None, nested: list[str]) -> None:
-        fields = {"ids": torch.ones(2, 3), "reward": torch.ones(2), "image": torch.ones(2, 7)}
-        td = pack_jagged_fields(fields, lengths=torch.tensor([1, 3]), token_aligned_fields=names)
-        assert td.batch_size == (2,)
-        assert [name for name in fields if td[name].is_nested] == nested
+def test_a_put_copies_no_padded_tensor_and_takes_objects_and_nested_tensors_beside() -> None:
+    nested = as_nested_tensor([torch.arange(2), torch.arange(1)], layout=torch.jagged)
+    conjugated = torch.tensor([[1 + 2j, 3j], [4j, 5]]).conj()
+    fields: Fields = {"a": nested, "b": torch.zeros(2, 2), "c": objects("x", None), "d": torch.zeros(2)}
+    fields["e"], lengths = conjugated, torch.tensor([2, 1])
+    found = with_padded_rows(fields, lengths, None)
+    assert list(found) == list(fields)
+    assert sent(found) == sent(pack_jagged_fields(fields, lengths=lengths))
+    tokens = torch.arange(6).reshape(2, 3)
+    (column,) = encode_columns(with_padded_rows({"tokens": tokens}, torch.tensor([3, 1]), None))
+    assert np.frombuffer(column.values, np.uint8).ctypes.data == tokens.data_ptr()
 
-    def test_token_fields_of_one_batch_can_be_combined(self) -> None:
-        fields = {"a": torch.full((2, 3), 2.0), "b": torch.full((2, 3), 3.0)}
-        td = pack_jagged_fields(fields, lengths=torch.tensor([1, 3]))
-        assert rows_of(td["a"] * td["b"]) == [[6.0], [6.0, 6.0, 6.0]]
 
-    @pytest.mark.parametrize(
-        ("value", "found"),
-        [({1, 2}, "set"), ("ab", "str"), (np.zeros(2, "M8[s]"), "datetime64"), (None, "NoneType")],
-        ids=["set", "str", "ndarray", "none"],
-    )
-    def test_other_types_are_refused_naming_field_and_type(self, value: Any, found: str) -> None:
-        with pytest.raises(TypeError, match=rf"'bad'.*{found}"):
-            pack_jagged_fields({"ok": torch.ones(2), "bad": value}, lengths=torch.tensor([1, 1]))
+# -- refusals ----------------------------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("value", [torch.ones(3), torch.tensor(1.0), objects("a")], ids=["rows", "0-d", "objects"])
-    @pytest.mark.parametrize("lengths", [torch.tensor([1, 2]), None], ids=["lengths", "no lengths"])
-    def test_field_with_another_number_of_rows_is_refused_naming_it(
-        self, value: Any, lengths: torch.Tensor | None
-    ) -> None:
-        with pytest.raises(ValueError, match=r"'bad': batch dimension mismatch.*2 rows"):
-            pack_jagged_fields({"ok": torch.ones(2), "bad": value}, lengths=lengths)
+PAIR, NESTED = torch.ones(2, 3), as_nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
+LENGTHS: dict[str, tuple[Any, type[Exception], str]] = {
+    "negative": (torch.tensor([1, -2]), ValueError, "row 1 .*-2"),
+    "2-d": (torch.tensor([[1], [1]]), ValueError, "lengths"),
+    "one number": (torch.tensor(1), ValueError, "lengths"),
+    "floats": (torch.ones(2), TypeError, "integers"),
+    "bools": (torch.ones(2, dtype=torch.bool), TypeError, "integers"),
+}
+PACKERS: list[Callable[[torch.Tensor, torch.Tensor], object]] = [
+    to_nested_by_length,
+    maybe_pack_jagged,
+    pack_per_token_field,
+    lambda value, lengths: pack_jagged_fields({"x": value}, lengths=lengths),
+    lambda value, lengths: with_padded_rows({"x": value}, lengths, None),
+]
+FIELDS: dict[str, tuple[Any, type[Exception], str]] = {
+    "a set": ({1, 2}, TypeError, "set"),
+    "a str": ("ab", TypeError, "str"),
+    "dates": (np.zeros(2, "M8[s]"), TypeError, "datetime64"),
+    "None": (None, TypeError, "NoneType"),
+    "three rows": (torch.ones(3, 2), ValueError, "3 rows.*2 rows"),
+    "a list of three": ([1, 2, 3], ValueError, "3 rows.*2 rows"),
+    "a scalar": (torch.tensor(1.0), ValueError, "2 rows"),
+    "one object": (objects("a"), ValueError, "1 rows.*2 rows"),
+}
 
-    def test_without_lengths_all_stays_as_it_is_and_rows_come_from_the_fields(self) -> None:
-        column = objects("x", [1], None)
-        td = pack_jagged_fields({"a": torch.ones(3, 2), "o": column}, lengths=None)
-        assert (td.batch_size, td["a"].shape, td["o"] is column) == ((3,), (3, 2), True)
 
-    @pytest.mark.parametrize("lengths", [None, torch.zeros(0, dtype=torch.int64)], ids=["none", "empty"])
-    def test_without_fields_or_rows_there_are_none(self, lengths: torch.Tensor | None) -> None:
-        assert pack_jagged_fields({}, lengths=lengths).batch_size == (0,)
-        assert pack_jagged_fields({"a": torch.ones(0, 4)}, lengths=lengths)["a"].shape == (0, 4)
+@pytest.mark.parametrize(("lengths", "error", "fact"), LENGTHS.values(), ids=LENGTHS)
+def test_lengths_that_are_none_are_refused(lengths: torch.Tensor, error: type[Exception], fact: str) -> None:
+    for pack in PACKERS:
+        with pytest.raises(error, match=fact):
+            pack(PAIR, lengths)
 
-    def test_result_requires_no_grad(self) -> None:
-        fields = {"a": torch.ones(2, 3, requires_grad=True), "b": torch.ones(2, requires_grad=True)}
-        td = pack_jagged_fields(fields, lengths=torch.tensor([1, 3]))
-        assert not any(leaf.requires_grad for leaf in td.values())
+
+@pytest.mark.parametrize(
+    "padded", [torch.ones(()), torch.ones(2), torch.ones(3, 3), NESTED], ids=["0-d", "1-d", "other rows", "nested"]
+)
+def test_what_has_no_padded_rows_is_not_nested_by_length(padded: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="shape"):
+        to_nested_by_length(padded, torch.tensor([2, 1]))
+
+
+@pytest.mark.parametrize(("value", "error", "fact"), FIELDS.values(), ids=FIELDS)
+def test_a_field_that_does_not_fit_is_refused_by_name(value: object, error: type[Exception], fact: str) -> None:
+    fields, lengths = {"ok": torch.ones(2), "bad": value}, torch.tensor([1, 1])
+    with pytest.raises(error, match=f"'bad'.*{fact}"):
+        pack_jagged_fields(fields, lengths=lengths)
+    with pytest.raises(error, match=f"'bad'.*{fact}"):
+        with_padded_rows(fields, lengths, {"bad"})
+    with pytest.raises(error, match=f"'bad'.*{fact}"):
+        pack_jagged_fields(fields, lengths=None)
+
+
+# -- rows and payloads -------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_one_shape_are_stacked_in_a_dtype_that_holds_all() -> None:
+    assert (stack_or_nest([]).shape, stack_or_nest([]).dtype) == ((0,), torch.float32)
+    assert torch.equal(stack_or_nest([torch.zeros(2, 3), torch.ones(2, 3)])[1], torch.ones(2, 3))
+    assert stack_or_nest([torch.tensor(3), torch.tensor(4)]).tolist() == [3, 4]
+    assert stack_or_nest([torch.tensor(3), torch.tensor(0.5)]).dtype == torch.float32
+
+
+def test_ragged_rows_are_nested_in_the_dim_where_they_differ() -> None:
+    assert rows_of(stack_or_nest([torch.arange(2), torch.arange(3)])) == [[0, 1], [0, 1, 2]]
+    later = stack_or_nest([torch.zeros(2, 3), torch.ones(2, 1)])
+    assert [tuple(row.shape) for row in later.unbind()] == [(2, 3), (2, 1)]
+    with pytest.raises(RuntimeError):
+        stack_or_nest([torch.zeros(2), torch.zeros(2, 3)])
+
+
+def test_a_stripped_payload_is_what_it_was() -> None:
+    for payload in ("hi", None, [1, 2], {"a": 1}, 3.5):
+        assert unwrap_wire_stripped_payload(NonTensorData(payload)) == payload
+    assert unwrap_wire_stripped_payload(TensorDict({}, [])) is None
+    for item in ("hi", None, 3, TensorDict({"a": torch.ones(1)}, []), TensorDict({}, [3])):
+        assert unwrap_wire_stripped_payload(item) is item
+
+
+# -- responses ---------------------------------------------------------------------------------------------------------
 
 
 def nest(*rows: Sequence[float]) -> torch.Tensor:
@@ -260,47 +255,54 @@ def window(offsets: list[int], lengths: list[int] | None = None) -> torch.Tensor
     )
 
 
-class TestResponseFromNested:
-    @pytest.mark.parametrize(
-        ("full", "mask", "rows"),
-        [
-            (nest([0, 1, 2, 3, 4], [10, 11, 12]), nest([1, 1], [1]), [[2, 3], [11]]),
-            (nest([0, 1, 2], [10, 11], []), nest([], [1], []), [[], [10], []]),
-            (nest([0, 1, 2], [10, 11, 12, 13]), window([2, 3, 5]), [[1], [11, 12]]),
-            (window([0, 5, 9], [4, 3]), window([0, 3, 6], [2, 1]), [[1, 2], [6]]),
-        ],
-        ids=["two", "empty responses", "a mask that is a window on larger values", "holes in both"],
-    )
-    def test_response_is_cut_from_the_end_and_shifted_left_by_one(
-        self, full: torch.Tensor, mask: torch.Tensor, rows: list[list[float]]
-    ) -> None:
-        assert rows_of(response_from_nested(full, mask)) == rows
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), min_size=1, max_size=5))
+def test_a_response_is_cut_from_the_end_and_shifted_left_by_one(sizes: list[tuple[int, int]]) -> None:
+    """sizes: tokens of prompt and response."""
+    rows = [[100.0 * row + i for i in range(sum(size))] for row, size in enumerate(sizes)]
+    mask = nest(*([1.0] * response for _, response in sizes))
+    got = response_from_nested(nest(*rows), mask)
+    assert rows_of(got) == [row[prompt - 1 : -1] for row, (prompt, _) in zip(rows, sizes, strict=True)]
+    assert rows_of(got * mask) == rows_of(got)
 
-    def test_result_can_be_multiplied_by_the_mask(self) -> None:
-        mask = nest([1, 0], [1])
-        response = response_from_nested(nest([0, 1, 2, 3, 4], [10, 11, 12]), mask)
-        assert rows_of(response * mask) == [[2, 0], [11]]
 
-    def test_response_without_a_prompt_or_of_other_rows_is_refused(self) -> None:
-        with pytest.raises(ValueError, match=r"row 1: a response of 2 tokens in a sequence of 2"):
-            response_from_nested(nest([0, 1, 2], [10, 11]), nest([1], [1, 1]))
-        with pytest.raises(ValueError, match="2 rows, response_mask has 1"):
-            response_from_nested(nest([0, 1, 2], [10, 11]), nest([1]))
+@pytest.mark.parametrize(
+    ("full", "mask", "rows"),
+    [
+        (nest([0, 1, 2], [10, 11], []), nest([], [1], []), [[], [10], []]),
+        (nest([0, 1, 2], [10, 11, 12, 13]), window([2, 3, 5]), [[1], [11, 12]]),
+        (window([0, 5, 9], [4, 3]), window([0, 3, 6], [2, 1]), [[1, 2], [6]]),
+    ],
+    ids=["empty rows", "a mask that is a window on larger values", "holes in both"],
+)
+def test_responses_of_nested_tensors_of_every_make(full: torch.Tensor, mask: torch.Tensor, rows: list[Any]) -> None:
+    assert rows_of(response_from_nested(full, mask)) == rows
 
-    @pytest.mark.parametrize("name", ["full", "response_mask"])
-    def test_rectangular_argument_is_refused(self, name: str) -> None:
-        arguments = {"full": nest([0, 1, 2]), "response_mask": nest([1]), name: torch.ones(1, 2)}
-        with pytest.raises(TypeError, match=f"{name} must be a nested tensor"):
-            response_from_nested(**arguments)
 
-    def test_gradient_reaches_the_shifted_entries(self) -> None:
-        values = torch.arange(5.0, requires_grad=True)
-        full = nested_tensor_from_jagged(values, torch.tensor([0, 3, 5]), min_seqlen=2, max_seqlen=3)
-        (grad,) = torch.autograd.grad(response_from_nested(full, nest([1], [1])).values().sum(), values)
-        assert grad.tolist() == [0, 1, 0, 1, 0]
+@needs_jagged_slices
+def test_a_slice_of_a_batch_is_a_mask() -> None:
+    sliced = TensorDict({"m": nest([1], [1, 1], [1])}, [3])[1:]["m"]
+    assert rows_of(response_from_nested(nest([0, 1, 2, 3], [5, 6, 7]), sliced)) == [[1, 2], [6]]
 
-    @needs_jagged_slices
-    def test_a_slice_of_a_batch_is_a_mask(self) -> None:
-        full = nest([0, 1, 2, 3], [5, 6, 7])
-        sliced = TensorDict({"m": nest([1], [1, 1], [1])}, [3])[1:]["m"]
-        assert rows_of(response_from_nested(full, sliced)) == [[1, 2], [6]]
+
+@pytest.mark.parametrize(
+    ("full", "mask", "error", "fact"),
+    [
+        (nest([0, 1, 2], [10, 11]), nest([1], [1, 1]), ValueError, "row 1: .* 2 tokens"),
+        (nest([0, 1, 2], [10, 11]), nest([1]), ValueError, "2 rows.* 1"),
+        (torch.ones(1, 2), nest([1]), TypeError, "full"),
+        (nest([0, 1, 2]), torch.ones(1, 2), TypeError, "response_mask"),
+    ],
+    ids=["no prompt", "other rows", "rectangular full", "rectangular mask"],
+)
+def test_a_response_that_cannot_be_cut_is_refused(
+    full: torch.Tensor, mask: torch.Tensor, error: type[Exception], fact: str
+) -> None:
+    with pytest.raises(error, match=fact):
+        response_from_nested(full, mask)
+
+
+def test_gradients_reach_the_shifted_entries() -> None:
+    values = torch.arange(5.0, requires_grad=True)
+    full = nested_tensor_from_jagged(values, torch.tensor([0, 3, 5]), min_seqlen=2, max_seqlen=3)
+    (grad,) = torch.autograd.grad(response_from_nested(full, nest([1], [1])).values().sum(), values)
+    assert grad.tolist() == [0, 1, 0, 1, 0]
