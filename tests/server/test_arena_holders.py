@@ -52,9 +52,8 @@ def told(process: subprocess.Popen[str]) -> str:
 KEEPS = ["descriptors", "reading", "writing", "private", "reading in a child", "writing in a child"]
 
 
-@pytest.mark.parametrize("killed", [True, False], ids=["killed", "told to drop it"])
+@pytest.mark.parametrize(("medium", "killed"), [("memory", True), ("disk", False)], ids=["killed", "told to drop it"])
 @pytest.mark.parametrize("keeps", KEEPS)
-@pytest.mark.parametrize("medium", ["memory", "disk"])
 def test_a_client_of_a_killed_server_is_a_holder_until_it_has_nothing_left(
     tmp_path: Path, medium: str, keeps: str, killed: bool
 ) -> None:
