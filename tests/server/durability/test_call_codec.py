@@ -55,14 +55,15 @@ def value_of(hint: Any) -> object:
 
 
 @pytest.mark.parametrize("empty", [False, True], ids=["all fields", "only needed fields"])
-@pytest.mark.parametrize("kind", CALLS, ids=lambda kind: kind.__name__)
-def test_every_call_comes_back_as_it_was(kind: Any, empty: bool) -> None:
-    hints = typing.get_type_hints(kind)
-    fields = [field for field in dataclasses.fields(kind) if not empty or field.default is dataclasses.MISSING]
-    call = kind(**{field.name: value_of(hints[field.name]) for field in fields})
-    now, again = decode_call(encode_call(1.5, call))
-    assert (now, type(again), repr(again)) == (1.5, kind, repr(call))
-    assert encode_call(1.5, again) == encode_call(1.5, call)
+def test_every_call_comes_back_as_it_was(empty: bool) -> None:
+    assert len(CALLS) > 25
+    for kind in CALLS:
+        hints = typing.get_type_hints(kind)
+        fields = [field for field in dataclasses.fields(kind) if not empty or field.default is dataclasses.MISSING]
+        call = kind(**{field.name: value_of(hints[field.name]) for field in fields})
+        now, again = decode_call(encode_call(1.5, call))
+        assert (now, type(again), repr(again)) == (1.5, kind, repr(call))
+        assert encode_call(1.5, again) == encode_call(1.5, call)
 
 
 def test_lists_and_strided_arrays_are_taken_as_well() -> None:
