@@ -58,4 +58,4 @@ def _audit(folder: Path, answers: dict[str, list[Any] | None], files: list[str])
     stand_in.write_text(f"""#!/bin/sh\ncat "{folder}/$2" 2>/dev/null || {{ echo "{UNREACHABLE}" >&2; exit 1; }}\n""")
     stand_in.chmod(0o755)
     command = [sys.executable, str(IMAGE / "audit.py"), str(stand_in), *files]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)

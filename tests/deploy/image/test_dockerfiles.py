@@ -20,15 +20,11 @@ def _stages(image: str) -> list[Stage]:
 
 
 @each_image
-def test_every_stage_has_a_name_and_instructions_that_exist(image: str) -> None:
-    assert [stage.name for stage in _stages(image)] == ["build", image]
-    assert {name for stage in _stages(image) for name, _ in stage.instructions} <= KNOWN
-
-
-@each_image
-def test_a_stage_begins_with_nothing_or_with_an_image_whose_digest_the_build_must_be_told(image: str) -> None:
+def test_stages_begin_with_nothing_or_with_an_image_whose_digest_the_build_must_be_told(image: str) -> None:
     text = DOCKERFILES[image].read_text()
+    assert [stage.name for stage in _stages(image)] == ["build", image]
     for stage in _stages(image):
+        assert {name for name, _ in stage.instructions} <= KNOWN
         if stage.base != "scratch":
             found = re.fullmatch(r"([a-z]+:[a-z0-9.-]*bookworm[a-z-]*)@\$\{([A-Z]+_DIGEST)\}", stage.base)
             assert found
@@ -38,24 +34,12 @@ def test_a_stage_begins_with_nothing_or_with_an_image_whose_digest_the_build_mus
 
 
 @each_image
-def test_what_is_copied_is_in_the_repository_and_not_kept_from_the_builder(image: str) -> None:
+def test_what_is_copied_is_in_the_repository_and_sent_to_the_builder_or_made_in_the_first_stage(image: str) -> None:
     copied = [path for stage in _stages(image) for value in stage.all("COPY") for path in _sources(value)]
     assert copied
     for path in copied:
         assert (REPOSITORY / path).exists(), path
         assert _sent_to_the_builder(path), f"{path}: .dockerignore keeps it back"
-
-
-@pytest.mark.parametrize(
-    ("path", "sent"),
-    [("proto/rl_dataplane/v1/frames.py", True), (".git/HEAD", False), (".venv/bin/python", False), ("tests", False)],
-)
-def test_the_builder_is_sent_sources_and_nothing_else(path: str, sent: bool) -> None:
-    assert _sent_to_the_builder(path) == sent
-
-
-@each_image
-def test_what_comes_from_another_stage_was_made_there(image: str) -> None:
     first, last = _stages(image)
     for value in last.all("COPY"):
         if value.startswith("--from="):
@@ -64,42 +48,33 @@ def test_what_comes_from_another_stage_was_made_there(image: str) -> None:
             assert any(path in command for command in first.all("RUN"))
 
 
-@each_image
-def test_the_compiler_and_the_package_index_stay_in_the_first_stage(image: str) -> None:
-    for command in _stages(image)[-1].all("RUN"):
-        assert not re.search(r"\b(apt|apt-get|pip|gcc|curl|wget)\b", command)
+def test_the_builder_is_sent_sources_and_nothing_else() -> None:
+    assert _sent_to_the_builder("proto/rl_dataplane/v1/frames.py")
+    assert not any(map(_sent_to_the_builder, (".git/HEAD", ".venv/bin/python", "tests")))
 
 
 @each_image
-def test_it_runs_as_a_user_with_a_number_that_is_not_root(image: str) -> None:
-    user, group = _stages(image)[-1].one("USER").split(":")
-    assert int(user) > 0
-    assert int(group) > 0
+def test_what_pip_installs_has_a_hash_but_torch_and_our_wheel_and_no_tool_is_left_in_the_image(image: str) -> None:
+    first, last = _stages(image)
+    for command in (part for run in first.all("RUN") for part in run.split(" && ")):
+        if "pip install" in command:
+            assert re.search(r'--require-hashes|"\$TORCH"$|--no-deps /opt/wheels/', command), command
+    assert not [run for run in last.all("RUN") if re.search(r"\b(apt|apt-get|pip|gcc|curl|wget)\b", run)]
 
 
 @each_image
-def test_it_is_stopped_by_the_signal_that_drains_and_started_without_a_shell(image: str) -> None:
+def test_it_is_an_ordinary_user_started_without_a_shell_and_stopped_by_the_signal_that_drains(image: str) -> None:
     last = _stages(image)[-1]
+    assert all(int(number) > 0 for number in last.one("USER").split(":"))
     assert last.one("STOPSIGNAL") == "SIGTERM"
     assert last.words("ENTRYPOINT")[0].startswith("/")
     assert last.words("CMD")
-
-
-@each_image
-def test_labels_tell_title_licence_and_the_version_of_the_distribution(image: str) -> None:
-    labels = _stages(image)[-1].pairs("LABEL")
+    labels = last.pairs("LABEL")
     version = re.search(r'^version = "(.+)"$', (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE)
     assert version is not None
     assert labels["org.opencontainers.image.version"] == version[1]
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
     assert labels["org.opencontainers.image.title"].startswith("RL Data Plane")
-
-
-@each_image
-def test_pip_installs_only_what_has_a_hash_except_torch_and_our_wheel(image: str) -> None:
-    for command in (part for run in _stages(image)[0].all("RUN") for part in run.split(" && ")):
-        if "pip install" in command:
-            assert re.search(r'--require-hashes|"\$TORCH"$|--no-deps /opt/wheels/', command), command
 
 
 def test_the_servers_image_is_made_of_nothing_but_the_recipe() -> None:

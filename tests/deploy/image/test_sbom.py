@@ -75,7 +75,7 @@ def _written(folder: Path) -> Path:
     """Of the folder's wheels, ours among them, without Debian packages."""
     _wheel(folder, "rl_dataplane")
     script, environment = IMAGE / "write_sbom.py", {"SOURCE_DATE_EPOCH": "1000000000"}
-    subprocess.run([sys.executable, script, folder, folder, folder / "sbom"], check=True, env=environment, timeout=30)
+    subprocess.run([sys.executable, script, folder, folder, folder / "sbom"], check=True, env=environment, timeout=300)
     return folder / "sbom"
 
 

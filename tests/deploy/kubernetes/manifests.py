@@ -30,7 +30,7 @@ def rendered(overlay: str) -> tuple[Manifest, ...]:
     command = ["kustomize", "build"] if shutil.which("kustomize") else ["kubectl", "kustomize"]
     if shutil.which(command[0]) is None:
         pytest.skip("neither kustomize nor kubectl is installed, so the overlays cannot be rendered")
-    done = subprocess.run([*command, KUBERNETES / "overlays" / overlay], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, KUBERNETES / "overlays" / overlay], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return tuple(yaml.safe_load_all(done.stdout))

@@ -109,7 +109,7 @@ def made_secrets(folder: Path) -> Credentials:
     (tools / "kubectl").chmod(0o755)
     environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "SECRETS": str(secrets)}
     script = KUBERNETES / "overlays" / "statefulset" / "secrets.sh"
-    subprocess.run([script, "rl-dataplane"], env=environment, check=True, timeout=60)
+    subprocess.run([script, "rl-dataplane"], env=environment, check=True, timeout=300)
     for name in ("dataplane-tls/tls.crt", "dataplane-tls/tls.key", "dataplane-access/access.json"):
         shutil.copy(secrets / name, folder)
     trainer = secrets / "dataplane-trainer"

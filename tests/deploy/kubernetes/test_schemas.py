@@ -21,12 +21,16 @@ def _validate(manifest: Manifest, version: str) -> None:
     assert kubernetes_validate.validate(manifest, version, strict=True) == version
 
 
-@pytest.mark.parametrize("version", VERSIONS)
 @each_overlay
-def test_kubernetes_takes_every_manifest(overlay: str, version: str) -> None:
+def test_kubernetes_and_prometheus_operator_take_every_manifest_and_no_two_have_one_name(overlay: str) -> None:
     for manifest in rendered(overlay):
-        if manifest["kind"] != "PodMonitor":
-            _validate(manifest, version)
+        if manifest["kind"] == "PodMonitor":
+            jsonschema.validate(manifest, POD_MONITOR)
+        else:
+            for version in VERSIONS:
+                _validate(manifest, version)
+    names = [name_of(manifest) for manifest in rendered(overlay)]
+    assert (len(of_kind(overlay, "PodMonitor")), len(names)) == (1, len(set(names)))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -37,20 +41,8 @@ def test_a_field_that_is_misspelt_somewhere_in_a_container_is_found(version: str
         _validate(workload, version)
 
 
-@each_overlay
-def test_prometheus_operator_takes_the_pod_monitor(overlay: str) -> None:
-    (monitor,) = of_kind(overlay, "PodMonitor")
-    jsonschema.validate(monitor, POD_MONITOR)
-
-
 def test_a_field_that_is_misspelt_in_a_pod_monitor_is_found() -> None:
     monitor = copy.deepcopy(of_kind("sidecar", "PodMonitor")[0])
     monitor["spec"]["podMetricsEndpoints"][0]["intervall"] = "15s"
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(monitor, POD_MONITOR)
-
-
-@each_overlay
-def test_no_two_manifests_have_one_name(overlay: str) -> None:
-    names = [name_of(manifest) for manifest in rendered(overlay)]
-    assert len(names) == len(set(names))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts.dashboard_file import Panel, load_panels
+from scripts.dashboard_file import load_panels
 from scripts.draw_dashboard import draw_dashboard
 from scripts.prometheus_server import Prometheus, find_command, running_prometheus
 from tests.deploy.monitoring.expressions import asked
@@ -73,10 +73,10 @@ def watched(server: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -
         yield Watched(prometheus, start, time.time())
 
 
-@pytest.mark.parametrize("panel", GRAPHS, ids=lambda panel: panel.title)
-def test_every_query_of_a_panel_returns_data(watched: Watched, panel: Panel) -> None:
-    empty = [target.expr for target in panel.targets if not watched.values(target.expr)]
-    assert not empty
+def test_every_query_of_a_panel_returns_data(watched: Watched) -> None:
+    queries = [(panel.title, target.expr) for panel in GRAPHS for target in panel.targets]
+    assert len(queries) > 40
+    assert [(title, expr) for title, expr in queries if not watched.values(expr)] == []
 
 
 def test_every_recording_rule_records(watched: Watched) -> None:

@@ -15,7 +15,7 @@ OPERATIONS = ROOT / "docs" / "operations.md"
 
 
 def run(promtool: Path, *arguments: str | Path) -> str:
-    done = subprocess.run([promtool, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([promtool, *arguments], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -39,19 +39,15 @@ def test_every_alert_is_tested_where_it_fires_and_where_it_is_quiet() -> None:
     assert [alert for alert in ALERTS if {bool(fires) for fires in cases[alert]} != {True, False}] == []
 
 
-@pytest.mark.parametrize("alert", ALERTS)
-def test_an_alert_says_how_bad_it_is_what_is_wrong_with_figures_and_what_to_do(alert: str) -> None:
-    rule = ALERTS[alert]
-    assert rule["labels"]["severity"] in ("warning", "critical")
-    assert set(rule["annotations"]) == {"summary", "description", "runbook"}
-    assert "$labels.instance" in rule["annotations"]["description"]
-    assert not rule["annotations"]["summary"].endswith(".")
-    assert rule["annotations"]["description"].endswith(".")
-
-
-def test_every_runbook_is_a_section_of_the_operations_guide() -> None:
+def test_alerts_say_how_bad_it_is_what_is_wrong_with_figures_and_where_the_guide_says_what_to_do() -> None:
     sections = {f"docs/operations.md#{anchor}" for anchor in anchors_of(OPERATIONS)}
-    assert {rule["annotations"]["runbook"] for rule in ALERTS.values()} <= sections
+    for name, rule in ALERTS.items():
+        texts = rule["annotations"]
+        assert rule["labels"]["severity"] in ("warning", "critical"), name
+        assert set(texts) == {"summary", "description", "runbook"}, name
+        assert "$labels.instance" in texts["description"], name
+        assert (texts["summary"].endswith("."), texts["description"].endswith(".")) == (False, True), name
+        assert texts["runbook"] in sections, name
 
 
 def test_names_of_rules_and_tests_are_unique() -> None:
