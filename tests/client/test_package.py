@@ -11,20 +11,16 @@ import dataplane_client
 from dataplane_client import aio, errors
 
 
-@pytest.mark.parametrize("name", dataplane_client.__all__)
-def test_a_listed_name_is_there_and_is_kept(name: str) -> None:
-    value = getattr(dataplane_client, name)
-    assert getattr(dataplane_client, name) is value
-    assert vars(dataplane_client)[name] is value
-
-
-@pytest.mark.parametrize("name", aio.__all__)
-def test_a_listed_name_of_the_asynchronous_client_is_there(name: str) -> None:
-    assert getattr(aio, name).__module__.startswith("dataplane_client._async.")
+def test_every_listed_name_is_there_and_is_kept() -> None:
+    for name in dataplane_client.__all__:
+        value = getattr(dataplane_client, name)
+        assert getattr(dataplane_client, name) is vars(dataplane_client)[name] is value
+    for name in aio.__all__:
+        assert getattr(aio, name).__module__.startswith("dataplane_client._async.")
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="module 'dataplane_client' has no attribute 'nope'"):
+    with pytest.raises(AttributeError, match=r"'dataplane_client'.*'nope'"):
         dataplane_client.nope  # noqa: B018  # the access is the test
 
 
@@ -39,21 +35,13 @@ def test_every_exception_is_at_the_top() -> None:
     assert family == {name for name in dataplane_client.__all__ if name.endswith("Error")}
 
 
-@pytest.mark.parametrize(
-    ("statement", "unwanted"),
-    [
-        ("import dataplane_client; dir(dataplane_client)", ["torch", "numpy", "grpc", "google.protobuf"]),
-        ("from dataplane_client import DataPlaneError, errors, ClientOptions, KVBatchMeta", ["torch", "numpy", "grpc"]),
-    ],
-    ids=["the package", "errors"],
-)
-def test_importing_is_cheap(statement: str, unwanted: list[str]) -> None:
-    code = f"import sys\n{statement}\nprint([name for name in {unwanted!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "[]\n"
-
-
-def test_completion_finds_a_module_that_was_not_imported() -> None:
-    code = "import dataplane_client as d; print(d.aio.connect.__name__, d.observe.count_calls.__name__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
-    assert done.stdout == "connect count_calls\n"
+def test_listing_names_loads_nothing_and_completion_finds_a_module_that_was_not_imported() -> None:
+    code = """
+import sys
+import dataplane_client as d
+dir(d)
+print(*(name for name in ("torch", "numpy", "grpc", "google.protobuf") if name in sys.modules))
+print(d.aio.connect.__name__, d.observe.count_calls.__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout == "\nconnect count_calls\n"

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import grpc
-import pytest
 
 from dataplane_client._error_table import BY_CODE
 from dataplane_client.options import ClientOptions
@@ -44,14 +43,10 @@ def test_the_cores_reasons_are_those_of_the_contract() -> None:
     assert {f"ERROR_REASON_{name}" for name in REASONS} == set(pb.ErrorReason.keys())
 
 
-@pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.name)
-def test_a_reason_has_the_code_that_the_contract_names(reason: Reason) -> None:
-    assert re.match(r"[A-Z_]+", REASONS[reason.name])[0] == ERROR_TABLE[reason].name  # type: ignore[index]
-
-
-@pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.name)
-def test_a_reason_carries_retry_info_where_the_contract_says_so(reason: Reason) -> None:
-    assert (reason in RETRY_DELAY_S) is ("with RetryInfo" in REASONS[reason.name])
+def test_a_reason_has_the_code_that_the_contract_names_and_retry_info_where_it_says_so() -> None:
+    named = {name: (text.partition(" ")[0].strip(".,:;"), "with RetryInfo" in text) for name, text in REASONS.items()}
+    for reason in Reason:
+        assert (ERROR_TABLE[reason].name, reason in RETRY_DELAY_S) == named[reason.name], reason
 
 
 def test_the_client_knows_every_code_that_the_server_sends() -> None:
@@ -67,11 +62,9 @@ def test_server_and_client_know_the_element_types_of_the_contract_and_their_size
     assert names == ITEM_SIZES.keys()
 
 
-@pytest.mark.parametrize("name", ITEM_SIZES)
-def test_an_element_has_the_size_that_the_contract_names(name: str) -> None:
-    said = re.match(r"(\d+|One) bytes?\b", TYPES[name.upper()])
-    assert said is not None
-    assert {"One": "1"}.get(said[1], said[1]) == str(ITEM_SIZES[name])
+def test_an_element_has_the_size_that_the_contract_names() -> None:
+    for name, size in ITEM_SIZES.items():
+        assert re.match(rf"({size}|{'One' if size == 1 else size}) bytes?\b", TYPES[name.upper()]), name
 
 
 def test_kinds_are_those_of_the_contract() -> None:
@@ -81,21 +74,19 @@ def test_kinds_are_those_of_the_contract() -> None:
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"ids 1 to {Limits().max_id_bytes} bytes of UTF-8",
-        f"{Limits().max_fields} fields and {Limits().max_tasks} tasks a partition",
-        f"{Limits().max_rows_per_call:,} rows a call",
-        f"{Limits().max_tags_per_row} tags a row",
-        f"{Limits().max_dimensions} dimensions of a row's shape",
+def test_the_head_of_the_contract_names_the_limits() -> None:
+    limits = Limits()
+    for text in (
+        f"ids 1 to {limits.max_id_bytes} bytes of UTF-8",
+        f"{limits.max_fields} fields and {limits.max_tasks} tasks a partition",
+        f"{limits.max_rows_per_call:,} rows a call",
+        f"{limits.max_tags_per_row} tags a row",
+        f"{limits.max_dimensions} dimensions of a row's shape",
         f"request_id of the caller's choice (1 to {MAX_REQUEST_ID_BYTES} bytes",
-        f"the last {Limits().remembered_requests:,} of them for up to {Limits().remember_s / 60:.0f} minutes",
+        f"the last {limits.remembered_requests:,} of them for up to {limits.remember_s / 60:.0f} minutes",
         f"refused above {MAX_CHUNK_BYTES // MIB} MiB",
-    ],
-)
-def test_the_head_of_the_contract_names_the_limit(text: str) -> None:
-    assert text in HEAD
+    ):
+        assert text in HEAD
 
 
 def test_both_sides_send_chunks_of_the_size_that_the_contract_promises() -> None:
@@ -108,12 +99,11 @@ def test_both_sides_send_chunks_of_the_size_that_the_contract_promises() -> None
 # -- methods -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_a_method_has_messages_of_its_own_and_is_served(method: object) -> None:
-    name = method.name  # type: ignore[attr-defined]
-    assert method.input_type.name == f"{name}Request"  # type: ignore[attr-defined]
-    assert method.output_type.name == f"{name}Response"  # type: ignore[attr-defined]
-    assert inspect.getmodule(getattr(DataPlaneServicer, name)) is inspect.getmodule(DataPlaneServicer)
+def test_a_method_has_messages_of_its_own_and_is_served() -> None:
+    for method in METHODS:
+        messages = (method.input_type.name, method.output_type.name)
+        assert messages == (f"{method.name}Request", f"{method.name}Response")
+        assert inspect.getmodule(getattr(DataPlaneServicer, method.name)) is inspect.getmodule(DataPlaneServicer)
 
 
 READ_ONLY = {
@@ -132,11 +122,9 @@ READ_ONLY = {
 NOT_REPEATED = {"Session"}  # a session that was opened for nobody dies by itself
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_a_method_that_changes_something_and_no_other_takes_a_request_id(method: object) -> None:
-    request = method.input_type  # type: ignore[attr-defined]
-    first = request.fields_by_name.get("header")
-    fields = (first.message_type if first is not None else request).fields_by_name
-    assert ("request_id" in fields) is (method.name not in READ_ONLY | NOT_REPEATED)  # type: ignore[attr-defined]
-    if "request_id" in fields:
-        assert fields["request_id"].number == 1
+def test_a_method_that_changes_something_and_no_other_takes_a_request_id() -> None:
+    for method in METHODS:
+        first = method.input_type.fields_by_name.get("header")
+        fields = (first.message_type if first is not None else method.input_type).fields_by_name
+        assert ("request_id" in fields) is (method.name not in READ_ONLY | NOT_REPEATED), method.name
+        assert "request_id" not in fields or fields["request_id"].number == 1, method.name

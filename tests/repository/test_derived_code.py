@@ -25,7 +25,7 @@ def test_running_it_again_changes_nothing(script: str) -> None:
         [sys.executable, ROOT / "scripts" / script, "--check"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
         env={**os.environ, "PATH": path},
     )

@@ -12,8 +12,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```.*?```text\n(.*?)```", README, flags=re.DOTALL)
@@ -21,35 +19,12 @@ TERMINAL, DEPLOYMENT = re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL)
 SOCKET = "/tmp/dataplane.sock"  # noqa: S108  # the README's
 
 
-@pytest.fixture(scope="module")
-def socket_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The socket of the server that the README starts in a terminal."""
-    file = tmp_path_factory.mktemp("readme") / "dataplane.sock"
-    words = TERMINAL.replace(SOCKET, str(file)).split()
-    command = [str(Path(sys.executable).with_name(words[0])), *words[1:], "--http", "127.0.0.1:0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
-        try:
-            assert server.stdout is not None
-            assert f"unix://{file}" in server.stdout.readline()  # it serves
-            yield file
-        finally:
-            server.terminate()
-
-
 def test_each_example_is_followed_by_what_it_prints() -> None:
     assert len(EXAMPLES) == README.count("```python")
 
 
-@pytest.mark.parametrize(("example", "printed"), EXAMPLES, ids=["first", "groups"])
-def test_the_examples_of_the_readme_print_what_it_says(example: str, printed: str, socket_file: Path) -> None:
-    code = example.replace(SOCKET, str(socket_file))
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == printed
-
-
-def test_the_deployment_of_the_readme_goes_word_by_word_on_another_folder_and_other_ports(tmp_path: Path) -> None:
-    """After the blocks before it, in one shell, while the server of the first one runs."""
+def test_what_the_readme_shows_goes_word_by_word_on_another_folder_and_other_ports(tmp_path: Path) -> None:
+    """In one shell: the server, the programs, and the deployment while the first server runs."""
     first = f"{TERMINAL.strip()} --http 127.0.0.1:9464 > /tmp/dataplane.log 2>&1 &\n"
     programs = [f"python -W error - <<'PROGRAM'\n{example}PROGRAM\n" for example, _ in EXAMPLES]
     steps = "\n".join([first, *programs, DEPLOYMENT])
@@ -58,6 +33,7 @@ def test_the_deployment_of_the_readme_goes_word_by_word_on_another_folder_and_ot
             steps = steps.replace(port, str(stack.enter_context(kept_port())))
         done = in_bash(steps.replace("/tmp", str(tmp_path)))  # noqa: S108  # the README's
     assert done.returncode == 0, done.stdout
+    assert [printed for _, printed in EXAMPLES if printed not in done.stdout] == []
     assert "failed to connect" not in done.stdout
     for words in ("consumed: {", "shared memory", "serving, healthy", "dataplane_serving 1"):
         assert words in done.stdout
@@ -92,6 +68,6 @@ def in_bash(steps: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(command, shell.returncode, said)
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"make ([a-z-]+)", README))))
-def test_every_make_target_that_the_readme_names_exists(target: str) -> None:
-    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+def test_every_make_target_that_the_readme_names_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    assert set(re.findall(r"make ([a-z-]+)", README)) <= targets
