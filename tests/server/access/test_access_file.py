@@ -129,8 +129,9 @@ def test_a_token_that_was_valid_is_refused_once_it_has_ended(gate: Gate) -> None
         while gate.at_port(Credentials(PEER, ends)) is known:
             time.sleep(0.05)
 
-    with pytest.raises(Refusal, match="the token is unknown, or has ended"):
+    with pytest.raises(Refusal) as refused:
         use_for_ever()
+    assert refused.value.reason is Reason.UNAUTHENTICATED
 
 
 def test_keys_are_read_again_when_their_file_changes(gate: Gate, tmp_path: Path) -> None:
@@ -138,8 +139,9 @@ def test_keys_are_read_again_when_their_file_changes(gate: Gate, tmp_path: Path)
     (tmp_path / "keys.json").write_text(key_set(other))
     time.sleep(1.1)  # a second is how late it may be looked at
     assert gate.at_port(Credentials(PEER, token(other))).name == "grader"
-    with pytest.raises(Refusal, match="the token is unknown, or has ended"):
+    with pytest.raises(Refusal) as refused:
         gate.at_port(Credentials(PEER, token(exp=time.time() + 61)))
+    assert refused.value.reason is Reason.UNAUTHENTICATED
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_other_tokens_are_refused(gate: Gate, sent: tuple[str, Callable[[], str]
 
 def test_a_symmetric_key_is_refused_with_its_file(write: Write, tmp_path: Path) -> None:
     (tmp_path / "keys.json").write_text(json.dumps({"keys": [{"kty": "oct", "k": "eHg", "kid": "1", "alg": "HS256"}]}))
-    with pytest.raises(ValueError, match=r"keys\.json has a symmetric key; who checks tokens could make them"):
+    with pytest.raises(ValueError, match=r"keys\.json .*symmetric"):
         load_access_file(write({"jwt": {"keys": "keys.json", "issuer": "i", "audience": "a"}}))
 
 

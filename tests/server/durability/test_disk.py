@@ -63,7 +63,7 @@ async def test_a_changed_value_is_named_and_only_its_row_is_cleared_if_the_loss_
     life.arena.close()
     with pytest.raises(
         RecoveryError,
-        match=r"stored values are not those that were put: field 'a' of sample 's2' in 'p'; restore a snapshot",
+        match="'a' of sample 's2' in 'p'",
     ):
         begin(tmp_path, "disk")
     after = begin(tmp_path, "disk", accept_loss=True)

@@ -176,7 +176,7 @@ def test_a_closed_writer_refuses(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path, 0, {})
     writer.close()
     writer.close()
-    with pytest.raises(OSError, match="no more records: it is closed"):
+    with pytest.raises(OSError, match="closed"):
         writer.append(b"a")
 
 
@@ -227,7 +227,7 @@ def test_a_torn_record_before_unused_space_is_told_and_cut(tmp_path: Path) -> No
 def test_the_end_is_asked_for_only_at_the_end(small: Small) -> None:
     reader = LogReader(small.folder, 9)
     for ask in (reader.ending, reader.cut):
-        with pytest.raises(ValueError, match="record 9 is complete: read to the end first"):
+        with pytest.raises(ValueError, match="record 9"):
             ask()
     assert read(small.folder) == [*small.payloads]
 
@@ -317,12 +317,12 @@ def test_a_file_of_another_kind_or_format_is_refused(tmp_path: Path, content: by
 
 def test_a_record_that_the_log_does_not_hold_is_named(small: Small) -> None:
     assert LogReader(small.folder, 12).read() == []
-    with pytest.raises(RecordMissingError, match="no record 13: it ends before 12"):
+    with pytest.raises(RecordMissingError, match=r"record 13.* 12"):
         LogReader(small.folder, 13)
     reader = LogReader(small.folder, 2)
     remove_before(small.folder, 4)
     for missed in (reader.read, lambda: LogReader(small.folder, 3)):
-        with pytest.raises(RecordMissingError, match=r"record 2 was removed|holds record 3"):
+        with pytest.raises(RecordMissingError, match=r"record [23]"):
             missed()
 
 

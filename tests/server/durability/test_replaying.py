@@ -77,7 +77,7 @@ def folder(written: Path, tmp_path: Path) -> Path:
 def replay(folder: Path, *flags: str) -> tuple[int, list[str], str]:
     """The exit code, the lines of stdout, and stderr."""
     command = [sys.executable, "-m", "dataplane_server.replaying", str(folder), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     return done.returncode, done.stdout.splitlines(), done.stderr
 
 
@@ -103,7 +103,7 @@ def test_a_time_is_a_moment_of_the_log(text: str, moment: str) -> None:
 
 @pytest.mark.parametrize("text", ["90s", "-90", "yesterday", "25:00", "-xs", ""])
 def test_what_is_no_time_is_refused_with_the_forms(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a time; write 14:03:07.250, 2026-11-22T14:03:07.250 or -90s"):
+    with pytest.raises(ValueError, match=r"14:03:07\.250, 2026-11-22T14:03:07\.250 or -90s"):
         parse_moment(text, 0.0, 1.0)
 
 
