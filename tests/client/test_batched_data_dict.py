@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dataplane_client.batched_data_dict import BatchedDataDict, SlicedDataDict
 from dataplane_client.packed_tensor import PackedTensor
@@ -27,23 +30,76 @@ def objects(*elements: object) -> np.ndarray[Any, Any]:
     return array
 
 
-def four_rows() -> Batch:
+def rows(count: int) -> Batch:
     """One column of each kind; row i holds 10 + i everywhere."""
+    numbers, lengths = range(10, 10 + count), [i % 3 for i in range(count)]
     return BatchedDataDict(
-        ids=torch.tensor([[10, 0], [11, 0], [12, 0], [13, 0]]),
-        logs=[{"n": 10}, {"n": 11}, {"n": 12}, {"n": 13}],
-        tags=objects([10], "11", 12, None),
-        image=PackedTensor([torch.full((i, 2), 10 + i) for i in range(4)], 0),
+        ids=torch.tensor([[n, 0] for n in numbers]).reshape(count, 2),
+        logs=[{"n": n} for n in numbers],
+        tags=objects(*(tag_of(n) for n in numbers)),
+        jagged=torch.nested.nested_tensor_from_jagged(
+            torch.arange(10, 10 + count).repeat_interleave(torch.tensor(lengths, dtype=torch.int64)),
+            torch.tensor([0, *lengths]).cumsum(0),
+        ),
+        image=PackedTensor([torch.full((n - 10, 2), n) for n in numbers], 0) if count else PackedTensor([None], 0),
     )
 
 
+def four_rows() -> Batch:
+    return rows(4)
+
+
+def tag_of(number: int) -> object:
+    return [[number], str(number), number, None][number % 4]
+
+
 def rows_of(batch: Mapping[str, Any]) -> list[int]:
-    """The rows of four_rows that batch holds, after a check that all its columns agree."""
+    """The rows that batch holds, after a check that all its columns agree."""
     numbers = [int(n) for n in batch["ids"][:, 0]]
     assert [entry["n"] for entry in batch["logs"]] == numbers
-    assert list(batch["tags"]) == [{10: [10], 11: "11", 12: 12, 13: None}[n] for n in numbers]
-    assert [tuple(row.shape) for row in batch["image"].tensors] == [(n - 10, 2) for n in numbers]
+    assert list(batch["tags"]) == [tag_of(n) for n in numbers]
+    assert batch["jagged"].values().tolist() == [n for n in numbers for _ in range((n - 10) % 3)]
+    if "image" in batch:
+        assert [tuple(row.shape) for row in batch["image"].tensors] == [(n - 10, 2) for n in numbers]
     return [n - 10 for n in numbers]
+
+
+def taken(rng: random.Random, batch: Batch, held: list[int]) -> tuple[Batch, list[int]]:
+    """Some rows of a batch that holds these, at least one, by one of its verbs, and which these are."""
+    count = len(held)
+    verb = rng.choice(["slice", "select", "chunk", "reorder", "repeat", "join"])
+    if verb == "slice":
+        start = rng.randrange(count)
+        end = rng.randint(start + 1, count)
+        return batch.slice(start, end), held[start:end]
+    if verb == "select":
+        chosen = [rng.randrange(count) for _ in range(rng.randint(1, 4))]
+        given = rng.choice([chosen, torch.tensor(chosen)])
+        return batch.select_indices(given), [held[row] for row in chosen]
+    if verb == "chunk":
+        chunks = rng.choice([n for n in range(1, count + 1) if count % n == 0])
+        rank, size = rng.randrange(chunks), count // chunks
+        return batch.chunk(rank, chunks), held[rank * size : (rank + 1) * size]
+    if verb == "reorder":
+        order = rng.sample(range(count), count)
+        batch = batch.select_indices(range(count))
+        batch.reorder_data(rng.choice([order, torch.tensor(order)]))
+        return batch, [held[order.index(place)] for place in range(count)]
+    if verb == "repeat":
+        without = BatchedDataDict[Any]({name: column for name, column in batch.items() if name != "image"})
+        return without.repeat_interleave(2), [row for row in held for _ in range(2)]
+    return BatchedDataDict[Any].from_batches([batch, batch]), held + held
+
+
+@given(count=st.integers(1, 6), verbs=st.integers(1, 5), seed=st.integers(0, 2**32))
+def test_rows_that_are_taken_from_rows_that_were_taken_are_those_of_lists(count: int, verbs: int, seed: int) -> None:
+    """In every kind of column, by whatever verbs one after the other."""
+    rng, batch, held = random.Random(seed), rows(count), list(range(count))
+    for _ in range(verbs):
+        batch, held = taken(rng, batch, held)
+        assert rows_of(batch) == held
+        if len(held) > 12:
+            return
 
 
 def test_a_spec_can_be_given_as_a_type_argument() -> None:
@@ -101,7 +157,7 @@ def test_get_dict_is_the_underlying_dictionary() -> None:
     ids=["slice", "select_indices", "chunk", "shard"],
 )
 def test_a_value_without_rows_is_refused_by_name(use: Callable[[Batch], object], value: object) -> None:
-    with pytest.raises(TypeError, match="column 'lr' has no rows"):
+    with pytest.raises(TypeError, match="'lr'"):
         use(BatchedDataDict(ids=torch.zeros(1), lr=value))
 
 
@@ -130,13 +186,6 @@ def test_slice_beyond_the_end_of_a_list_ends_with_it(column: object) -> None:
 # --- select_indices, chunk ---
 
 
-@pytest.mark.parametrize("cls", [BatchedDataDict, SlicedDataDict])
-@pytest.mark.parametrize("indices", [[3, 0, 0], torch.tensor([3, 0, 0])], ids=["list", "tensor"])
-def test_select_indices_takes_the_rows_named_in_that_order(cls: type[Batch], indices: list[int] | torch.Tensor) -> None:
-    chosen = cls(four_rows()).select_indices(indices)
-    assert (type(chosen), rows_of(chosen)) == (cls, [3, 0, 0])
-
-
 @pytest.mark.parametrize(
     "use",
     [lambda b: b.select_indices([0, 1]), lambda b: b.chunk(0, 2), lambda b: b.shard_by_batch_size(2)[0]],
@@ -153,11 +202,10 @@ def test_select_indices_of_no_rows_keeps_every_column() -> None:
     assert (empty["ids"].shape, empty["logs"], empty["tags"].shape, len(empty["image"])) == ((0, 2), [], (0,), 0)
 
 
-@pytest.mark.parametrize(("chunks", "rows"), [(2, [[0, 1], [2, 3]]), (4, [[0], [1], [2], [3]])], ids=["pairs", "rows"])
-def test_chunks_are_the_consecutive_parts(chunks: int, rows: list[list[int]]) -> None:
-    parts = [four_rows().chunk(rank, chunks) for rank in range(chunks)]
-    assert [rows_of(part) for part in parts] == rows
-    assert {type(part) for part in parts} == {SlicedDataDict}
+def test_chunks_are_slices_and_chosen_rows_are_of_the_class_they_are_chosen_from() -> None:
+    assert type(four_rows().chunk(0, 2)) is SlicedDataDict
+    for cls in (BatchedDataDict[Any], SlicedDataDict):
+        assert type(cls(four_rows()).select_indices([0])) is type(cls())
 
 
 # --- reorder_data ---
@@ -167,14 +215,6 @@ def test_reorder_data_sends_each_row_to_its_index() -> None:
     batch: Batch = BatchedDataDict(a=torch.tensor([10, 11, 12]))
     batch.reorder_data([2, 0, 1])
     assert batch["a"].tolist() == [11, 12, 10]
-
-
-@pytest.mark.parametrize("indices", [[2, 0, 3, 1], torch.tensor([2, 0, 3, 1])], ids=["list", "tensor"])
-def test_reorder_data_undoes_select_indices_in_every_column(indices: list[int] | torch.Tensor) -> None:
-    batch = four_rows().select_indices(indices)
-    batch.reorder_data(indices)
-    assert rows_of(batch) == [0, 1, 2, 3]
-    assert isinstance(batch["tags"], np.ndarray)
 
 
 def test_reorder_data_keeps_the_underlying_dictionary() -> None:
@@ -187,7 +227,7 @@ def test_reorder_data_keeps_the_underlying_dictionary() -> None:
 @pytest.mark.parametrize("indices", [[0, 0, 1, 2], [1, 2, 3, 4], [-1, 0, 1, 2]])
 def test_reorder_data_refuses_what_is_no_permutation_and_changes_nothing(indices: list[int]) -> None:
     batch = four_rows()
-    with pytest.raises(ValueError, match="must hold each of 0 to 3 once"):
+    with pytest.raises(ValueError, match="0 to 3"):
         batch.reorder_data(indices)
     assert rows_of(batch) == [0, 1, 2, 3]
 
@@ -195,14 +235,10 @@ def test_reorder_data_refuses_what_is_no_permutation_and_changes_nothing(indices
 # --- repeat_interleave, truncate_tensors, to ---
 
 
-@pytest.mark.parametrize(("n", "expected"), [(2, [10, 10, 11, 11, 12, 12, 13, 13]), (1, [10, 11, 12, 13]), (0, [])])
-def test_repeat_interleave_repeats_every_row_in_succession(n: int, expected: list[int]) -> None:
+def test_repeating_rows_no_times_leaves_the_columns() -> None:
     batch = four_rows()
     del batch["image"]
-    repeated = batch.repeat_interleave(n)
-    assert repeated["ids"][:, 0].tolist() == expected
-    assert [entry["n"] for entry in repeated["logs"]] == expected
-    assert repeated["tags"].tolist() == [{10: [10], 11: "11", 12: 12, 13: None}[n] for n in expected]
+    assert (rows_of(batch.repeat_interleave(0)), rows_of(batch.repeat_interleave(1))) == ([], [0, 1, 2, 3])
 
 
 def test_repeat_interleave_copies_list_and_object_elements_for_each_repeat() -> None:
@@ -210,9 +246,9 @@ def test_repeat_interleave_copies_list_and_object_elements_for_each_repeat() -> 
     del batch["image"]
     repeated = batch.repeat_interleave(2)
     repeated["logs"][0]["n"] = 99
-    repeated["tags"][0].append(99)
-    assert (repeated["logs"][1], repeated["tags"][1]) == ({"n": 10}, [10])
-    assert (batch["logs"][0], batch["tags"][0]) == ({"n": 10}, [10])
+    repeated["tags"][4].append(99)
+    assert (repeated["logs"][1], repeated["tags"][5]) == ({"n": 10}, [12])
+    assert (batch["logs"][0], batch["tags"][2]) == ({"n": 10}, [12])
 
 
 def test_truncate_tensors_cuts_every_tensor_that_has_the_dimension() -> None:
@@ -226,7 +262,7 @@ def test_truncate_tensors_cuts_every_tensor_that_has_the_dimension() -> None:
 
 def test_truncate_tensors_refuses_a_shorter_tensor_by_name_and_changes_nothing() -> None:
     batch: Batch = BatchedDataDict(a=torch.zeros(2, 5), b=torch.zeros(2, 3))
-    with pytest.raises(ValueError, match="column 'b' has 3 positions in dim 1, not 4"):
+    with pytest.raises(ValueError, match=r"'b' .*3 .*dim 1.* 4"):
         batch.truncate_tensors(dim=1, truncated_len=4)
     assert batch["a"].shape == (2, 5)
 
@@ -235,7 +271,7 @@ def test_to_moves_tensors_and_packed_tensors_in_place() -> None:
     batch = four_rows()
     assert batch.to("meta") is batch
     assert (batch["ids"].device.type, batch["image"].tensors[0].device.type) == ("meta", "meta")
-    assert (batch["logs"][0], batch["tags"][1]) == ({"n": 10}, "11")
+    assert (batch["logs"][0], batch["tags"][3]) == ({"n": 10}, "13")
 
 
 # --- get_multimodal_dict ---
@@ -276,8 +312,8 @@ def test_multimodal_dict_lies_on_the_device_asked_for_and_the_batch_stays(as_ten
 
 # --- refusals ---
 
-BEYOND = "slice end 5 is greater than the shape of the tensor 'x'"
-NOT_FLAT = "row indices must be a flat sequence of integers"
+BEYOND = "end 5 .*'x'"
+NOT_FLAT = "integers"
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "slice beyond a tensor": (lambda: Batch(x=torch.zeros(4)).slice(3, 5), AssertionError, BEYOND),
     "slice beyond packed rows": (lambda: Batch(x=PackedTensor([None] * 4, 0)).slice(3, 5), AssertionError, BEYOND),
@@ -292,16 +328,16 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "chunk far behind": (lambda: Batch(a=torch.zeros(100)).chunk(5, 2), AssertionError, "index OOB"),
     "chunk behind the last": (lambda: Batch(a=torch.zeros(100)).chunk(2, 2), AssertionError, "index OOB"),
     "chunk before the first": (lambda: Batch(a=torch.zeros(100)).chunk(-1, 2), AssertionError, "index OOB"),
-    "3 chunks of 4 rows": (lambda: four_rows().chunk(0, 3), AssertionError, "is not a multiple of chunks"),
-    "no chunks": (lambda: four_rows().chunk(0, 0), AssertionError, "is not a multiple of chunks"),
-    "chunk of uneven columns": (lambda: Batch(a=[1, 2], b=[1]).chunk(0, 1), AssertionError, "sizes are not the same"),
-    "reorder uneven columns": (lambda: Batch(a=[1, 2], b=[1]).reorder_data([0, 1]), AssertionError, "not the same"),
-    "reorder by too many": (lambda: Batch(a=[1, 2]).reorder_data([0, 1, 2]), AssertionError, "not the same"),
-    "reorder by too few": (lambda: Batch(a=[1, 2]).reorder_data([0]), AssertionError, "not the same"),
+    "3 chunks of 4 rows": (lambda: four_rows().chunk(0, 3), AssertionError, "multiple of chunks"),
+    "no chunks": (lambda: four_rows().chunk(0, 0), AssertionError, "multiple of chunks"),
+    "chunk of uneven columns": (lambda: Batch(a=[1, 2], b=[1]).chunk(0, 1), AssertionError, "sizes"),
+    "reorder uneven columns": (lambda: Batch(a=[1, 2], b=[1]).reorder_data([0, 1]), AssertionError, "sizes"),
+    "reorder by too many": (lambda: Batch(a=[1, 2]).reorder_data([0, 1, 2]), AssertionError, "sizes"),
+    "reorder by too few": (lambda: Batch(a=[1, 2]).reorder_data([0]), AssertionError, "sizes"),
     "repeat packed tensors": (lambda: four_rows().repeat_interleave(2), NotImplementedError, "'image'"),
-    "repeat -1 times": (lambda: Batch(a=[1]).repeat_interleave(-1), ValueError, "num_repeats must be nonnegative"),
-    "an absent column": (lambda: Batch(a=[1])["b"], KeyError, "no column 'b'; the batch holds 'a'"),
-    "a row as a column": (lambda: Batch(a=[1])[0], KeyError, "for rows use slice"),  # type: ignore[index]
+    "repeat -1 times": (lambda: Batch(a=[1]).repeat_interleave(-1), ValueError, "num_repeats"),
+    "an absent column": (lambda: Batch(a=[1])["b"], KeyError, "'b'.*'a'"),
+    "a row as a column": (lambda: Batch(a=[1])[0], KeyError, "slice"),  # type: ignore[index]
 }
 
 

@@ -72,10 +72,10 @@ def test_the_result_pads_to_its_longest_row(use: Callable[[Batch], Batch]) -> No
 RAGGED_IN_DIM_2 = torch.nested.nested_tensor([torch.zeros(4, 2), torch.zeros(4, 3)], layout=torch.jagged)
 WITH_HOLES = torch.nested.narrow(torch.zeros(2, 5), 1, torch.arange(2), torch.tensor([2, 3]), layout=torch.jagged)
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
-    "ragged in dim 2": (lambda: Batch(a=RAGGED_IN_DIM_2).slice(0, 1), TypeError, "nested tensor 'a' must have layout"),
-    "with holes": (lambda: Batch(a=WITH_HOLES).slice(0, 1), TypeError, "nested tensor 'a' must have layout"),
-    "truncated": (lambda: Batch(a=jagged(2, 3)).truncate_tensors(1, 1), TypeError, "column 'a' is a nested tensor"),
-    "slice beyond the rows": (lambda: Batch(a=jagged(2, 3)).slice(1, 3), AssertionError, "shape of the tensor 'a'"),
+    "ragged in dim 2": (lambda: Batch(a=RAGGED_IN_DIM_2).slice(0, 1), TypeError, "'a' .*layout"),
+    "with holes": (lambda: Batch(a=WITH_HOLES).slice(0, 1), TypeError, "'a' .*layout"),
+    "truncated": (lambda: Batch(a=jagged(2, 3)).truncate_tensors(1, 1), TypeError, "'a'"),
+    "slice beyond the rows": (lambda: Batch(a=jagged(2, 3)).slice(1, 3), AssertionError, "'a'"),
 }
 
 
