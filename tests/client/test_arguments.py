@@ -62,7 +62,7 @@ ONE_STR: dict[str, tuple[str, Callable[[aio.AsyncDataPlaneClient], object]]] = {
 async def test_one_str_is_no_list_of_names(
     client: DataPlaneClient, what: str, call: Callable[[aio.AsyncDataPlaneClient], Awaitable[object]]
 ) -> None:
-    refusal = f"{what}s must be a sequence of str, got the str 'x'; write \\['x'\\]"
+    refusal = f"{what}s .*'x'"
     with pytest.raises(UnsupportedTypeError, match=refusal):
         call(client)  # type: ignore[arg-type]
     async with await aio.connect(client._transport.target) as waiting:
@@ -110,28 +110,28 @@ def status(timeout_s: float) -> Call:
     return lambda c: c.server_status(timeout_s=timeout_s)
 
 
-ONE_EACH = r"one mapping for each of 2 samples, got .*\[tags\] \* 2"
-BOUNDS = "sample 'b': sequence length must be -1 to .*, got"
-GENERATION = "clear_samples in 'p': a generation must be 0 to"
+ONE_EACH = "tags|mapping.* 2 samples"
+BOUNDS = "'b'.* -1 to .*, got"
+GENERATION = "clear_samples in 'p'.*generation"
 WRONG: dict[type[Exception], list[tuple[Call, str]]] = {
     UnsupportedTypeError: [
         *((put(tags), ONE_EACH) for tags in ({"x": 1}, "x", 3)),
-        *((dead_letters(x), f"a task name must be a str, got {type(x).__name__}") for x in (1, None, b"a", ["a"])),
-        *((claim(x), f"batch_size must be an int, got {type(x).__name__}") for x in (3.0, "3", None, np.float64(3))),
-        *((put(lengths=x), "'p': sequence_lengths must be ints") for x in ([1.0, 2], ["1", 2], [None, 1])),
-        (put(lengths=torch.tensor([1.5, 2.0])), "'p': sequence_lengths must be ints"),
-        (clear([1, 2.0]), "clear_samples in 'p': generations must be ints"),
-        (lambda c: c.put_samples("p", ["a"]), "the sample ids come first, then the partition"),  # type: ignore[arg-type]
-        (lambda c: c.claim("p", "t", ["x"], 1, whole_groups=8), "whole_groups must be True or False, got 8"),  # type: ignore[arg-type]
+        *((dead_letters(x), f"task name .* str, got {type(x).__name__}") for x in (1, None, b"a", ["a"])),
+        *((claim(x), f"batch_size .* int, got {type(x).__name__}") for x in (3.0, "3", None, np.float64(3))),
+        *((put(lengths=x), "'p': sequence_lengths") for x in ([1.0, 2], ["1", 2], [None, 1])),
+        (put(lengths=torch.tensor([1.5, 2.0])), "'p': sequence_lengths"),
+        (clear([1, 2.0]), "clear_samples in 'p': generations"),
+        (lambda c: c.put_samples("p", ["a"]), "sample ids"),  # type: ignore[arg-type]
+        (lambda c: c.claim("p", "t", ["x"], 1, whole_groups=8), "whole_groups .* 8"),  # type: ignore[arg-type]
     ],
     InvalidArgumentError: [
-        (dead_letters("a\udfff"), r"task name .* cannot be encoded as UTF-8"),
-        *((claim(least=x), f"min_size must be 1 to 5, got {x}") for x in (0, 6, -1, 1 << 70)),
+        (dead_letters("a\udfff"), "task name .*UTF-8"),
+        *((claim(least=x), f"min_size .* 1 to 5, got {x}") for x in (0, 6, -1, 1 << 70)),
         *((put(lengths=[1, x]), f"{BOUNDS} {x}") for x in (-2, 1 << 31, 1 << 70)),
-        (clear([1]), "clear_samples in 'p': 1 generations, but the call names 2 samples"),
+        (clear([1]), "clear_samples in 'p': 1 .* 2 samples"),
         (clear([1, -1]), GENERATION),
         (clear([1, 1 << 63]), GENERATION),
-        *((status(x), "timeout_s must be 0 to 1000000000 seconds") for x in (-1, float("nan"), float("inf"), 2e9)),
+        *((status(x), "timeout_s .* 0 to 1000000000") for x in (-1, float("nan"), float("inf"), 2e9)),
     ],
 }
 
@@ -149,9 +149,9 @@ def test_a_value_that_would_be_sent_as_something_else_is_refused(
 def test_a_delay_is_finite_and_not_negative_and_a_claim_is_no_meta(client: DataPlaneClient) -> None:
     client.put_samples(["delayed"], "p", {"x": torch.zeros(1)})
     claim = client.claim("p", "t", ["x"], 1)
-    with pytest.raises(UnsupportedTypeError, match=r"must be a KVBatchMeta, got Claim; pass its \.meta"):
+    with pytest.raises(UnsupportedTypeError, match=r"KVBatchMeta, got Claim"):
         client.read_columns(claim, ["x"])  # type: ignore[arg-type]
     for seconds in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(InvalidArgumentError, match="delay_s must be 0 to 1e\\+09 seconds"):
+        with pytest.raises(InvalidArgumentError, match=r"delay_s .* 0 to 1e\+09"):
             claim.release(delay_s=seconds)
     claim.release()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -240,9 +238,3 @@ def test_what_cannot_be_padded_is_refused_by_field_and_row(
 ) -> None:
     with pytest.raises(error, match=message):
         call()
-
-
-def test_importing_the_column_layout_does_not_import_torch() -> None:
-    code = "import sys, dataplane_client.columns_layout; print('torch' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "False"

@@ -1,4 +1,7 @@
-"""Columns to messages and back, without a server and without tensors."""
+"""Columns to messages and back, without a server and without tensors.
+
+White-box: our server sends no contradictions.
+"""
 
 from __future__ import annotations
 

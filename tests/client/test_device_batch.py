@@ -1,4 +1,7 @@
-"""A batch that is padded where it is needed equals one that was padded on the host."""
+"""A batch that is padded where it is needed equals one that was padded on the host.
+
+White-box: no test machine need have an accelerator, and torch tells of copies only inside the process.
+"""
 
 from __future__ import annotations
 

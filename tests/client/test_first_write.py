@@ -71,17 +71,17 @@ def lengths(dtype: torch.dtype) -> dict[str, object]:
     return batch(input_lengths=torch.ones(3, dtype=dtype))
 
 
-NO_INTS, SHAPE = "input_lengths must be integers, got torch", r"input_lengths must have shape \(N,\)"
+NO_INTS, SHAPE = "input_lengths .* torch", r"input_lengths .*\(N,\)"
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
-    "no mask": (lambda: first_write(without("sample_mask")), ValueError, "must hold the tensor 'sample_mask'"),
-    "no lengths": (lambda: first_write(without("input_lengths")), ValueError, "must hold the tensor 'input_lengths'"),
+    "no mask": (lambda: first_write(without("sample_mask")), ValueError, "'sample_mask'"),
+    "no lengths": (lambda: first_write(without("input_lengths")), ValueError, "'input_lengths'"),
     "2-d lengths": (lambda: first_write(batch(input_lengths=torch.ones(3, 1))), ValueError, SHAPE),
     "float lengths": (lambda: first_write(lengths(torch.float32)), UnsupportedTypeError, f"{NO_INTS}.float32"),
     "bool lengths": (lambda: first_write(lengths(torch.bool)), UnsupportedTypeError, f"{NO_INTS}.bool"),
-    "ids": (lambda: FirstWrite(batch(), IDS[:2], None, 1), ValueError, "2 sample_ids must match batch size 3"),
-    "tags": (lambda: FirstWrite(batch(), IDS, [{}] * 4, 1), ValueError, "4 tags must match batch size 3"),
-    "multiple 0": (lambda: first_write(batch(), 0), ValueError, "pad_to_multiple must be at least 1, got 0"),
-    "multiple -8": (lambda: first_write(batch(), -8), ValueError, "pad_to_multiple must be at least 1, got -8"),
+    "ids": (lambda: FirstWrite(batch(), IDS[:2], None, 1), ValueError, "2 sample_ids .* 3"),
+    "tags": (lambda: FirstWrite(batch(), IDS, [{}] * 4, 1), ValueError, "4 tags .* 3"),
+    "multiple 0": (lambda: first_write(batch(), 0), ValueError, "pad_to_multiple .* 0"),
+    "multiple -8": (lambda: first_write(batch(), -8), ValueError, "pad_to_multiple .* -8"),
 }
 
 

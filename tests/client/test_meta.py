@@ -80,7 +80,7 @@ def test_a_meta_from_which_all_rows_are_dropped_is_none(meta: KVBatchMeta) -> No
     ids=["sequence_lengths", "tags", "generations"],
 )
 def test_columns_of_another_length_than_the_ids_are_refused(column: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(column))} must have one entry for each of 2 sample ids, got 1"):
+    with pytest.raises(ValueError, match=f"{next(iter(column))} .* 2 .* 1"):
         KVBatchMeta("p", None, ["a", "b"], **column)
 
 
@@ -129,7 +129,7 @@ def test_metas_of_equal_content_are_equal_whatever_their_generations(meta: KVBat
 @pytest.mark.parametrize("verb", ["subset", "drop"])
 @pytest.mark.parametrize("index", [-1, 4])
 def test_positions_outside_the_rows_are_refused(meta: KVBatchMeta, verb: str, index: int) -> None:
-    with pytest.raises(IndexError, match=f"row {index} is outside a meta of 4 rows"):
+    with pytest.raises(IndexError, match=f"row {index} .* 4 rows"):
         getattr(meta, verb)([0, index])
 
 
@@ -149,7 +149,7 @@ def test_stamp_tags_sets_tags_by_column_in_place(meta: KVBatchMeta) -> None:
 @pytest.mark.parametrize("column", [[1, 2, 3], [], "abcd"], ids=str)
 def test_tags_for_another_number_of_rows_are_refused(meta: KVBatchMeta, column: list[int]) -> None:
     before = copy.deepcopy(meta)
-    with pytest.raises(ValueError, match="tag 'v' must have one value for each of 4 rows, got"):
+    with pytest.raises(ValueError, match=r"'v' .* 4 rows"):
         meta.stamp_tags({"n": [0] * 4, "v": column})
     assert meta == before
 
@@ -163,7 +163,7 @@ def test_with_fields_merges(meta: KVBatchMeta, own: list[str] | None, more: list
 
 @pytest.mark.parametrize("verb", ["without", "with_fields"])
 def test_one_str_is_no_list_of_names(meta: KVBatchMeta, verb: str) -> None:
-    with pytest.raises(UnsupportedTypeError, match=f"{verb}: .* must be a sequence of str, got the str 'abc'"):
+    with pytest.raises(UnsupportedTypeError, match=f"{verb}: .*'abc'"):
         getattr(meta, verb)("abc")
 
 
@@ -204,9 +204,9 @@ def test_concat_keeps_what_all_metas_know(
 
 
 def test_concat_refuses_metas_that_do_not_belong_together(meta: KVBatchMeta) -> None:
-    with pytest.raises(ValueError, match="must be of one partition, got p, q"):
+    with pytest.raises(ValueError, match="p, q"):
         meta.concat(other(partition_id="q"))
-    with pytest.raises(ValueError, match="duplicate sample id 'a'"):
+    with pytest.raises(ValueError, match="'a'"):
         meta.concat(other(sample_ids=["a"]))
-    with pytest.raises(ValueError, match="no metas to join"):
+    with pytest.raises(ValueError, match="no metas"):
         KVBatchMeta.joined([])

@@ -6,10 +6,11 @@ import dataclasses
 import inspect
 import itertools
 import os
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -24,37 +25,34 @@ WORDS = ("transport", "client_name", "credentials")
 NUMBERS = [setting.name for setting in dataclasses.fields(ClientOptions) if setting.name not in WORDS]
 
 
-@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")], ids=str)
 @pytest.mark.parametrize("setting", NUMBERS)
-def test_settings_must_be_positive_and_finite(setting: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{setting} must be positive and finite, got {value}"):
-        ClientOptions(**{setting: value})  # type: ignore[arg-type]
+def test_settings_must_be_positive_and_finite(setting: str) -> None:
+    for value in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"{setting} .* {value}"):
+            ClientOptions(**{setting: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [1.5, (16 << 20) + 1], ids=str)
 def test_chunks_are_whole_bytes_and_at_most_16_mib(value: float) -> None:
-    with pytest.raises(ValueError, match=f"chunk_bytes must be an int of at most 16777216, got {value}"):
+    with pytest.raises(ValueError, match=f"chunk_bytes .* 16777216, got {value}"):
         ClientOptions(chunk_bytes=value)  # type: ignore[arg-type]
     assert ClientOptions(chunk_bytes=16 << 20).chunk_bytes == 16 << 20
 
 
-@pytest.mark.parametrize("transport", ["auto", "shm", "direct", "grpc"])
-def test_values_travel_by_one_of_four_ways(transport: TransportChoice) -> None:
-    assert ClientOptions(transport=transport).transport == transport
+def test_values_travel_by_one_of_four_ways_and_another_is_refused_by_name() -> None:
+    ways = get_args(TransportChoice)
+    assert ways == ("auto", "shm", "direct", "grpc")
+    assert [ClientOptions(transport=way).transport for way in ways] == [*ways]
     assert ClientOptions().transport == "auto"
-
-
-@pytest.mark.parametrize("transport", ["", "SHM", "tcp", "unix", None, 1, True])
-def test_another_way_is_refused_by_name(transport: object) -> None:
-    known = r"\('auto', 'shm', 'direct', 'grpc'\)"
-    with pytest.raises(ValueError, match=f"transport must be one of {known}, got {transport!r}"):
-        ClientOptions(transport=transport)  # type: ignore[arg-type]
+    for other in ("", "SHM", "tcp", "unix", None, 1, True):
+        with pytest.raises(ValueError, match=f"transport .*{re.escape(str(ways))}, got {other!r}"):
+            ClientOptions(transport=other)  # type: ignore[arg-type]
 
 
 def test_a_client_is_known_by_its_host_and_process_unless_it_has_a_name() -> None:
     assert ClientOptions().caller == f"{socket.gethostname()}:{os.getpid()}"
     assert ClientOptions(client_name="ä" * 128).caller == "ä" * 128
-    with pytest.raises(ValueError, match="client_name must have at most 256 bytes, got 'ä"):
+    with pytest.raises(ValueError, match=r"client_name .* 256 .*'ä"):
         ClientOptions(client_name="ä" * 129)
 
 
@@ -66,7 +64,7 @@ def test_a_client_is_known_by_its_host_and_process_unless_it_has_a_name() -> Non
 def test_connect_refuses_an_unknown_option_and_names_the_nearest(
     call: Callable[..., object], name: str, hint: str
 ) -> None:
-    with pytest.raises(UnsupportedTypeError, match=f"connect has no option '{name}': ") as caught:
+    with pytest.raises(UnsupportedTypeError, match=f"'{name}'") as caught:
         call("127.0.0.1:1", **{name: 1.0})
     assert hint in str(caught.value)
     assert "session_grace_s, client_name" in str(caught.value)
@@ -133,21 +131,21 @@ def test_without_any_address_connect_says_how_to_give_one(
     monkeypatch.delenv("DATAPLANE_SERVER", raising=False)
     if variable is not None:
         monkeypatch.setenv("DATAPLANE_SERVER", variable)
-    with pytest.raises(InvalidArgumentError, match=r"connect: no address: pass one, such as .* DATAPLANE_SERVER"):
+    with pytest.raises(InvalidArgumentError, match="DATAPLANE_SERVER"):
         call()
 
 
-NO_ADDRESS = "is not an address: write unix:///path or host:port"
+NO_ADDRESS = "unix:///path or host:port"
 ADDRESSES = ["", "dataplane", "host:", ":50051", "host:port", "http://host:1", "unix:relative", "unix://host", "unix:"]
 REFUSED: list[tuple[object, dict[str, object], type[Exception], str]] = [
     *((address, {}, ValueError, NO_ADDRESS) for address in ADDRESSES),
-    *((f"127.0.0.1:{n}", {}, InvalidArgumentError, "a port is 1 to 65535") for n in (0, 65536, 99999)),
-    *((x, {}, UnsupportedTypeError, r"a server's address is a str, .* got") for x in (7, b"127.0.0.1:1", Path("/a"))),
-    ("127.0.0.1:1", {"timeout_s": 0}, ValueError, "timeout_s must be positive"),
-    ("127.0.0.1:1", {"timeout_s": "5"}, UnsupportedTypeError, "timeout_s must be a"),
-    ("127.0.0.1:1", {"timeout_s": True}, UnsupportedTypeError, "timeout_s must be a"),
-    ("127.0.0.1:1", {"client_name": 7}, UnsupportedTypeError, "client_name must be a"),
-    ("127.0.0.1:1", {"chunk_bytes": None}, UnsupportedTypeError, "chunk_bytes must be a"),
+    *((f"127.0.0.1:{n}", {}, InvalidArgumentError, "1 to 65535") for n in (0, 65536, 99999)),
+    *((x, {}, UnsupportedTypeError, "address .* str") for x in (7, b"127.0.0.1:1", Path("/a"))),
+    ("127.0.0.1:1", {"timeout_s": 0}, ValueError, "timeout_s"),
+    ("127.0.0.1:1", {"timeout_s": "5"}, UnsupportedTypeError, "timeout_s"),
+    ("127.0.0.1:1", {"timeout_s": True}, UnsupportedTypeError, "timeout_s"),
+    ("127.0.0.1:1", {"client_name": 7}, UnsupportedTypeError, "client_name"),
+    ("127.0.0.1:1", {"chunk_bytes": None}, UnsupportedTypeError, "chunk_bytes"),
 ]
 
 
@@ -161,5 +159,5 @@ def test_connect_refuses_an_address_or_option_before_it_waits_for_the_server(
 
 @pytest.mark.parametrize("value", ["5", None, [1]], ids=str)
 def test_a_deadline_is_a_number(value: Any) -> None:
-    with pytest.raises(UnsupportedTypeError, match="timeout_s must be a number of seconds, got"):
+    with pytest.raises(UnsupportedTypeError, match="timeout_s"):
         Deadline(value)

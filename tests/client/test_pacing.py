@@ -1,4 +1,7 @@
-"""Calls slow down together at a server that has too many."""
+"""Calls slow down together at a server that has too many.
+
+White-box: its clock moves when it is told to, and the calls are none.
+"""
 
 from __future__ import annotations
 

@@ -68,9 +68,9 @@ def test_to_moves_the_rows_in_place_and_as_tensor_leaves_them_where_they_are() -
 
 
 DIFFERENT = [PackedTensor([torch.zeros(1, 1)], 0), PackedTensor([torch.zeros(1, 1)], 1)]
-NO_ROW = "row 1 of a PackedTensor must be a tensor or None, got int"
-NO_LIST = "wraps a tensor or a list of tensors, got str"
-ONE_DIM = r"share one dim_to_pack, found \[0, 1\]"
+NO_ROW = "row 1 .* int"
+NO_LIST = "str"
+ONE_DIM = r"dim_to_pack.* \[0, 1\]"
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "no rows": (lambda: PackedTensor([], 0), AssertionError, "non-empty list"),
     "a str": (lambda: PackedTensor("rows", 0), TypeError, NO_LIST),  # type: ignore[arg-type]

@@ -1,4 +1,7 @@
-"""Where the values of a read go, against lists of bytes: whatever way they come, each row ends where it belongs."""
+"""Where the values of a read go, against lists of bytes: whatever way they come, each row ends where it belongs.
+
+White-box: a server chooses few of the runs and chunks that are tried here.
+"""
 
 from __future__ import annotations
 
@@ -124,11 +127,11 @@ ADJOINING = Destination(lambda layout: None)
 @pytest.mark.parametrize(
     ("offsets", "sizes", "message"),
     [
-        ([0], [4], "runs of 4 bytes for 5 bytes of values"),
-        ([0], [6], "runs of 6 bytes for 5 bytes of values"),
-        ([], [], "runs of 0 bytes for 5 bytes of values"),
-        ([0, 8], [3, 2], "a run ends within a row"),
-        ([0, 8, 16], [1, 1, 3], "a run ends within a row"),
+        ([0], [4], "4 bytes for 5"),
+        ([0], [6], "6 bytes for 5"),
+        ([], [], "0 bytes for 5"),
+        ([0, 8], [3, 2], "row"),
+        ([0, 8, 16], [1, 1, 3], "row"),
         ([-1], [5], "row"),
         ([96], [5], "row"),
         ([1 << 40], [5], "row"),
@@ -175,9 +178,9 @@ def test_a_chunk_that_does_not_continue_the_stream_is_refused_and_changes_nothin
     buffers = ReadBuffers([LAYOUT], 3, ADJOINING)
     stream = buffers.stream()
     stream.add(0, memoryview(b"12"))
-    with pytest.raises(ValueError, match=f"{len(data)} bytes at byte {position}; the next byte is 2 of 5"):
+    with pytest.raises(ValueError, match=f"{len(data)} bytes at byte {position};.* 2 of 5"):
         stream.add(position, memoryview(data))
-    with pytest.raises(ValueError, match="ended after 2 of 5 bytes"):
+    with pytest.raises(ValueError, match="2 of 5 bytes"):
         stream.finish()
     stream.add(2, memoryview(b"345"))
     stream.finish()

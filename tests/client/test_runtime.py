@@ -1,4 +1,7 @@
-"""Work on threads, and calls over a local connection: what a cancellation ends, and what it waits for."""
+"""Work on threads, and calls over a local connection: what a cancellation ends, and what it waits for.
+
+White-box: answers break off at chosen bytes, and cancellations come at chosen turns.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The session of a client: when it is opened, what keeps it, what ends it, and what it takes back."""
+"""The session of a client: when it is opened, what keeps it, what ends it, and what it takes back.
+
+White-box: the server's part is played, for a server of ours does not break streams at chosen moments.
+"""
 
 from __future__ import annotations
 
@@ -191,7 +194,7 @@ def test_a_server_that_comes_up_later_is_waited_for(start: Start, liveness: Open
 
 
 def test_a_server_that_is_not_there_until_the_deadline_is_unavailable(liveness: Open) -> None:
-    with pytest.raises(UnavailableError, match="Session at"):
+    with pytest.raises(UnavailableError, match="Session"):
         opened(liveness(f"127.0.0.1:{free_port()}"), timeout_s=0.05)
 
 
@@ -305,7 +308,7 @@ def test_each_process_has_a_session_and_gives_back_what_it_holds_when_it_ends(
     address: str, sessions: Sessions, code: str
 ) -> None:
     command = [sys.executable, "-c", code, address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert sessions.closed == ["s1"]
 

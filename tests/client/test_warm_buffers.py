@@ -77,7 +77,7 @@ def test_memory_returns_when_the_last_holder_is_gone_in_any_thread(hold: Callabl
     assert pool.idle_bytes == 0
     thread = threading.Thread(target=held.clear)
     thread.start()
-    thread.join(timeout=60)
+    thread.join(timeout=300)
     gc.collect()
     assert pool.idle_bytes == SMALLEST
 
@@ -163,7 +163,7 @@ def test_threads_that_take_and_drop_at_once_never_share_a_buffer() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=100)
+        thread.join(timeout=300)
     gc.collect()
     assert (sorted(done), wrong) == ([0, 1, 2, 3], [])
     assert pool.idle_bytes <= 4 * MIB
@@ -257,5 +257,5 @@ else:
 @pytest.mark.parametrize("story", [FORK, EXIT, OUT_OF_MEMORY], ids=["fork", "exit", "out-of-memory"])
 def test_a_process_keeps_the_law(story: str) -> None:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", story]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, "")

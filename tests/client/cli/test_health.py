@@ -1,4 +1,7 @@
-"""When a server is healthy, judged by its status."""
+"""When a server is healthy, judged by its status.
+
+White-box: statuses that no server reaches in a test.
+"""
 
 from __future__ import annotations
 

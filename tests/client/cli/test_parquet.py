@@ -58,21 +58,31 @@ def bytes_of(column: object) -> object:
     return row.dtype, row.shape, row.contiguous().flatten().view(torch.uint8).tolist()
 
 
+DTYPES = [entry.torch_dtype for entry in WIRE_DTYPES]
+
+
+def values(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    wide = torch.arange(torch.Size(shape).numel() * dtype.itemsize) % (2 if dtype == torch.bool else 100)
+    return wide.to(torch.uint8).view(dtype).reshape(shape)
+
+
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
-@pytest.mark.parametrize("dtype", [entry.torch_dtype for entry in WIRE_DTYPES], ids=str)
-def test_every_element_type_comes_back_exactly(client: DataPlaneClient, file: str, dtype: torch.dtype) -> None:
-    """As scalars, vectors, and ragged rows of entries with a shape; some rows lack fields, and some have no entries."""
+def test_every_element_type_comes_back_exactly(client: DataPlaneClient, file: str) -> None:
+    """As scalars and vectors; some rows lack fields."""
+    scalars, vectors = ({f"{dtype} {shape}": values(dtype, 3, *shape) for dtype in DTYPES} for shape in ((), (5,)))
+    client.put_samples(["a", "b", "c"], P, scalars | vectors)
+    client.put_samples(["d"], P, {name: value[:1] for name, value in scalars.items()})
+    client.put_samples(["e"], P)
+    assert_comes_back(client, file)
 
-    def values(*shape: int) -> torch.Tensor:
-        size = torch.empty(0, dtype=dtype).element_size()
-        wide = torch.arange(torch.Size(shape).numel() * size, dtype=torch.int64) % (2 if dtype == torch.bool else 100)
-        return wide.to(torch.uint8).view(dtype).reshape(shape)
 
-    ragged = [values(3, 2, 2), values(0, 2, 2), values(1, 2, 2)]
-    client.put_samples(["a", "b", "c"], P, {"scalar": values(3), "vector": values(3, 5), "ragged": ragged})
-    client.put_samples(["d"], P, {"scalar": values(1)})
-    client.put_samples(["e"], P, {"ragged": [values(4, 2, 2)]})
-    client.put_samples(["f"], P)
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_ragged_rows_of_every_element_type_come_back_exactly(client: DataPlaneClient, file: str) -> None:
+    """Entries have a shape, and a row has none."""
+    sizes = (3, 0, 1)
+    client.put_samples(["a", "b", "c"], P, {str(d): [values(d, size, 2, 2) for size in sizes] for d in DTYPES})
+    client.put_samples(["d"], P, {str(dtype): [values(dtype, 4, 2, 2)] for dtype in DTYPES})
+    client.put_samples(["e"], P)
     assert_comes_back(client, file)
 
 
@@ -125,6 +135,6 @@ def test_what_is_no_such_file_is_refused(client: DataPlaneClient, file: str, pat
 def test_without_pyarrow_the_extra_is_named(client: DataPlaneClient, tmp_path: Path) -> None:
     program = "import sys; sys.modules['pyarrow'] = None; from dataplane_client.cli import main; main()"
     command = [sys.executable, "-c", program, "export", P, str(tmp_path / "x.parquet"), "-s", client.target]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 1
     assert "pip install 'rl-dataplane[parquet]'" in done.stderr

@@ -1,4 +1,7 @@
-"""Rates between two snapshots of a server."""
+"""Rates between two snapshots of a server.
+
+White-box: the times between two looks are chosen.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ DATAPLANE = str(Path(sys.executable).parent / "dataplane")
 def loaded_by(*arguments: str) -> set[str]:
     """The modules that the command loaded, from Python's import times."""
     command = [sys.executable, "-X", "importtime", DATAPLANE, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout
     return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
 
@@ -45,41 +45,39 @@ def test_a_command_loads_only_what_it_needs(address: str, arguments: list[str], 
     assert not loaded & set(unwanted.split())
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        "asyncio.run(asyncio.sleep(0))",
-        "from asyncio import run; run(asyncio.sleep(0))",
-        "import asyncio.events; asyncio.events.new_event_loop().close()",
-    ],
-)
-def test_a_deferred_module_is_loaded_when_it_is_used_and_a_loaded_one_is_not_deferred(use: str) -> None:
-    code = f"""
-import json, sys
+def test_a_deferred_module_is_loaded_when_it_is_used_and_a_loaded_one_is_not_deferred() -> None:
+    code = """
+import json, os, sys
 from dataplane_client.cli._start import defer_imports
 defer_imports(["asyncio", "json"])
 assert sys.modules["json"] is json
 import asyncio
 assert "asyncio.events" not in sys.modules
-{use}
-assert "asyncio.events" in sys.modules
+for use in (
+    "asyncio.run(asyncio.sleep(0))",
+    "from asyncio import run; run(asyncio.sleep(0))",
+    "import asyncio.events; asyncio.events.new_event_loop().close()",
+):
+    if (child := os.fork()) == 0:  # each finds the module unused
+        exec(use)
+        os._exit("asyncio.events" not in sys.modules)
+    assert os.waitpid(child, 0)[1] == 0, use
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "printed"),
     [
         (["--version"], 0, f"dataplane {version('rl-dataplane')}\n"),
-        (["status", "-s", "nowhere"], 2, ""),
         (["status", "-s", "unix:///nowhere/dataplane.sock"], 1, ""),
     ],
-    ids=["answered", "wrong-usage", "no-server"],
+    ids=["answered", "no-server"],
 )
 def test_a_process_exits_with_the_code_of_its_command_after_writing_all_output(
     arguments: list[str], code: int, printed: str
 ) -> None:
-    done = subprocess.run([DATAPLANE, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([DATAPLANE, *arguments], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == code
     assert done.stdout.startswith(printed)
     assert bool(done.stderr) == (code > 0)
@@ -101,9 +99,7 @@ def python_of_clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
-@pytest.mark.parametrize(
-    "command", ["dataplane-server", "dataplane replay DIR", "dataplane replay DIR status", "dataplane verify DIR"]
-)
+@pytest.mark.parametrize("command", ["dataplane-server", "dataplane replay DIR", "dataplane verify DIR"])
 def test_a_command_of_the_server_says_what_to_install_where_only_clients_are_installed(
     python_of_clients: Path, command: str
 ) -> None:
@@ -118,13 +114,13 @@ def test_a_command_of_the_server_says_what_to_install_where_only_clients_are_ins
     )
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS.split()])
-def test_every_command_has_a_short_and_a_long_flag_for_help(command: str) -> None:
-    short, long = (run(*command.split(), flag, COLUMNS="80") for flag in ("-h", "--help"))
-    assert short == long
-    assert short[1].startswith(f"Usage: dataplane {command}".rstrip())
-    assert max(map(len, short[1].splitlines())) <= 80
-    assert "..." not in short[1].replace("[ARGS]...", "").replace("[SAMPLE...]", "").replace("SAMPLE...", "")
+def test_every_command_has_a_short_and_a_long_flag_for_help() -> None:
+    for command in ("", *COMMANDS.split()):
+        short, long = (run(*command.split(), flag, COLUMNS="80") for flag in ("-h", "--help"))
+        assert short == long
+        assert short[1].startswith(f"Usage: dataplane {command}".rstrip())
+        assert max(map(len, short[1].splitlines())) <= 80
+        assert "..." not in short[1].replace("[ARGS]...", "").replace("[SAMPLE...]", "").replace("SAMPLE...", "")
 
 
 def test_arguments_are_written_in_one_style() -> None:

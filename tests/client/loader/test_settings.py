@@ -11,28 +11,28 @@ from dataplane_client.errors import UnsupportedTypeError
 from dataplane_client.loader import ClaimLoader
 
 SENSELESS: list[tuple[dict[str, Any], str]] = [
-    ({"fields": []}, "name the fields"),
-    ({"batch_size": 0}, "batch_size must be at least 1"),
-    ({"prefetch": 0}, "prefetch must be at least 1"),
-    ({"max_batches": 0}, "max_batches must be at least 1"),
-    ({"max_tokens": 0}, "max_tokens must be at least 1"),
-    ({"min_size": 5}, r"min_size must be at most batch_size \(4\)"),
-    ({"num_workers": 2}, "num_workers must be 0, got 2"),
-    ({"idle_timeout_s": 0}, "idle_timeout_s must be positive"),
-    ({"idle_timeout_s": float("inf")}, "idle_timeout_s must be positive and finite"),
-    ({"layout": "square"}, "layout must be one of"),
-    ({"fields": "tokens"}, r"^ClaimLoader: field names must be a sequence of str, got .*; write \['tokens'\]"),
-    ({"required_fields": "tokens"}, "^ClaimLoader: field names must be a sequence of str"),
-    ({"client_options": {"transport": "pigeon"}}, "transport must be one of"),
-    ({"device": "abacus"}, "^ClaimLoader: 'abacus' is not a device such as 'cpu' or 'cuda:0'"),
+    ({"fields": []}, "fields"),
+    ({"batch_size": 0}, "batch_size"),
+    ({"prefetch": 0}, "prefetch"),
+    ({"max_batches": 0}, "max_batches"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"min_size": 5}, r"min_size .*batch_size \(4\)"),
+    ({"num_workers": 2}, "num_workers .* 2"),
+    ({"idle_timeout_s": 0}, "idle_timeout_s"),
+    ({"idle_timeout_s": float("inf")}, "idle_timeout_s"),
+    ({"layout": "square"}, "layout"),
+    ({"fields": "tokens"}, "^ClaimLoader: field names .*'tokens'"),
+    ({"required_fields": "tokens"}, "^ClaimLoader: field names"),
+    ({"client_options": {"transport": "pigeon"}}, "transport"),
+    ({"device": "abacus"}, "^ClaimLoader: 'abacus'"),
 ]
 OF_ANOTHER_TYPE: list[tuple[dict[str, Any], str]] = [
-    ({"address": object()}, r"^ClaimLoader: the address must be a str, such as client\.target; got object"),
-    ({"batch_size": "4"}, "^ClaimLoader: batch_size must be an int, got '4'"),
-    ({"min_size": 1.5}, "^ClaimLoader: min_size must be an int, got 1.5"),
-    ({"idle_timeout_s": "5"}, "^ClaimLoader: idle_timeout_s must be a number, got '5'"),
-    ({"fields": [1]}, "^ClaimLoader: a field name must be a str, got int"),
-    ({"client_options": {"timeout": 3}}, "^ClaimLoader: client_options has no option 'timeout': did you mean 'tim"),
+    ({"address": object()}, "^ClaimLoader: .*address .*object"),
+    ({"batch_size": "4"}, "^ClaimLoader: batch_size .*'4'"),
+    ({"min_size": 1.5}, r"^ClaimLoader: min_size .* 1\.5"),
+    ({"idle_timeout_s": "5"}, "^ClaimLoader: idle_timeout_s .*'5'"),
+    ({"fields": [1]}, "^ClaimLoader: .*field name .*int"),
+    ({"client_options": {"timeout": 3}}, "^ClaimLoader: client_options .*'timeout'"),
 ]
 
 

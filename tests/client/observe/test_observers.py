@@ -1,4 +1,7 @@
-"""Observers are notified of each call in order, and their errors do not end calls."""
+"""Observers are notified of each call in order, and their errors do not end calls.
+
+White-box: calls that are repeated and fail as they are told to.
+"""
 
 from __future__ import annotations
 

@@ -71,5 +71,5 @@ def test_threads_follow_the_cpus_this_process_may_run_on() -> None:
 )
 def test_all_is_copied(story: str) -> None:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", COPY + story]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

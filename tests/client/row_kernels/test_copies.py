@@ -1,4 +1,7 @@
-"""Both implementations against lists of bytes."""
+"""Both implementations against lists of bytes.
+
+White-box: users get one of them.
+"""
 
 import threading
 from collections.abc import Callable
@@ -128,5 +131,5 @@ def test_several_threads_of_a_process_copy_at_once() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=300)
     assert all(copy.target.tobytes() == expected for copy in copies)

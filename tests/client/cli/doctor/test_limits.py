@@ -1,4 +1,7 @@
-"""The checks of limits, on files as the kernel writes them, in a temporary folder."""
+"""The checks of limits, on files as the kernel writes them, in a temporary folder.
+
+White-box: no machine has all of these limits.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ SITUATIONS = {
 def visits(socket: Path) -> dict[str, dict[str, Any]]:
     """The reports of one process in all situations."""
     command = [sys.executable, str(VISITOR), str(socket), *map(json.dumps, SITUATIONS.values())]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     return dict(zip(SITUATIONS, map(json.loads, done.stdout.splitlines()), strict=True))
 
 
