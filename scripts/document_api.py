@@ -59,7 +59,7 @@ class Section:
 
 
 SECTIONS = (
-    Section("Connect", "_sync/client.py", names=("connect",)),
+    Section("Connect", "_sync/client.py", names=("connect", "connect_later")),
     Section("The client", "_sync/client.py", "DataPlaneClient", ("close",)),
     Section("Partitions and the server", "_sync/partition_verbs.py", "PartitionVerbs"),
     Section("Samples", "_sync/sample_verbs.py", "SampleVerbs"),

@@ -39,6 +39,7 @@ def unwrap_wire_stripped_payload(item: object) -> object:
 
 
 def is_object_leaf(leaf: object) -> bool:
+    """Whether each row of a leaf is an object: a non-tensor leaf, or an array of dtype object."""
     return is_non_tensor(leaf) or (isinstance(leaf, np.ndarray) and leaf.dtype == object)
 
 
@@ -87,6 +88,9 @@ def object_leaf(values: Sequence[object]) -> NonTensorStack | NonTensorData:
 
 
 def object_array(field: str, items: Sequence[object], n_rows: int) -> ObjectArray:
+    """An array (n_rows,) of any objects, lists and arrays among them. ValueError, naming the field, for another number
+    of items.
+    """
     if len(items) != n_rows:
         raise ValueError(f"field {field!r}: {len(items)} objects, but there are {n_rows} rows")
     return np.fromiter(items, object, n_rows)  # np.array would unpack lists, an assignment arrays without dimensions

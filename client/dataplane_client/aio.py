@@ -11,7 +11,7 @@ awaited: `client = await aio.connect(...)`.
 """
 
 from dataplane_client._async.claim import AsyncClaim
-from dataplane_client._async.client import AsyncDataPlaneClient, connect
+from dataplane_client._async.client import AsyncDataPlaneClient, connect, connect_later
 from dataplane_client._async.columns import kv_first_write, read_columns, write_columns
 from dataplane_client._async.group import AsyncGroup
 
@@ -20,6 +20,7 @@ __all__ = [
     "AsyncDataPlaneClient",
     "AsyncGroup",
     "connect",
+    "connect_later",
     "kv_first_write",
     "read_columns",
     "write_columns",

@@ -10,7 +10,7 @@ from dataplane_client._async.listing_verbs import ListingVerbs
 from dataplane_client._async.partition_verbs import PartitionVerbs
 from dataplane_client._async.runtime import opens
 from dataplane_client._async.sample_verbs import SampleVerbs
-from dataplane_client._async.session import AsyncSession
+from dataplane_client._async.session import AsyncSession, reopened_session
 from dataplane_client._async.transport import AsyncTransport
 from dataplane_client._channel import target_or_default
 from dataplane_client._displays import html_table
@@ -72,6 +72,16 @@ async def connect(
         await client.close()
         raise
     return client
+
+
+def connect_later(target: str | None = None, options: ClientOptions | None = None) -> AsyncDataPlaneClient:
+    """A client that connects with its first call, as one that was unpickled does. All such clients of a process that
+    have the same settings share one connection and one session: closing one closes all.
+
+    target: as `connect` takes it. options: None for those of `connect`. Raises ValueError or TypeError for a malformed
+    address.
+    """
+    return AsyncDataPlaneClient(reopened_session(target_or_default(target), options or ClientOptions()))
 
 
 class AsyncDataPlaneClient(PartitionVerbs, SampleVerbs, ClaimVerbs, ListingVerbs):

@@ -108,7 +108,7 @@ class AsyncSession:
 
 
 def reopened_session(target: str, options: ClientOptions) -> AsyncSession:
-    """The session for all clients of these settings that this process has unpickled."""
+    """The session for all clients of these settings that this process has unpickled, or connects later."""
     key = (os.getpid(), target, options)
     with _reopening:
         session = _reopened.get(key)

@@ -12,7 +12,7 @@ from dataplane_client._sync.listing_verbs import ListingVerbs
 from dataplane_client._sync.partition_verbs import PartitionVerbs
 from dataplane_client._sync.runtime import opens
 from dataplane_client._sync.sample_verbs import SampleVerbs
-from dataplane_client._sync.session import Session
+from dataplane_client._sync.session import Session, reopened_session
 from dataplane_client._sync.transport import Transport
 from dataplane_client.credentials import Credentials
 from dataplane_client.options import ClientOptions, TransportChoice, TransportName, with_known_options
@@ -72,6 +72,16 @@ def connect(
         client.close()
         raise
     return client
+
+
+def connect_later(target: str | None = None, options: ClientOptions | None = None) -> DataPlaneClient:
+    """A client that connects with its first call, as one that was unpickled does. All such clients of a process that
+    have the same settings share one connection and one session: closing one closes all.
+
+    target: as `connect` takes it. options: None for those of `connect`. Raises ValueError or TypeError for a malformed
+    address.
+    """
+    return DataPlaneClient(reopened_session(target_or_default(target), options or ClientOptions()))
 
 
 class DataPlaneClient(PartitionVerbs, SampleVerbs, ClaimVerbs, ListingVerbs):

@@ -36,8 +36,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from dataplane_client._log import log_event
-from dataplane_client._object_leaves import object_array
 from dataplane_client.client import Claim, DataPlaneClient, connect
 from dataplane_client.compat._progress import UNTRAINED, Progress
 from dataplane_client.errors import (
@@ -47,6 +45,8 @@ from dataplane_client.errors import (
     InvalidArgumentError,
     PreconditionError,
 )
+from dataplane_client.leaves import object_array
+from dataplane_client.observe import log_event
 from dataplane_client.policies import TaskPolicy
 
 _ARRAYS: Final = {

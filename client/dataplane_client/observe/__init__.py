@@ -1,4 +1,4 @@
-"""Counters (Prometheus) and spans (OpenTelemetry) of a client's calls, and the hook that feeds both.
+"""Counters (Prometheus) and spans (OpenTelemetry) of a client's calls, the hook that feeds both, and log events.
 
     from dataplane_client import observe
 
@@ -9,6 +9,7 @@ Both apply to the process, not to one client, because trainers and loaders open 
 package loads neither library.
 """
 
+from dataplane_client._log import log_event
 from dataplane_client.observe._call import Call, Observer, add, remove
 from dataplane_client.observe._catalog import CLIENT_METRICS, ClientMetric
 from dataplane_client.observe._metrics import count_calls
@@ -21,6 +22,7 @@ __all__ = [
     "Observer",
     "add",
     "count_calls",
+    "log_event",
     "producer_links",
     "remove",
     "trace_calls",

@@ -19,7 +19,7 @@ from dataplane_client.errors import InvalidArgumentError
 from dataplane_client.meta import KVBatchMeta, Tag
 
 if TYPE_CHECKING:
-    from dataplane_client._sync.client import DataPlaneClient
+    from dataplane_client.client import DataPlaneClient
 
 PER_TOKEN_FIELDS: Final = ("input_ids", "token_mask", "generation_logprobs", "routed_experts")
 """The fields with one entry for each token, for `register_partition`."""

@@ -29,7 +29,7 @@ from dataplane_client.options import ClientOptions
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-    from dataplane_client._sync.client import DataPlaneClient
+    from dataplane_client.client import DataPlaneClient
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,12 +65,11 @@ class DataPlaneAdapter(Interface):
     def __init__(
         self, address: str | None = None, *, coroutines: bool = False, tokens_field: str = "input_ids", **connect: Any
     ) -> None:
-        from dataplane_client._channel import checked_target, target_or_default
+        from dataplane_client.client import connect_later
 
-        self.address = target_or_default(address)
-        checked_target(self.address)
         self.coroutines = coroutines
         self._options = ClientOptions.named(connect, "DataPlaneAdapter")
+        self.address = connect_later(address, self._options).target
         self._tokens_field = tokens_field
         self._opened: DataPlaneClient | None = None
         self._used = False
@@ -80,12 +79,11 @@ class DataPlaneAdapter(Interface):
 
     @property
     def _client(self) -> DataPlaneClient:
-        from dataplane_client._sync.client import DataPlaneClient
-        from dataplane_client._sync.session import reopened_session
+        from dataplane_client.client import connect_later
 
         client = self._opened
         if client is None:
-            client = self._opened = DataPlaneClient(reopened_session(self.address, self._options))
+            client = self._opened = connect_later(self.address, self._options)
         return client
 
     @property

@@ -13,16 +13,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import NonTensorStack
+from tensordict import NonTensorStack, TensorDictBase
 
-from dataplane_client._jagged import read_jagged
-from dataplane_client._object_leaves import count_rows, is_object_leaf, object_rows
-from dataplane_client._padded_puts import LENGTHS_FIELD
-from dataplane_client._plain_columns import plain_column
-from dataplane_client._requests import Fields
 from dataplane_client.descriptions import FieldDescription
 from dataplane_client.dtypes import torch_dtype
+from dataplane_client.leaves import count_rows, is_object_leaf, object_rows, plain_column, read_jagged
 
+Fields = TensorDictBase | Mapping[str, object]
+
+_LENGTHS_FIELD = "input_lengths"
 _ROUNDING = 2.0**-23
 
 
@@ -32,9 +31,9 @@ def row_tokens(
     """Tokens of each row, for the metas of claims: the tags `input_lengths`, or the entries of the tokens field. None
     if a put says neither, and for one with a column `input_lengths`, which the client reads.
     """
-    if fields is not None and fields.get(LENGTHS_FIELD) is not None:
+    if fields is not None and fields.get(_LENGTHS_FIELD) is not None:
         return None
-    tagged = [row.get(LENGTHS_FIELD) for row in tags or ()]
+    tagged = [row.get(_LENGTHS_FIELD) for row in tags or ()]
     if tagged and all(isinstance(length, int) for length in tagged):
         return tagged  # type: ignore[return-value]  # they are
     column = None if fields is None else fields.get(tokens_field)

@@ -6,12 +6,17 @@ Ray's waits are not ended by signals, so each has a deadline.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
-
-from dataplane_client._locator import ray_of_process
 
 _NAME = "rl-dataplane-address"
 _ANSWER_S = 60.0  # a worker process of Ray starts within seconds, on a busy node within tens of them
+
+
+def ray_of_process() -> Any:
+    """The module ray, if this process is connected to a cluster; else None."""
+    ray = sys.modules.get("ray")
+    return ray if ray is not None and ray.is_initialized() else None
 
 
 class _Keeper:

@@ -18,12 +18,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from dataplane_client._log import log_event
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.compat.transfer_queue._connection import attached
 from dataplane_client.compat.transfer_queue._metas import KVBatchMeta
 from dataplane_client.compat.transfer_queue._rows import TASK, Rows
 from dataplane_client.errors import ClaimTimeoutError
+from dataplane_client.observe import log_event
 
 _Base: Any = object
 with contextlib.suppress(ImportError):

@@ -12,13 +12,12 @@ from __future__ import annotations
 import queue
 import time
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from dataplane_client._arguments import checked_choice
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.compat.trl._feed import Feed
 from dataplane_client.compat.trl._rollouts import RolloutSample, Sample, put_rollouts, register_rollouts
-from dataplane_client.errors import ClaimTimeoutError, OutOfSpaceError
+from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError, OutOfSpaceError
 from dataplane_client.policies import TaskPolicy
 
 CommitOn = Literal["save", "step"]
@@ -68,7 +67,9 @@ class DataPlaneRolloutWorker:
         self._address, self._connection = address, connection
         self.partition, self._task, self._claim_rows = partition, task, claim_rows
         self._max_staleness = max_staleness
-        self._commit_on = checked_choice("commit_on", commit_on, CommitOn, "DataPlaneRolloutWorker")
+        if commit_on not in get_args(CommitOn):
+            raise InvalidArgumentError(f"commit_on must be one of {get_args(CommitOn)}, got {commit_on!r}")
+        self._commit_on = commit_on
         self._version = 0  # as the trainer counts
         self._client: DataPlaneClient | None = None
         self._feed: Feed | None = None

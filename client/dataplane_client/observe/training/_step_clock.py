@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from dataplane_client.observe._call import Call, Observer, add, remove
+from dataplane_client.observe import Call, Observer, add, remove
 
 _KINDS = {"ClaimSamples": "claim", "ClaimShard": "claim", "DrawSamples": "claim", "ReadColumns": "read"}
 _KINDS |= {"PutSamples": "write", "CommitClaim": "commit", "ReleaseClaim": "commit"}

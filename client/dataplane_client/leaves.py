@@ -1,0 +1,18 @@
+"""Columns as leaves of a TensorDict, for code that stands between this client and another data plane: what a column is,
+the rows of an object column, and the rows of a ragged one. `codec` has what trainers need.
+"""
+
+from dataplane_client._jagged import JaggedRows, read_jagged
+from dataplane_client._object_leaves import count_rows, is_object_leaf, object_array, object_leaf, object_rows
+from dataplane_client._plain_columns import plain_column
+
+__all__ = [
+    "JaggedRows",
+    "count_rows",
+    "is_object_leaf",
+    "object_array",
+    "object_leaf",
+    "object_rows",
+    "plain_column",
+    "read_jagged",
+]
