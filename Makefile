@@ -267,7 +267,7 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/python scripts/page_blocks.py build/pages
-	$(BIN)/mypy proto dataplane_server client trainer_adapter scripts examples benchmarks tests build/pages
+	$(BIN)/mypy proto dataplane_server client trainer_adapter integrations scripts examples benchmarks tests build/pages
 
 derived: $(VENV)/.dev
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python scripts/generate_proto.py --check

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 ROOT = Path(__file__).parent.parent
 CLIENT = ROOT / "client" / "dataplane_client"
+INTEGRATIONS = ROOT / "integrations"
 PAGE = ROOT / "docs" / "api.md"
 
 _WIDTH = 110
@@ -42,9 +43,10 @@ class Section:
     file: str
     owner: str = ""
     names: tuple[str, ...] = ()
+    root: Path = CLIENT
 
     def lines(self) -> Iterator[str]:
-        tree = ast.parse((CLIENT / self.file).read_text())
+        tree = ast.parse((self.root / self.file).read_text())
         owner = _named(tree, self.owner) if self.owner else tree
         yield f"## {self.title}\n"
         if self.owner and (text := _docstring(owner)) != "Part of the client.":

@@ -7,8 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ["proto/rl_dataplane", "dataplane_server/dataplane_server", "client/dataplane_client"]
-FOLDERS += ["trainer_adapter/trainer_adapter"]
-SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+FOLDERS += ["trainer_adapter/trainer_adapter", "integrations"]
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if "tests" not in path.parts)
 
 MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "jsonpickle", "yaml"}
 BUILTINS = {"eval", "exec", "compile", "__import__"}

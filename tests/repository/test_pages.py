@@ -47,7 +47,7 @@ def broken_links(page: Path) -> Iterator[str]:
         file = page.parent / name if name else page
         if not file.exists() or (anchor and anchor not in anchors_of(file)):
             yield link
-    folders = "tests|docs|proto|examples|benchmarks|deploy|scripts|client|dataplane_server|trainer_adapter"
+    folders = "tests|docs|proto|examples|benchmarks|deploy|scripts|client|dataplane_server|trainer_adapter|integrations"
     paths = re.findall(rf"`((?:{folders})/[\w./-]+)`", text)
     yield from (path for path in paths if not any((root / path).exists() for root in (ROOT, *roots())))
 

@@ -1,4 +1,4 @@
-"""A real server for the adapters, over both ways that values travel."""
+"""What holds for every test of an integration, and a real server for adapters, over both ways that values travel."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.conftest import laws_hold, the_same_draws, three_nodes
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_server.testing import running_server
+
+__all__ = ["laws_hold", "the_same_draws", "three_nodes"]
 
 
 @pytest.fixture(params=["grpc", "shm"])
