@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _CLIENT = "client/dataplane_client"
+_INTEGRATIONS = "integrations"
 
 MUTANTS = (
     Mutant(
@@ -106,7 +107,7 @@ MUTANTS = (
     Mutant(
         "progress: the saved step's rows stay",
         "a run that resumes trains on the rows of its last step again",
-        f"{_CLIENT}/compat/_progress.py",
+        f"{_INTEGRATIONS}/dataplane_common/progress.py",
         'where=f"{TAG} <= {step}")',
         'where=f"{TAG} < {step}")',
         ("tests/compat/slime/test_data_source.py", "tests/compat/trl/test_worker.py"),
@@ -114,7 +115,7 @@ MUTANTS = (
     Mutant(
         "progress: a resumed run does not take rows back",
         "rows that a killed run had claimed are never trained on",
-        f"{_CLIENT}/compat/_progress.py",
+        f"{_INTEGRATIONS}/dataplane_common/progress.py",
         "        self._client.reset(self._partition_id, self._task)\n",
         "",
         ("tests/compat/slime/test_data_source.py", "tests/compat/trl/test_worker.py"),

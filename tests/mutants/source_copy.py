@@ -31,8 +31,9 @@ _PACKAGES = {
     "client": "dataplane_client",
     "proto": "rl_dataplane",
     "trainer_adapter": "trainer_adapter",
+    "integrations": "dataplane_trl",
 }
-"""Folders of the repository, and the package in each."""
+"""Folders of the repository, and a package in each."""
 _BUILT = Path("client/dataplane_client/row_kernels/_row_kernels.so")
 _COMPILE = ["cc", "-O3", "-fPIC", "-shared", "-pthread", "-std=c11"]
 _FOREIGN = "import importlib.util as u; print(*[u.find_spec(name).origin for name in {names}], sep='\\n')"
@@ -137,7 +138,7 @@ class SourceCopy:
         return [path]
 
     def _make_environment(self) -> None:
-        """Ours, but for the four packages, and with our commands."""
+        """Ours, but for the packages of this repository, and with our commands."""
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.python.parents[1]], check=True)
         inside = next(self.python.parents[1].glob("lib/python*/site-packages"))
         paths = [*(self.folder / name for name in _PACKAGES), sysconfig.get_path("purelib")]

@@ -37,7 +37,6 @@ from typing import Any, Final
 import numpy as np
 
 from dataplane_client.client import Claim, DataPlaneClient, connect
-from dataplane_client.compat._progress import UNTRAINED, Progress
 from dataplane_client.errors import (
     ClaimFencedError,
     ClaimNotFoundError,
@@ -48,6 +47,7 @@ from dataplane_client.errors import (
 from dataplane_client.leaves import object_array
 from dataplane_client.observe import log_event
 from dataplane_client.policies import TaskPolicy
+from dataplane_common.progress import UNTRAINED, Progress
 
 _ARRAYS: Final = {
     "tokens": np.int32,

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dataplane_client._number_array import number_array
 from dataplane_client.errors import InvalidArgumentError
 from dataplane_client.meta import KVBatchMeta, Tag
+from dataplane_common.number_array import number_array
 
 if TYPE_CHECKING:
     from dataplane_client.client import DataPlaneClient

@@ -4,8 +4,8 @@ What it was handed is not what it has trained on: its batchers keep a sample for
 fetches a micro-batch ahead, and the gradients of several micro-batches make a step. But all of them keep the order in
 which samples were handed out. So the collator is watched for the last sample of each micro-batch, and when the trainer
 has run a micro-batch, it is done with all samples up to that one: it has trained on them or, if they were stale or too
-long, dropped them. At the end of the step these rows are marked (see `compat._progress`), and a claim is committed when
-the trainer is done with its last row.
+long, dropped them. At the end of the step these rows are marked (see `dataplane_common.progress`), and a claim is
+committed when the trainer is done with its last row.
 
 If the session expires, its rows come again under another claim. Those that the trainer still has are not handed out
 twice, and those that it is done with are marked, which no claim of the feed gets.
@@ -22,9 +22,9 @@ from itertools import count
 from typing import Any
 
 from dataplane_client.client import Claim, DataPlaneClient
-from dataplane_client.compat._progress import UNTRAINED, Progress
 from dataplane_client.compat.trl._rollouts import FIELDS, RolloutSample, read_rollouts
 from dataplane_client.errors import ClaimNotFoundError, DataPlaneError, NotFoundError
+from dataplane_common.progress import UNTRAINED, Progress
 
 
 class Placed(dict[str, float]):

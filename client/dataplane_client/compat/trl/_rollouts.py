@@ -19,11 +19,11 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dataplane_client._number_array import number_array
 from dataplane_client.client import DataPlaneClient, Group
 from dataplane_client.errors import InvalidArgumentError
 from dataplane_client.leaves import object_array
 from dataplane_client.meta import KVBatchMeta
+from dataplane_common.number_array import number_array
 
 _PER_TOKEN: Final[dict[str, type[np.generic]]] = {
     "input_ids": np.int32,
