@@ -95,8 +95,9 @@ SECTIONS = (
     Section("TRL's rollout_func", "compat/trl/_rollout_func.py"),
     Section(
         "slime's data source",
-        "compat/slime.py",
+        "dataplane_slime/_data_source.py",
         names=("DataPlaneDataSource", "note_rollout", "convert_samples_to_train_data"),
+        root=INTEGRATIONS,
     ),
     Section("NeMo-RL's client", "compat/nemo_rl/_adapter.py", names=("DataPlaneAdapter",)),
     Section("NeMo-RL's factory", "compat/nemo_rl/_factory.py"),

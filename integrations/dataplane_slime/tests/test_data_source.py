@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.compat.slime.samples import Prompts, Sample, Status, generated
 
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.compat.slime import DataPlaneDataSource, note_rollout
 from dataplane_client.errors import ClaimTimeoutError
+from dataplane_slime import DataPlaneDataSource, note_rollout
+from dataplane_slime.tests.samples import Prompts, Sample, Status, generated
 
 NewSource = Callable[..., DataPlaneDataSource]
 

@@ -1,15 +1,16 @@
 """slime on the data plane: its prompts and its partial rollouts are rows of the server, and survive slime's process.
 
-    --data-source-path dataplane_client.compat.slime.DataPlaneDataSource
-    --rollout-all-samples-process-path dataplane_client.compat.slime.note_rollout
+    --data-source-path dataplane_slime.DataPlaneDataSource
+    --rollout-all-samples-process-path dataplane_slime.note_rollout
 
 slime draws groups of samples, one for each prompt, from its data source, gives back those whose generation it aborted,
 and tells the source when it saves its model. Its own source keeps what was given back in the memory of the process.
 
 Here each group is a group of rows, and drawing it is a claim. A group that is given back replaces its rows and can be
 drawn again, by this process or by another one. A rollout marks the groups that it has used, and a save removes them
-(see `_progress`). So a process that is killed and resumes from a checkpoint gets every group that the checkpoint was
-not trained on, with the tokens, log-probabilities and weight versions that were given back last, and no prompt twice.
+(see `dataplane_common.progress`). So a process that is killed and resumes from a checkpoint gets every group that the
+checkpoint was not trained on, with the tokens, log-probabilities and weight versions that were given back last, and no
+prompt twice.
 
 slime itself is imported for its class of samples and its source of prompts only. Settings are attributes of slime's
 `args` (`--custom-config-path`), all of them optional:

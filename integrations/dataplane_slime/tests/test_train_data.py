@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.compat.slime.samples import Sample, Status, generated
 
-from dataplane_client.compat.slime import convert_samples_to_train_data
+from dataplane_slime import convert_samples_to_train_data
+from dataplane_slime.tests.samples import Sample, Status, generated
 
 
 def groups() -> list[list[Sample]]:

@@ -1,0 +1,1 @@
+"""slime's data source on a server."""
