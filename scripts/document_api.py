@@ -86,13 +86,14 @@ SECTIONS = (
     Section("Rollouts of transformers", "rollout/_generate.py"),
     Section("Rollouts of OpenAI-style servers", "rollout/_completions.py"),
     Section("Message logs", "rollout/_messages.py"),
-    Section("TRL's rollout worker", "compat/trl/_worker.py", names=("DataPlaneRolloutWorker",)),
+    Section("TRL's rollout worker", "dataplane_trl/_worker.py", names=("DataPlaneRolloutWorker",), root=INTEGRATIONS),
     Section(
         "Rollouts for TRL",
-        "compat/trl/_rollouts.py",
+        "dataplane_trl/_rollouts.py",
         names=("RolloutSample", "register_rollouts", "put_rollouts", "add_rollouts"),
+        root=INTEGRATIONS,
     ),
-    Section("TRL's rollout_func", "compat/trl/_rollout_func.py"),
+    Section("TRL's rollout_func", "dataplane_trl/_rollout_func.py", root=INTEGRATIONS),
     Section(
         "slime's data source",
         "dataplane_slime/_data_source.py",

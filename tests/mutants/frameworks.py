@@ -110,7 +110,7 @@ MUTANTS = (
         f"{_INTEGRATIONS}/dataplane_common/progress.py",
         'where=f"{TAG} <= {step}")',
         'where=f"{TAG} < {step}")',
-        ("integrations/dataplane_slime/tests/test_data_source.py", "tests/compat/trl/test_worker.py"),
+        ("integrations/dataplane_slime/tests/test_data_source.py", "integrations/dataplane_trl/tests/test_worker.py"),
     ),
     Mutant(
         "progress: a resumed run does not take rows back",
@@ -118,7 +118,7 @@ MUTANTS = (
         f"{_INTEGRATIONS}/dataplane_common/progress.py",
         "        self._client.reset(self._partition_id, self._task)\n",
         "",
-        ("integrations/dataplane_slime/tests/test_data_source.py", "tests/compat/trl/test_worker.py"),
+        ("integrations/dataplane_slime/tests/test_data_source.py", "integrations/dataplane_trl/tests/test_worker.py"),
     ),
     Mutant(
         "slime: aborted groups count as used",
@@ -139,18 +139,18 @@ MUTANTS = (
     Mutant(
         "trl: the last sample of a micro-batch is not done with",
         "rows that were trained on are trained on again after a resume",
-        f"{_CLIENT}/compat/trl/_feed.py",
+        f"{_INTEGRATIONS}/dataplane_trl/_feed.py",
         "(place := next(iter(self._handed))) <= last:",
         "(place := next(iter(self._handed))) < last:",
-        ("tests/compat/trl/test_worker.py",),
+        ("integrations/dataplane_trl/tests/test_worker.py",),
     ),
     Mutant(
         "trl: versions are counted from the server's start",
         "TRL drops all rows of a resumed run as stale, or none",
-        f"{_CLIENT}/compat/trl/_rollouts.py",
+        f"{_INTEGRATIONS}/dataplane_trl/_rollouts.py",
         'model_version=int(tags["weight_version"] or 0) - base,',
         'model_version=int(tags["weight_version"] or 0),',
-        ("tests/compat/trl/test_worker.py",),
+        ("integrations/dataplane_trl/tests/test_worker.py",),
     ),
     Mutant(
         "nemo_rl: one task is enough",

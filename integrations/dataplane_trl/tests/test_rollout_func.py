@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.compat.trl import answer_prompts, register_prompts, rollout_func_of
 from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError
+from dataplane_trl import answer_prompts, register_prompts, rollout_func_of
 
 NewFunc = Callable[..., Any]
 

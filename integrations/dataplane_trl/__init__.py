@@ -10,9 +10,9 @@ TRL itself is never imported. Written for TRL 1.16.
 
 from __future__ import annotations
 
-from dataplane_client.compat.trl._rollout_func import RolloutFunc, answer_prompts, register_prompts, rollout_func_of
-from dataplane_client.compat.trl._rollouts import RolloutSample, add_rollouts, put_rollouts, register_rollouts
-from dataplane_client.compat.trl._worker import DataPlaneRolloutWorker
+from dataplane_trl._rollout_func import RolloutFunc, answer_prompts, register_prompts, rollout_func_of
+from dataplane_trl._rollouts import RolloutSample, add_rollouts, put_rollouts, register_rollouts
+from dataplane_trl._worker import DataPlaneRolloutWorker
 
 __all__ = [
     "DataPlaneRolloutWorker",

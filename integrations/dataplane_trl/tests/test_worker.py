@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.compat.trl.conftest import sample
-from tests.compat.trl.plain_trainer import Loader, PlainTrainer, name_of
 
 from dataplane_client.client import Claim, DataPlaneClient
-from dataplane_client.compat.trl import DataPlaneRolloutWorker, add_rollouts, put_rollouts
-from dataplane_client.compat.trl._feed import Feed
 from dataplane_client.errors import EndOfDataError, InvalidArgumentError, PreconditionError
 from dataplane_client.flow import FlowPolicy
+from dataplane_trl import DataPlaneRolloutWorker, add_rollouts, put_rollouts
+from dataplane_trl._feed import Feed
+from dataplane_trl.tests.conftest import sample
+from dataplane_trl.tests.plain_trainer import Loader, PlainTrainer, name_of
 
 NewWorker = Callable[..., DataPlaneRolloutWorker]
 Put = Callable[..., list[str]]

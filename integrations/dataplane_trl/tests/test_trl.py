@@ -28,7 +28,8 @@ from typing import Any
 import pytest
 
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.compat.trl import (
+from dataplane_server.testing import running_server
+from dataplane_trl import (
     DataPlaneRolloutWorker,
     RolloutSample,
     answer_prompts,
@@ -37,7 +38,6 @@ from dataplane_client.compat.trl import (
     register_rollouts,
     rollout_func_of,
 )
-from dataplane_server.testing import running_server
 
 pytestmark = [
     pytest.mark.frameworks,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from dataplane_client.compat.trl import DataPlaneRolloutWorker, RolloutSample
+from dataplane_trl import DataPlaneRolloutWorker, RolloutSample
 
 MICRO_BATCH, ACCUMULATED = 2, 2
 

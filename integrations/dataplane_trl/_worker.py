@@ -15,10 +15,10 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.compat.trl._feed import Feed
-from dataplane_client.compat.trl._rollouts import RolloutSample, Sample, put_rollouts, register_rollouts
 from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError, OutOfSpaceError
 from dataplane_client.policies import TaskPolicy
+from dataplane_trl._feed import Feed
+from dataplane_trl._rollouts import RolloutSample, Sample, put_rollouts, register_rollouts
 
 CommitOn = Literal["save", "step"]
 

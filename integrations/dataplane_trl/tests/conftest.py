@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.compat.trl import DataPlaneRolloutWorker, RolloutSample, put_rollouts, register_rollouts
+from dataplane_trl import DataPlaneRolloutWorker, RolloutSample, put_rollouts, register_rollouts
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from itertools import count
 from typing import Any
 
 from dataplane_client.client import Claim, DataPlaneClient
-from dataplane_client.compat.trl._rollouts import FIELDS, RolloutSample, read_rollouts
 from dataplane_client.errors import ClaimNotFoundError, DataPlaneError, NotFoundError
 from dataplane_common.progress import UNTRAINED, Progress
+from dataplane_trl._rollouts import FIELDS, RolloutSample, read_rollouts
 
 
 class Placed(dict[str, float]):

@@ -1,0 +1,1 @@
+"""TRL's rollout worker and rollout_func on a server."""
