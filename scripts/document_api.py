@@ -100,8 +100,8 @@ SECTIONS = (
         names=("DataPlaneDataSource", "note_rollout", "convert_samples_to_train_data"),
         root=INTEGRATIONS,
     ),
-    Section("NeMo-RL's client", "compat/nemo_rl/_adapter.py", names=("DataPlaneAdapter",)),
-    Section("NeMo-RL's factory", "compat/nemo_rl/_factory.py"),
+    Section("NeMo-RL's client", "dataplane_nemo_rl/_adapter.py", names=("DataPlaneAdapter",), root=INTEGRATIONS),
+    Section("NeMo-RL's factory", "dataplane_nemo_rl/_factory.py", root=INTEGRATIONS),
     Section("Errors", "errors.py"),
 )
 

@@ -155,18 +155,18 @@ MUTANTS = (
     Mutant(
         "nemo_rl: one task is enough",
         "rows are cleared before the last task has read them",
-        f"{_CLIENT}/compat/nemo_rl/_adapter.py",
+        f"{_INTEGRATIONS}/dataplane_nemo_rl/_adapter.py",
         "        return all(consumed.get(name) == partition.rows for name in task_names)\n",
         "        return any(consumed.get(name) == partition.rows for name in task_names)\n",
-        ("tests/compat/nemo_rl/test_verbs.py",),
+        ("integrations/dataplane_nemo_rl/tests/test_verbs.py",),
     ),
     Mutant(
         "nemo_rl: numbers are converted whatever becomes of them",
         "token ids beyond a field's type are stored as others",
-        f"{_CLIENT}/compat/nemo_rl/_columns.py",
+        f"{_INTEGRATIONS}/dataplane_nemo_rl/_columns.py",
         "    return cast if _survives(_entries(numbers), _entries(cast)) else column\n",
         "    return cast\n",
-        ("tests/compat/nemo_rl/test_columns.py",),
+        ("integrations/dataplane_nemo_rl/tests/test_columns.py",),
     ),
     Mutant(
         "transfer_queue: a row with half of its fields is ready",

@@ -14,8 +14,8 @@ from tensordict import NonTensorStack, TensorDict
 from tests.integration.histories.mortal_server import MortalServer
 
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.compat.nemo_rl import DataPlaneAdapter, KVBatchMeta
 from dataplane_client.errors import PreconditionError
+from dataplane_nemo_rl import DataPlaneAdapter, KVBatchMeta
 
 SIGNATURES = {
     "register_partition": "partition_id, fields, num_samples, consumer_tasks, grpo_group_size=None, enums=None",

@@ -22,9 +22,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from dataplane_client.compat.nemo_rl._types import Interface, KVBatchMeta, their_meta
 from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError, NotFoundError, PreconditionError
 from dataplane_client.options import ClientOptions
+from dataplane_nemo_rl._types import Interface, KVBatchMeta, their_meta
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -208,7 +208,7 @@ class DataPlaneAdapter(Interface):
         fields: TensorDict | None,
         tags: Sequence[Mapping[str, Any]] | None,
     ) -> KVBatchMeta:
-        from dataplane_client.compat.nemo_rl._columns import fitted, row_tokens
+        from dataplane_nemo_rl._columns import fitted, row_tokens
 
         tokens = row_tokens(fields, tags, self._tokens_field)
         put = functools.partial(self._rows.put_samples, sample_ids, partition_id, tags=tags, sequence_lengths=tokens)

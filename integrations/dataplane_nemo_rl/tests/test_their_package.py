@@ -102,7 +102,7 @@ def test_the_adapter_is_theirs_and_so_are_metas(beside_nemo_rl: Path, address: s
         import torch
         from tensordict import TensorDict
         from nemo_rl.data_plane.interfaces import DataPlaneClient, KVBatchMeta
-        from dataplane_client.compat import nemo_rl as ours
+        import dataplane_nemo_rl as ours
 
         adapter = ours.DataPlaneAdapter()
         assert isinstance(adapter, DataPlaneClient)
@@ -123,7 +123,7 @@ def test_the_factory_gives_ours_by_its_name_and_leaves_the_others_to_theirs(besi
     code = """
         from nemo_rl import data_plane, trainer  # a module that has imported their factory already
         from nemo_rl.data_plane import build_data_plane_client
-        from dataplane_client.compat.nemo_rl import DataPlaneAdapter, install
+        from dataplane_nemo_rl import DataPlaneAdapter, install
 
         for _ in range(2):
             install()
@@ -150,7 +150,7 @@ def test_a_nemo_rl_that_lacks_something_says_so(beside_nemo_rl: Path, address: s
         file.write("\nimport something_that_it_needs\n")
     code = """
         try:
-            import dataplane_client.compat.nemo_rl
+            import dataplane_nemo_rl
         except ModuleNotFoundError as error:
             assert error.name == "something_that_it_needs"
         else:
@@ -163,7 +163,7 @@ def test_without_nemo_rl_there_is_an_adapter_and_nothing_to_install(address: str
     code = """
         import sys
         from dataplane_client import KVBatchMeta
-        from dataplane_client.compat import nemo_rl as ours
+        import dataplane_nemo_rl as ours
 
         assert not {"torch", "tensordict", "grpc"} & set(sys.modules)
         assert ours.KVBatchMeta is KVBatchMeta

@@ -11,7 +11,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.compat.nemo_rl import DataPlaneAdapter
+from dataplane_nemo_rl import DataPlaneAdapter
 
 CALLS, FIRST = 24, 7
 TOKENS = ["input_ids", "token_mask", "generation_logprobs"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dataplane_client.compat.nemo_rl import DataPlaneAdapter
+from dataplane_nemo_rl import DataPlaneAdapter
 
 
 @pytest.fixture

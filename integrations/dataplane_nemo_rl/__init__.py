@@ -16,7 +16,7 @@ adds ours to it, under the name "rl_dataplane":
 Every process that builds a client has to call `install()`, before or after it imports NeMo-RL:
 
 - the driver, in its script;
-- Ray workers: `ray.init(runtime_env={"worker_process_setup_hook": "dataplane_client.compat.nemo_rl.install"})`;
+- Ray workers: `ray.init(runtime_env={"worker_process_setup_hook": "dataplane_nemo_rl.install"})`;
 - or a `sitecustomize.py` on their path that calls it, at the cost of importing NeMo-RL in every Python process.
 
 The distribution of a `transfer_queue` module needs none of this: NeMo-RL's own adapter then talks to our server.
@@ -25,8 +25,8 @@ NeMo-RL itself is imported if it is installed. The adapter is then a subclass of
 are their `KVBatchMeta`; without NeMo-RL they are `dataplane_client.KVBatchMeta`, which has the same fields and methods.
 """
 
-from dataplane_client.compat.nemo_rl._adapter import DataPlaneAdapter
-from dataplane_client.compat.nemo_rl._factory import IMPL, build_data_plane_client, install
-from dataplane_client.compat.nemo_rl._types import KVBatchMeta
+from dataplane_nemo_rl._adapter import DataPlaneAdapter
+from dataplane_nemo_rl._factory import IMPL, build_data_plane_client, install
+from dataplane_nemo_rl._types import KVBatchMeta
 
 __all__ = ["IMPL", "DataPlaneAdapter", "KVBatchMeta", "build_data_plane_client", "install"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dataplane_client.compat.nemo_rl._adapter import DataPlaneAdapter
+from dataplane_nemo_rl._adapter import DataPlaneAdapter
 
 IMPL = "rl_dataplane"
 

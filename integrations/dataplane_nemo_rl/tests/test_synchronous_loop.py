@@ -9,7 +9,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.compat.nemo_rl import DataPlaneAdapter, KVBatchMeta
+from dataplane_nemo_rl import DataPlaneAdapter, KVBatchMeta
 
 STEPS, PROMPTS, SAMPLES, RANKS = 3, 4, 2, 2
 ROWS = PROMPTS * SAMPLES

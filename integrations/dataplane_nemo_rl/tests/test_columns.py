@@ -8,8 +8,8 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 from torch import tensor
 
-from dataplane_client.compat.nemo_rl import DataPlaneAdapter
 from dataplane_client.errors import InvalidArgumentError
+from dataplane_nemo_rl import DataPlaneAdapter
 
 
 def row(*numbers: float, dtype: torch.dtype = torch.int64) -> torch.Tensor:

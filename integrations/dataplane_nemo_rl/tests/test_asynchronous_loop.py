@@ -18,7 +18,7 @@ from tensordict import NonTensorStack, TensorDict
 from tests.forked import forking
 
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.compat.nemo_rl import DataPlaneAdapter
+from dataplane_nemo_rl import DataPlaneAdapter
 
 SLOTS, SAMPLES = 4, 3
 
