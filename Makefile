@@ -167,7 +167,7 @@ $(VENV)-transfer-queue/.ready: pyproject.toml $(KERNELS)
 
 test-frameworks: $(VENV)-trl/.ready $(VENV)-transfer-queue/.ready  ## the adapters beside TRL and TransferQueue, each in an environment of its own
 	$(VENV)-trl/bin/python -m pytest -m frameworks integrations/dataplane_trl/tests/test_trl.py
-	$(VENV)-transfer-queue/bin/python -m pytest -m frameworks tests/frameworks/test_transfer_queue_side_by_side.py
+	$(VENV)-transfer-queue/bin/python -m pytest -m frameworks integrations/dataplane_transfer_queue/tests/test_transfer_queue_side_by_side.py
 
 # MATRIX chooses environments: make test-matrix MATRIX=tensordict-0.10.0
 MATRIX ?=

@@ -20,7 +20,7 @@ from timing import seconds, undisturbed
 from workload import Workload, arrays, digest, touch
 
 TRANSFER_QUEUE, OURS, OUR_MODULE, RAY = "TransferQueue", "ours", "our module", "Ray"
-_MODULES = {TRANSFER_QUEUE: "transfer_queue", OUR_MODULE: "dataplane_client.compat.transfer_queue"}
+_MODULES = {TRANSFER_QUEUE: "transfer_queue", OUR_MODULE: "dataplane_transfer_queue"}
 _PAGE_BYTES = 4096
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-import dataplane_client.compat.transfer_queue as ours
+import dataplane_transfer_queue as ours
 
 ROWS, ROUNDS, WARM_UP = 256, 20, 3
 

@@ -4,5 +4,5 @@ It is a distribution, since each process of a Ray job imports the module by its 
 of them first that would put ours in its place. Install it instead of TransferQueue, not beside it.
 """
 
-from dataplane_client.compat.transfer_queue import *  # noqa: F403 - whatever ours has
-from dataplane_client.compat.transfer_queue import __all__ as __all__
+from dataplane_transfer_queue import *  # noqa: F403 - whatever ours has
+from dataplane_transfer_queue import __all__ as __all__

@@ -171,17 +171,17 @@ MUTANTS = (
     Mutant(
         "transfer_queue: a row with half of its fields is ready",
         "a worker reads fields that a row does not hold",
-        f"{_CLIENT}/compat/transfer_queue/_metas.py",
+        f"{_INTEGRATIONS}/dataplane_transfer_queue/_metas.py",
         "list(map(min, self.production_status, other.production_status))",
         "list(map(max, self.production_status, other.production_status))",
-        ("tests/compat/transfer_queue/test_metas.py",),
+        ("integrations/dataplane_transfer_queue/tests/test_metas.py",),
     ),
     Mutant(
         "transfer_queue: the rest of a division is lost",
         "the last rows of a batch go to no rank",
-        f"{_CLIENT}/compat/transfer_queue/_metas.py",
+        f"{_INTEGRATIONS}/dataplane_transfer_queue/_metas.py",
         "    ends = [part * each + min(part, more) for part in range(chunks + 1)]\n",
         "    ends = [part * each for part in range(chunks + 1)]\n",
-        ("tests/compat/transfer_queue/test_metas.py",),
+        ("integrations/dataplane_transfer_queue/tests/test_metas.py",),
     ),
 )

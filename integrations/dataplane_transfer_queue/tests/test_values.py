@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-import dataplane_client.compat.transfer_queue as tq
+import dataplane_transfer_queue as tq
 from dataplane_client.client import DataPlaneClient
 
 pytestmark = [

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-import dataplane_client.compat.transfer_queue as tq
+import dataplane_transfer_queue as tq
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.compat.transfer_queue.verl import DataPlaneReplayBuffer
+from dataplane_transfer_queue.verl import DataPlaneReplayBuffer
 
 pytestmark = pytest.mark.usefixtures("started")
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-import dataplane_client.compat.transfer_queue as tq
+import dataplane_transfer_queue as tq
 from dataplane_client.errors import NotFoundError
 
 Columns = Callable[..., TensorDict]

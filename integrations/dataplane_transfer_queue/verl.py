@@ -19,11 +19,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.compat.transfer_queue._connection import attached
-from dataplane_client.compat.transfer_queue._metas import KVBatchMeta
-from dataplane_client.compat.transfer_queue._rows import TASK, Rows
 from dataplane_client.errors import ClaimTimeoutError
 from dataplane_client.observe import log_event
+from dataplane_transfer_queue._connection import attached
+from dataplane_transfer_queue._metas import KVBatchMeta
+from dataplane_transfer_queue._rows import TASK, Rows
 
 _Base: Any = object
 with contextlib.suppress(ImportError):

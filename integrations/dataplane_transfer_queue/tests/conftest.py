@@ -9,9 +9,9 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-import dataplane_client.compat.transfer_queue as tq
-from dataplane_client.compat.transfer_queue import _job_address
+import dataplane_transfer_queue as tq
 from dataplane_server.testing import running_server
+from dataplane_transfer_queue import _job_address
 
 
 @pytest.fixture

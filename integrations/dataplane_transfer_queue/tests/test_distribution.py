@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import dataplane_client.compat.transfer_queue as ours
+import dataplane_transfer_queue as ours
 
 FOLDER = Path(__file__).parents[3] / "deploy" / "transfer_queue"
 
 SCRIPT = """
 import transfer_queue as tq
-import dataplane_client.compat.transfer_queue as ours
+import dataplane_transfer_queue as ours
 assert all(getattr(tq, name) is getattr(ours, name) for name in ours.__all__)
 from transfer_queue import *
 print(tq.__version__, kv_put.__module__, sorted(set(ours.__all__) - set(tq.__all__)))
@@ -22,4 +22,4 @@ print(tq.__version__, kv_put.__module__, sorted(set(ours.__all__) - set(tq.__all
 def test_the_module_has_everything_of_ours_under_their_name() -> None:
     command = [sys.executable, "-c", SCRIPT]
     ended = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout.split() == [ours.__version__, "dataplane_client.compat.transfer_queue._kv", "[]"]
+    assert ended.stdout.split() == [ours.__version__, "dataplane_transfer_queue._kv", "[]"]

@@ -12,12 +12,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_non_tensor
 
 from dataplane_client import checkpoint_files
-from dataplane_client.compat.transfer_queue._connection import attached
-from dataplane_client.compat.transfer_queue._metas import KVBatchMeta
-from dataplane_client.compat.transfer_queue._rows import Rows
-from dataplane_client.compat.transfer_queue._values import nested
 from dataplane_client.errors import InvalidArgumentError, NotFoundError
 from dataplane_client.leaves import object_leaf
+from dataplane_transfer_queue._connection import attached
+from dataplane_transfer_queue._metas import KVBatchMeta
+from dataplane_transfer_queue._rows import Rows
+from dataplane_transfer_queue._values import nested
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dataplane_client.compat.transfer_queue import BatchMeta, KVBatchMeta
+from dataplane_transfer_queue import BatchMeta, KVBatchMeta
 
 
 def by_key(*keys: str, **other: object) -> KVBatchMeta:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-import dataplane_client.compat.transfer_queue as ours
+import dataplane_transfer_queue as ours
 from dataplane_server.testing import running_server
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-import dataplane_client.compat.transfer_queue as tq
+import dataplane_transfer_queue as tq
 from dataplane_client.client import DataPlaneClient
 
 pytestmark = pytest.mark.usefixtures("started")

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dataplane_client.client import connect
-from dataplane_client.compat.transfer_queue import _job_address
-from dataplane_client.compat.transfer_queue._rows import Rows
-from dataplane_client.compat.transfer_queue._server import ServerProcess
+from dataplane_transfer_queue import _job_address
+from dataplane_transfer_queue._rows import Rows
+from dataplane_transfer_queue._server import ServerProcess
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

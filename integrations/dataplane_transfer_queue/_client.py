@@ -15,11 +15,11 @@ from typing import Any, Literal
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from dataplane_client.compat.transfer_queue._connection import attached
-from dataplane_client.compat.transfer_queue._kv import Parser, checked_keys, in_thread, parsed
-from dataplane_client.compat.transfer_queue._metas import BatchMeta
-from dataplane_client.compat.transfer_queue._rows import Rows
 from dataplane_client.errors import ClaimTimeoutError, NotFoundError, PreconditionError
+from dataplane_transfer_queue._connection import attached
+from dataplane_transfer_queue._kv import Parser, checked_keys, in_thread, parsed
+from dataplane_transfer_queue._metas import BatchMeta
+from dataplane_transfer_queue._rows import Rows
 
 Mode = Literal["fetch", "force_fetch", "insert"]
 

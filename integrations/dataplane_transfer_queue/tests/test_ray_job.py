@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import dataplane_client.compat.transfer_queue as tq
-from dataplane_client.compat.transfer_queue import _job_address
+import dataplane_transfer_queue as tq
+from dataplane_transfer_queue import _job_address
 
 ray: Any = pytest.importorskip("ray")
 pytestmark = pytest.mark.xdist_group("ray")
@@ -32,7 +32,7 @@ def worker() -> Iterator[Any]:
 
     class Worker:
         def attach(self) -> object:
-            import dataplane_client.compat.transfer_queue as tq
+            import dataplane_transfer_queue as tq
 
             conf = tq.init()
             tq.kv_put("of the worker", "p", tag={})
@@ -41,7 +41,7 @@ def worker() -> Iterator[Any]:
             return conf, endpoint
 
         def listed_without_init(self) -> object:
-            import dataplane_client.compat.transfer_queue as tq
+            import dataplane_transfer_queue as tq
 
             listed = tq.kv_list()
             tq.close()

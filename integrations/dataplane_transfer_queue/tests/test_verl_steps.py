@@ -13,8 +13,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-import dataplane_client.compat.transfer_queue as tq
-from dataplane_client.compat.transfer_queue.verl import DataPlaneReplayBuffer
+import dataplane_transfer_queue as tq
+from dataplane_transfer_queue.verl import DataPlaneReplayBuffer
 
 pytestmark = pytest.mark.usefixtures("started")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import dataplane_client.compat.transfer_queue as tq
+import dataplane_transfer_queue as tq
 from dataplane_client.client import connect
 from dataplane_client.errors import InvalidArgumentError
 from dataplane_server.testing import running_server
@@ -105,7 +105,7 @@ def test_a_server_that_does_not_start_says_why_and_what_to_do() -> None:
 
 STARTER = """
 import sys, time
-import dataplane_client.compat.transfer_queue as tq
+import dataplane_transfer_queue as tq
 print(tq.init()["backend"]["RLDataPlane"]["address"], flush=True)
 sys.stdin.read()
 """

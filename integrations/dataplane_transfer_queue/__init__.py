@@ -1,4 +1,4 @@
-"""The data plane behind TransferQueue's module: `import dataplane_client.compat.transfer_queue as tq`.
+"""The data plane behind TransferQueue's module: `import dataplane_transfer_queue as tq`.
 
 The distribution `rl-dataplane-transfer-queue` gives it the name `transfer_queue`, for frameworks that import that. What
 they rely on, and how it is kept:
@@ -13,9 +13,9 @@ they rely on, and how it is kept:
   fields that do not exist, where TransferQueue returns fewer rows or none.
 """
 
-from dataplane_client.compat.transfer_queue._client import TransferQueueClient, get_client
-from dataplane_client.compat.transfer_queue._connection import close, get_metrics_endpoint, init
-from dataplane_client.compat.transfer_queue._kv import (
+from dataplane_transfer_queue._client import TransferQueueClient, get_client
+from dataplane_transfer_queue._connection import close, get_metrics_endpoint, init
+from dataplane_transfer_queue._kv import (
     async_kv_batch_get,
     async_kv_batch_get_by_meta,
     async_kv_batch_put,
@@ -31,7 +31,7 @@ from dataplane_client.compat.transfer_queue._kv import (
     load_checkpoint,
     save_checkpoint,
 )
-from dataplane_client.compat.transfer_queue._metas import BatchMeta, KVBatchMeta
+from dataplane_transfer_queue._metas import BatchMeta, KVBatchMeta
 
 __version__ = "0.1.11"
 """The version of TransferQueue whose interface this is."""

@@ -1,0 +1,1 @@
+"""TransferQueue's module, and verl's buffer, on a server."""
