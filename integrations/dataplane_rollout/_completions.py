@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dataplane_client.errors import InvalidArgumentError
-from dataplane_client.rollout._rows import Rollout, RolloutRows, Segment, collect, make_rollout, names_of
+from dataplane_rollout._rows import Rollout, RolloutRows, Segment, collect, make_rollout, names_of
 
 _PREFIX = "token_id:"
 

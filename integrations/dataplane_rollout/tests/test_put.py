@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.client.rollout.recordings import RequestOutput
-from tests.client.rollout.test_messages import LOG
-from tests.client.rollout.test_vllm import COLUMNS, EXPERTS, FIRST, REQUESTS, TAGS
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import InvalidArgumentError, PreconditionError
-from dataplane_client.rollout import PER_TOKEN_FIELDS, RolloutRows, from_message_logs, from_vllm
+from dataplane_rollout import PER_TOKEN_FIELDS, RolloutRows, from_message_logs, from_vllm
+from dataplane_rollout.tests.recordings import RequestOutput
+from dataplane_rollout.tests.test_messages import LOG
+from dataplane_rollout.tests.test_vllm import COLUMNS, EXPERTS, FIRST, REQUESTS, TAGS
 from dataplane_server.testing import running_server
 
 
@@ -100,7 +100,7 @@ def test_a_column_of_another_length_is_refused_and_no_rows_are_nothing_to_do(
 def test_converting_imports_no_torch() -> None:
     code = """
 import sys
-from tests.client.rollout.test_vllm import REQUESTS, from_vllm
+from dataplane_rollout.tests.test_vllm import REQUESTS, from_vllm
 assert len(from_vllm(REQUESTS).sample_ids) == 3
 print(*{"torch", "transformers", "tensordict"} & sys.modules.keys())
 """

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.client.rollout.recordings import assert_rows
 
 from dataplane_client.errors import InvalidArgumentError
-from dataplane_client.rollout import from_message_logs
+from dataplane_rollout import from_message_logs
+from dataplane_rollout.tests.recordings import assert_rows
 
 LOG: list[dict[str, Any]] = [
     {"role": "system", "content": "be brief", "token_ids": [1, 2]},

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.client.rollout.recordings import assert_rows
 
 from dataplane_client.errors import InvalidArgumentError
-from dataplane_client.rollout import from_generate
+from dataplane_rollout import from_generate
+from dataplane_rollout.tests.recordings import assert_rows
 
 transformers = pytest.importorskip("transformers")
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.client.rollout.recordings import as_objects, assert_rows
 
 from dataplane_client.errors import InvalidArgumentError
-from dataplane_client.rollout import from_completions
+from dataplane_rollout import from_completions
+from dataplane_rollout.tests.recordings import as_objects, assert_rows
 
 SEVEN = {
     "text_offset": [0, 6],

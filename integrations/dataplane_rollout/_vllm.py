@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dataplane_client.errors import InvalidArgumentError
-from dataplane_client.rollout._rows import Array, Rollout, RolloutRows, Segment, collect, make_rollout, names_of
+from dataplane_rollout._rows import Array, Rollout, RolloutRows, Segment, collect, make_rollout, names_of
 
 
 def from_vllm(requests: Sequence[Any], *, group_ids: Sequence[str] | None = None, logprobs: bool = True) -> RolloutRows:

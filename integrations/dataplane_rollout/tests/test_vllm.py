@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.client.rollout.recordings import CompletionOutput, FlatLogprobs, Logprob, RequestOutput, assert_rows
 
 from dataplane_client.errors import InvalidArgumentError
-from dataplane_client.rollout import from_vllm
+from dataplane_rollout import from_vllm
+from dataplane_rollout.tests.recordings import CompletionOutput, FlatLogprobs, Logprob, RequestOutput, assert_rows
 
 DICTS = [{7: Logprob(-0.5, 1), 9: Logprob(-1.5, 2)}, {2: Logprob(-0.25, 3), 5: Logprob(-0.125, 1)}]
 FLAT = FlatLogprobs([0, 2], [2, 4], [7, 9, 2, 5], [-0.5, -1.5, -0.25, -0.125], [1, 2, 3, 1], [None] * 4)

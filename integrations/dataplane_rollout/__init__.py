@@ -11,11 +11,11 @@ package is imported before its objects are given.
 
 from __future__ import annotations
 
-from dataplane_client.rollout._completions import from_completions
-from dataplane_client.rollout._generate import from_generate
-from dataplane_client.rollout._messages import from_message_logs
-from dataplane_client.rollout._rows import PER_TOKEN_FIELDS, RolloutRows
-from dataplane_client.rollout._vllm import from_vllm
+from dataplane_rollout._completions import from_completions
+from dataplane_rollout._generate import from_generate
+from dataplane_rollout._messages import from_message_logs
+from dataplane_rollout._rows import PER_TOKEN_FIELDS, RolloutRows
+from dataplane_rollout._vllm import from_vllm
 
 __all__ = [
     "PER_TOKEN_FIELDS",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dataplane_client.errors import InvalidArgumentError
-from dataplane_client.rollout._rows import Rollout, RolloutRows, Segment, collect, make_rollout, names_of
+from dataplane_rollout._rows import Rollout, RolloutRows, Segment, collect, make_rollout, names_of
 
 
 def from_message_logs(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dataplane_client.rollout import RolloutRows
+from dataplane_rollout import RolloutRows
 
 
 @dataclass

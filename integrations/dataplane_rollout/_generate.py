@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from dataplane_client.errors import InvalidArgumentError
-from dataplane_client.rollout._rows import Array, RolloutRows, Segment, collect, make_rollout, names_of
+from dataplane_rollout._rows import Array, RolloutRows, Segment, collect, make_rollout, names_of
 
 if TYPE_CHECKING:
     from torch import Tensor
