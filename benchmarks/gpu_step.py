@@ -2,7 +2,7 @@
 
 The model is a Llama with random weights, made here: 1.2 billion parameters in bfloat16 on a GPU, a tiny one on the CPU.
 Rollouts are random tokens. Log-probabilities are written back as columns. The share of the step in the data plane is
-that of `dataplane_client.observe.training`.
+that of `dataplane_training_figures`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+import dataplane_training_figures as training
 from dataplane_client import DataPlaneClient, kv_first_write
-from dataplane_client.observe import training
 from gpu_reads import wait
 from session import Session, in_ms
 from timing import Series, seconds

@@ -33,6 +33,7 @@ COPY proto proto
 COPY client client
 COPY dataplane_server dataplane_server
 COPY trainer_adapter trainer_adapter
+COPY integrations integrations
 RUN /opt/build/bin/python -m build --no-isolation --wheel --outdir /opt/wheels \
     && /opt/venv/bin/pip install --no-deps /opt/wheels/*.whl \
     && /opt/venv/bin/pip check \

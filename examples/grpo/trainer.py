@@ -28,11 +28,11 @@ from typing import Any
 
 import torch
 
+import dataplane_training_figures as training
 from checkpoints import RESUMED
 from dataplane_client import DataPlaneClient, KVBatchMeta, connect
 from dataplane_client.client import Claim
 from dataplane_client.errors import NotFoundError
-from dataplane_client.observe import training
 from flow import (
     PREV_LP_FIELDS,
     REPORT,

@@ -1,7 +1,6 @@
 """All metrics of the client: name, kind, labels and meaning. The client exports no others.
 
-The label sets are bounded: verbs and transports by the contract, codes by the exception classes, partitions of
-training figures by the newest 64.
+The label sets are bounded: verbs and transports by the contract, codes by the exception classes.
 """
 
 from __future__ import annotations
@@ -57,11 +56,3 @@ SESSIONS = ClientMetric(
 
 CLIENT_METRICS = (CALLS, SECONDS, VALUE_BYTES, RETRIES, SESSIONS)
 """Of `count_calls`."""
-
-TRAINING_FIGURES = ClientMetric(
-    "dataplane_client_training_figure",
-    "gauge",
-    "The newest figures of training data, by partition and figure, such as logprobs/kl_k3.",
-    ("partition", "figure"),
-)
-"""Of `training.TrainingGauges`."""

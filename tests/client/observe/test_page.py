@@ -8,13 +8,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
-import torch
 
 from dataplane_client import observe
-from dataplane_client.observe import training
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "observability.md").read_text()
@@ -42,26 +41,23 @@ def test_the_table_of_metrics_matches_the_list() -> None:
     }
 
 
-def test_the_table_of_figures_matches_what_is_computed() -> None:
-    ones = dict.fromkeys(training.FIELDS, torch.ones(1, 1)) | {"reward": torch.ones(1)}
-    with training.StepClock() as clock:
-        metrics = training.figures_of(ones, longest=1).as_metrics() | clock.lap().as_metrics()
-    listed = re.findall(r"`([\w/]+)`", " ".join(f"`{cell}`" for cell in table("figures, after `dataplane/`")))
-    assert sorted(f"dataplane/{name}" for name in listed) == sorted(metrics)
-
-
 @pytest.mark.parametrize(
-    ("heading", "package"),
-    [("event of the client", "client/dataplane_client"), ("event of the server", "dataplane_server/dataplane_server")],
+    ("heading", "packages"),
+    [
+        ("event of the client", ["client/dataplane_client", "integrations"]),
+        ("event of the server", ["dataplane_server/dataplane_server"]),
+    ],
     ids=["client", "server"],
 )
-def test_the_tables_of_events_match_the_sources(heading: str, package: str) -> None:
-    logged = {event: [level, ", ".join(fields)] for event, level, fields in events_in(ROOT / package)}
+def test_the_tables_of_events_match_the_sources(heading: str, packages: list[str]) -> None:
+    found = chain.from_iterable(events_in(ROOT / package) for package in packages)
+    logged = {event: [level, ", ".join(fields)] for event, level, fields in found}
     assert {event: cells[:2] for event, cells in table(heading).items()} == logged
 
 
 def test_no_field_of_an_event_has_the_name_of_a_log_record_attribute() -> None:
-    fields = {field for _, _, names in events_in(ROOT / "client" / "dataplane_client") for field in names}
+    found = chain.from_iterable(events_in(ROOT / package) for package in ("client/dataplane_client", "integrations"))
+    fields = {field for _, _, names in found for field in names}
     assert fields & {*vars(logging.makeLogRecord({})), "message", "asctime"} == set()
 
 

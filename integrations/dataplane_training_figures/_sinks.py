@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from dataplane_client.observe._catalog import TRAINING_FIGURES as FIGURES
+from dataplane_client.observe import ClientMetric
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+
+FIGURES = ClientMetric(
+    "dataplane_client_training_figure",
+    "gauge",
+    "The newest figures of training data, by partition and figure, such as logprobs/kl_k3.",
+    ("partition", "figure"),
+)
+"""The metric of `TrainingGauges`."""
 
 _MOST_PARTITIONS = 64
 

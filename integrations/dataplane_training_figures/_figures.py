@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dataplane_client.observe.training._columns import flat_column, require_same_sizes
-from dataplane_client.observe.training._distribution import Distribution, summarise, unpack
+from dataplane_training_figures._columns import flat_column, require_same_sizes
+from dataplane_training_figures._distribution import Distribution, summarise, unpack
 
 FIELDS = ("generation_logprobs", "prev_logprobs", "token_mask", "reward")
 """What `figures_of` reads by default."""

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane_client.observe import training
-from dataplane_client.observe._call import begin_call
+import dataplane_training_figures as training
+from dataplane_client.observe import Call
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 VERBS = {"ClaimSamples": "claim", "ClaimShard": "claim", "ReadColumns": "read", "PutSamples": "write"}
@@ -28,8 +28,13 @@ class Time:
         return self.now
 
 
-def make_call(verb: str, time: Time, seconds: float) -> None:
-    with begin_call(verb, "127.0.0.1:1", pb.ListPartitionsRequest()):
+def call_of(clock: training.StepClock, verb: str) -> Call:
+    """A call that the clock observes."""
+    return Call(verb, "127.0.0.1:1", pb.ListPartitionsRequest(), (clock,))
+
+
+def make_call(clock: training.StepClock, verb: str, time: Time, seconds: float) -> None:
+    with call_of(clock, verb):
         time.now += seconds
 
 
@@ -47,7 +52,7 @@ def test_each_second_is_spent_on_one_thing(events: list[tuple[str, int]]) -> Non
                 with clock.waiting():
                     time.now += seconds
             elif verb:
-                make_call(verb, time, seconds)
+                make_call(clock, verb, time, seconds)
             else:
                 time.now += seconds
             expected[VERBS.get(verb, "claim" if verb == "loader" else "rest")] += seconds if verb != "lap" else 0
@@ -59,8 +64,8 @@ def test_shares_are_those_of_the_step_and_the_seconds_their_mean() -> None:
     time = Time()
     with training.StepClock(time) as clock:
         time.now += 6
-        make_call("ClaimSamples", time, 3)
-        make_call("CommitClaim", time, 1)
+        make_call(clock, "ClaimSamples", time, 3)
+        make_call(clock, "CommitClaim", time, 1)
         steps = clock.lap() + clock.lap()
     figures = {name.removeprefix("dataplane/p/step/"): value for name, value in steps.as_metrics("p").items() if value}
     shares = {"claim_share": 0.3, "commit_share": 0.1, "rest_share": 0.6, "data_plane_share": 0.4}
@@ -69,8 +74,8 @@ def test_shares_are_those_of_the_step_and_the_seconds_their_mean() -> None:
 
 def test_of_calls_at_the_same_time_the_first_counts_and_a_lap_divides_a_call() -> None:
     time = Time()
-    with training.StepClock(time) as clock, begin_call("ClaimSamples", "127.0.0.1:1", None):
-        make_call("ReadColumns", time, 3)
+    with training.StepClock(time) as clock, call_of(clock, "ClaimSamples"):
+        make_call(clock, "ReadColumns", time, 3)
         first = clock.lap()
         time.now += 2
         assert (first.seconds["claim"], clock.lap().seconds["claim"], first.seconds["read"]) == (3, 2, 0)
@@ -79,7 +84,7 @@ def test_of_calls_at_the_same_time_the_first_counts_and_a_lap_divides_a_call() -
 def test_calls_of_other_threads_are_not_the_steps() -> None:
     time = Time()
     with training.StepClock(time) as clock:
-        thread = Thread(target=make_call, args=("ReadColumns", time, 3))
+        thread = Thread(target=make_call, args=(clock, "ReadColumns", time, 3))
         thread.start()
         thread.join()
         assert clock.lap().seconds["rest"] == 3

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from dataplane_client.observe import training
+import dataplane_training_figures as training
 
 METRICS = {"dataplane/logprobs/kl_k3": 0.25, "dataplane/rewards/mean": 1.0}
 
@@ -76,6 +76,6 @@ def test_gauges_have_the_newest_figures_of_64_partitions() -> None:
 
 def test_neither_a_tracker_nor_prometheus_is_loaded_before_it_is_used() -> None:
     heavy = ["wandb", "trackio", "tensorboard", "torch.utils.tensorboard", "prometheus_client"]
-    code = f"import sys, dataplane_client.observe.training; print(set(sys.modules) & set({heavy!r}))"
+    code = f"import sys, dataplane_training_figures; print(set(sys.modules) & set({heavy!r}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "set()\n"

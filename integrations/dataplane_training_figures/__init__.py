@@ -4,10 +4,10 @@ Figures of several data-parallel ranks, or steps, are added with `+`. See "Figur
 docs/observability.md.
 """
 
-from dataplane_client.observe.training._distribution import Distribution
-from dataplane_client.observe.training._figures import FIELDS, BatchFigures, figures_of
-from dataplane_client.observe.training._sinks import TrainingGauges, log_metrics
-from dataplane_client.observe.training._step_clock import StepClock, StepTime
+from dataplane_training_figures._distribution import Distribution
+from dataplane_training_figures._figures import FIELDS, BatchFigures, figures_of
+from dataplane_training_figures._sinks import TrainingGauges, log_metrics
+from dataplane_training_figures._step_clock import StepClock, StepTime
 
 __all__ = [
     "FIELDS",

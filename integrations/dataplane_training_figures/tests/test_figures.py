@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch.nested import nested_tensor_from_jagged
 
-from dataplane_client.observe import training
+import dataplane_training_figures as training
 
 Layout = Literal["padded", "jagged"]
 Token = tuple[float, float, bool]

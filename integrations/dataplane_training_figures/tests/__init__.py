@@ -1,0 +1,1 @@
+"""Figures of training data, and where they go."""
