@@ -1,4 +1,4 @@
-"""Generate docs/api.md from the client's docstrings: `python scripts/document_api.py [--check]`.
+"""Generate docs/api.md from docstrings of client and integrations: `python scripts/document_api.py [--check]`.
 
 It reads the sources without importing them. --check writes nothing and exits with 1 if the page differs.
 """
@@ -23,8 +23,8 @@ _WIDTH = 110
 _HEAD = """\
 # API
 
-`scripts/document_api.py` generates this page from the docstrings of `client/dataplane_client`; `make test` compares
-them. `dataplane_client.aio` has the same verbs as coroutines.
+`scripts/document_api.py` generates this page from docstrings of `client/dataplane_client` and `integrations`; `make
+test` compares them. `dataplane_client.aio` has the same verbs as coroutines.
 
 Times are in seconds. Every verb takes `timeout_s` (None: the client's default, 60 s) and raises an error of
 `dataplane_client.errors` within that time. A call that raises has changed nothing on the server, unless its error says
