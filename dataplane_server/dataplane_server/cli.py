@@ -215,7 +215,6 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
         standby=flags.standby is not None,
         log_history_bytes=parse_size(flags.log_history),
         drain_grace_s=flags.grace,
-        record=Path(recording) if (recording := os.environ.get("DATAPLANE_RECORD")) else None,
     )
     config.validate()
     return config

@@ -1,4 +1,4 @@
-"""The settings of a server. Only `cli` reads flags and the environment (DATAPLANE_RECORD)."""
+"""The settings of a server. Only `cli` reads flags and the environment."""
 
 from __future__ import annotations
 
@@ -59,7 +59,6 @@ class ServerConfig:
     log_history_bytes: how much of the older log and checkpoints, which recovery does not need, is kept in data_dir for
         `dataplane replay`.
     drain_grace_s: how long calls may take to finish when the server stops, in seconds.
-    record: a file to write every call to, for `dataplane replay --check`; for development.
     """
 
     listen: tuple[str, ...] = ("127.0.0.1:50051",)
@@ -85,7 +84,6 @@ class ServerConfig:
     checkpoint_calls: int = 10_000
     log_history_bytes: int = 256 << 20
     drain_grace_s: float = 20.0
-    record: Path | None = None
 
     def __post_init__(self) -> None:
         if cast("Durability | None", self.durability) is None:

@@ -357,7 +357,7 @@ def replay(
     sample_id: Annotated[
         str | None, typer.Option("--sample", metavar="SAMPLE", help="Only the calls that concern this sample.")
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Compare states, or recorded outcomes.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Compare with each checkpoint.")] = False,
     output: Output = "table",
 ) -> None:
     """Show what happened to a server, from its --data-dir.
@@ -366,8 +366,8 @@ def replay(
     ages are counted until then. TIME is 14:03:07.250 of the last day, 2026-11-22T14:03:07.250, or -90s. Nothing in DIR
     is changed, and a server may use it meanwhile.
 
-    --check replays all and compares with each checkpoint in DIR. DIR may then also be a file that a server with
-    DATAPLANE_RECORD wrote. Exits with 1 if there is a difference, with 2 if DIR cannot be replayed.
+    --check replays all and compares with each checkpoint in DIR. Exits with 1 if there is a difference, with 2 if DIR
+    cannot be replayed.
     """
     if screen and (check or sample_id is not None):
         raise typer.BadParameter("--sample and --check go without SCREEN")

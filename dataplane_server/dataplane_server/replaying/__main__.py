@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import json
 import math
 import signal
@@ -25,7 +24,6 @@ with needs_server_packages("dataplane replay"):
     from dataplane_server.replaying.lines import line_of, tell
     from dataplane_server.replaying.moments import parse_moment, text_of
     from dataplane_server.replaying.past import Covered, Past, look_at
-    from dataplane_server.replaying.recording import replay, report_of
 
 _DAMAGED = (DamagedCheckpointError, LogDamagedError, LogFormatError, RecordMissingError)
 
@@ -52,8 +50,6 @@ def main() -> None:
 def _run(flags: argparse.Namespace) -> int:
     if flags.serve_in is None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for `| head`
-    if flags.path.is_file():
-        return _check_recording(flags.path, flags.check, as_json=flags.json)
     covered = look_at(flags.path)
     until = None if flags.until is None else parse_moment(flags.until, covered.first, covered.last)
     if flags.check:
@@ -98,17 +94,6 @@ def _check(covered: Covered, *, as_json: bool) -> int:
     missing = "" if len(covered.starts) > 1 else "; there is no checkpoint to compare with"
     _note(f"records {covered.starts[0]:,} to {covered.end:,} replayed{missing}")
     return int(differ)
-
-
-def _check_recording(path: Path, check: bool, *, as_json: bool) -> int:
-    if not check:
-        raise ValueError(f"{path} is a file: a recording can be checked (--check), and a --data-dir replayed")
-    try:
-        found = replay(path)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    _say(json.dumps({**dataclasses.asdict(found), "equal": found.equal}) if as_json else report_of(found))
-    return 0 if found.equal else 1
 
 
 def _say(line: str) -> None:

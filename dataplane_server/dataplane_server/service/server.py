@@ -23,7 +23,6 @@ from dataplane_server.observe.log import get_log
 from dataplane_server.observe.loop_lag import LoopLag
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
-from dataplane_server.recording.recorder import RecordedPlane
 from dataplane_server.service.binding import bind, check_port, unix_path
 from dataplane_server.service.boundary import Boundary
 from dataplane_server.service.direct_calls import DirectCalls
@@ -197,8 +196,6 @@ class Server:
         if self._life is not None:
             await self._life.close()
         self._arena.close()
-        if isinstance(self.plane, RecordedPlane):
-            self.plane.close()
         if self._checkpointer is not None:
             await asyncio.to_thread(self._checkpointer.close)
         if not self._probing:
@@ -275,7 +272,4 @@ class Server:
 
 
 def _new_plane(config: ServerConfig) -> DataPlane:
-    incarnation, first_generation = new_incarnation(), time.time_ns() // 1000
-    if config.record is None:
-        return DataPlane(config.limits, incarnation=incarnation, first_generation=first_generation)
-    return RecordedPlane(config.record, config.limits, incarnation=incarnation, first_generation=first_generation)
+    return DataPlane(config.limits, incarnation=new_incarnation(), first_generation=time.time_ns() // 1000)
