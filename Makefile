@@ -232,8 +232,8 @@ fuzz: $(VENV)/.dev  ## mutate what others may send or have written: 13 targets, 
 bench-cluster: $(VENV)-transfer-queue/.ready  ## puts and gets in a cluster beside TransferQueue and Ray (5 to 10 minutes)
 	$(VENV)-transfer-queue/bin/python benchmarks/cluster_transfer.py
 
-scaling: $(VENV)/.dev  ## what one coordinator carries, from the times in benchmarks/scaling_inputs.json (30 s)
-	$(BIN)/python benchmarks/scaling.py simulate
+scaling: $(VENV)/.dev  ## what one coordinator carries, from the times in benchmarks/scaling/inputs.json (30 s)
+	$(BIN)/python -m benchmarks.scaling simulate
 
 attacks: $(VENV)/.dev  ## every known attack on a server, and what a client beside it notices (10 minutes)
 	$(BIN)/python -m tests.attacks

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-simulation = import_module("benchmarks.scaling_simulation")
-scaling_inputs = Path(__file__).parents[2] / "benchmarks" / "scaling_inputs.json"
+simulation = import_module("benchmarks.scaling.simulation")
+scaling_inputs = Path(__file__).parents[2] / "benchmarks" / "scaling" / "inputs.json"
 
 STEP = ("claim", "read", "commit", "finish", "plain_commit", "clear")
 

@@ -1,6 +1,6 @@
 """A workload in real time, which the simulation has to agree with: clients without a library, at one coordinator.
 
-Producers put at random times, and ranks take steps together, as in `scaling_simulation`. A call's time begins when its
+Producers put at random times, and ranks take steps together, as in `simulation`. A call's time begins when its
 client sends it and ends when the client has the answer; so it contains two wake-ups, of the coordinator and of the
 client. An idle coordinator shows what these take, and that is added to the simulation's times.
 """
@@ -15,10 +15,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.scaling.calls import (
+    LOGPROBS,
+    RelayClient,
+    claim_request,
+    clear_request,
+    commit_header,
+    put_header,
+    read_request,
+)
+from benchmarks.scaling.simulation import Workload, quantile
+
 from dataplane_server.cluster.relay import Relay
 from rl_dataplane.v1 import data_plane_pb2 as pb
-from scaling_calls import LOGPROBS, RelayClient, claim_request, clear_request, commit_header, put_header, read_request
-from scaling_simulation import Workload, quantile
 
 
 @dataclass

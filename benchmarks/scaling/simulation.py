@@ -61,7 +61,7 @@ class ServiceTimes:
 
     @classmethod
     def of_relays(cls, inputs: Mapping[str, Any]) -> ServiceTimes:
-        """Of calls that come from nodes of the cluster. inputs: as `scaling_measure.measure` returns them."""
+        """Of calls that come from nodes of the cluster. inputs: as `measure.measure` returns them."""
         calls = {
             name.removeprefix("relay "): [sample / 1e6 for sample in samples]
             for name, samples in inputs["calls_us"].items()

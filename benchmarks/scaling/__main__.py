@@ -1,11 +1,11 @@
 """How far one coordinator goes, how many are needed beyond it, and where the next limit lies.
 
-    python benchmarks/scaling.py measure [--repeats N] [--rounds N] [--inputs PATH]
-    python benchmarks/scaling.py simulate [--inputs PATH] [--chart PATH]
+    python -m benchmarks.scaling measure [--repeats N] [--rounds N] [--inputs PATH]
+    python -m benchmarks.scaling simulate [--inputs PATH] [--chart PATH]
 
-`measure` starts a local Ray cluster with a data plane (see scaling_measure.py), writes the times to
-benchmarks/scaling_inputs.json, and takes some four minutes. `simulate` needs that file alone: it prints what a
-simulation makes of it (see scaling_simulation.py) and draws docs/images/scaling.png, in some two minutes. Measure on an
+`measure` starts a local Ray cluster with a data plane (see measure.py), writes the times to
+benchmarks/scaling/inputs.json, and takes some four minutes. `simulate` needs that file alone: it prints what a
+simulation makes of it (see simulation.py) and draws docs/images/scaling.png, in some two minutes. Measure on an
 idle machine.
 """
 
@@ -19,10 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from scaling_simulation import (
+from benchmarks.scaling.simulation import (
     BEAT_S,
     TOO_LATE_S,
     ServiceTimes,
@@ -36,9 +33,11 @@ from scaling_simulation import (
     saturation,
     simulate,
 )
+from rich.console import Console
+from rich.table import Table
 
-_ROOT = Path(__file__).resolve().parents[1]
-_INPUTS = _ROOT / "benchmarks" / "scaling_inputs.json"
+_ROOT = Path(__file__).resolve().parents[2]
+_INPUTS = _ROOT / "benchmarks" / "scaling" / "inputs.json"
 _CHART = _ROOT / "docs" / "images" / "scaling.png"
 _PUTS, _CLAIMS = (1, 16, 64, 256), (8, 64, 256)
 _TARGET_ROWS_PER_S = 100_000.0
@@ -50,7 +49,7 @@ def main() -> None:
     options = _options()
     console = Console(width=None if Console().is_terminal else 140)
     if options.command == "measure":
-        from scaling_measure import measure
+        from benchmarks.scaling.measure import measure
 
         found = measure(options.repeats, options.rounds)
         lists = re.compile(r"\[\s+([^][{}]*?)\s+\]")  # in one line each

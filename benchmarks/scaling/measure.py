@@ -28,16 +28,8 @@ from typing import Any
 
 import grpc
 import numpy as np
-
-import machine
-from dataplane_server.cluster.byte_lines import ByteLines
-from dataplane_server.cluster.messages import Beat, BytePlace
-from dataplane_server.cluster.relay import Relay
-from dataplane_server.cluster.starting import Cluster
-from dataplane_server.core.calls.values import Run, Runs
-from rl_dataplane.v1 import data_plane_pb2 as pb
-from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
-from scaling_calls import (
+from benchmarks import machine
+from benchmarks.scaling.calls import (
     LOGPROBS,
     PARTITION,
     ROW_BYTES,
@@ -53,9 +45,26 @@ from scaling_calls import (
     registration,
     release_request,
 )
-from scaling_check import RealRun
-from scaling_cluster import CALLS_AT_ONCE, NAMESPACE, Busy, Samples, answer_of, in_coordinator, local_cluster, place_of
-from scaling_simulation import Workload
+from benchmarks.scaling.check import RealRun
+from benchmarks.scaling.cluster import (
+    CALLS_AT_ONCE,
+    NAMESPACE,
+    Busy,
+    Samples,
+    answer_of,
+    in_coordinator,
+    local_cluster,
+    place_of,
+)
+from benchmarks.scaling.simulation import Workload
+
+from dataplane_server.cluster.byte_lines import ByteLines
+from dataplane_server.cluster.messages import Beat, BytePlace
+from dataplane_server.cluster.relay import Relay
+from dataplane_server.cluster.starting import Cluster
+from dataplane_server.core.calls.values import Run, Runs
+from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
 SIZES = (1, 8, 16, 64, 256)
 MEMBERS = (4, 10, 100, 1_000)
