@@ -163,7 +163,7 @@ MUTANTS = (
     Mutant(
         "loss: a microbatch's loss is its own mean",
         "gradients depend on how rows were divided into microbatches",
-        f"{_ADAPTER}/losses/_masking.py",
+        f"{_ADAPTER}/losses/masking.py",
         "(kept.sum() / (factor + _TINY))",
         "(kept.sum() / (mask.sum() + _TINY))",
         (f"{_TESTS}/losses/test_shares.py",),
@@ -171,7 +171,7 @@ MUTANTS = (
     Mutant(
         "loss: the mask is not shifted",
         "the last prompt token is trained on, and the last response token is not",
-        f"{_ADAPTER}/losses/_masking.py",
+        f"{_ADAPTER}/losses/masking.py",
         "    return tokens[:, 1:].to(dtype) *",
         "    return tokens[:, :-1].to(dtype) *",
         (f"{_TESTS}/losses/test_building_blocks.py", f"{_TESTS}/losses"),

@@ -9,12 +9,12 @@ from trainer_adapter.losses._call import call_loss, prepare_loss_input
 from trainer_adapter.losses._distillation import DistillationLoss, DistillationOptions
 from trainer_adapter.losses._dpo import DPOLoss, DPOOptions
 from trainer_adapter.losses._interface import LossFunction, LossInputType, LossResult, LossType
-from trainer_adapter.losses._masking import masked_mean
-from trainer_adapter.losses._metrics import merge_metrics
 from trainer_adapter.losses._nll import NLLLoss
 from trainer_adapter.losses._packing import SequencePackingLossWrapper
 from trainer_adapter.losses._policy_gradient import ClippedPolicyGradientLoss, ClippedPolicyGradientOptions
 from trainer_adapter.losses._token_logprobs import next_token_logprobs
+from trainer_adapter.losses.masking import masked_mean
+from trainer_adapter.losses.metrics import merge_metrics
 
 __all__ = [
     "ClippedPolicyGradientLoss",

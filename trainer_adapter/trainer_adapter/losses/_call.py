@@ -9,8 +9,8 @@ from torch import Tensor
 
 from trainer_adapter.losses._distillation import topk_logprobs
 from trainer_adapter.losses._interface import LossFunction, LossInputType, LossResult, value_of
-from trainer_adapter.losses._masking import require
 from trainer_adapter.losses._token_logprobs import next_token_logprobs
+from trainer_adapter.losses.masking import require
 
 PrepareFunction: TypeAlias = Callable[[Tensor, Mapping[str, Any], LossFunction], dict[str, Any]]
 """(logits, data, loss_fn) -> the keyword arguments of its `input_type`. Workers with a shard of the vocabulary or of

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from trainer_adapter.losses._interface import LossFunction, LossInputType, LossResult, LossType
-from trainer_adapter.losses._masking import counts, masked_mean, require, token_weights
-from trainer_adapter.losses._metrics import as_floats
+from trainer_adapter.losses.masking import counts, masked_mean, require, token_weights
+from trainer_adapter.losses.metrics import as_floats
 
 
 @dataclass(frozen=True)

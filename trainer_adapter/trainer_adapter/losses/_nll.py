@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from trainer_adapter.losses._interface import LossInputType, LossResult, LossType
-from trainer_adapter.losses._masking import counts, masked_mean, token_weights
-from trainer_adapter.losses._metrics import as_floats
+from trainer_adapter.losses.masking import counts, masked_mean, token_weights
+from trainer_adapter.losses.metrics import as_floats
 
 
 class NLLLoss:

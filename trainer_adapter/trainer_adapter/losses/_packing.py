@@ -18,7 +18,7 @@ from torch import Tensor
 from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.losses._call import PrepareFunction, call_loss, prepare_loss_input
 from trainer_adapter.losses._interface import LossFunction, LossResult
-from trainer_adapter.losses._metrics import merge_metrics
+from trainer_adapter.losses.metrics import merge_metrics
 
 
 class SequencePackingLossWrapper:

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from trainer_adapter.losses._interface import LossInputType, LossResult, LossType
 from trainer_adapter.losses._log_ratios import KLEstimator, estimate_kl, exp_of_log_ratio
-from trainer_adapter.losses._masking import counts, masked_column, masked_mean, require, row_means, token_weights
-from trainer_adapter.losses._metrics import as_floats, masked_max, masked_min
+from trainer_adapter.losses.masking import counts, masked_column, masked_mean, require, row_means, token_weights
+from trainer_adapter.losses.metrics import as_floats, masked_max, masked_min
 
 
 @dataclass(frozen=True)
