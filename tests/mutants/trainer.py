@@ -179,10 +179,10 @@ MUTANTS = (
     Mutant(
         "loss: DPO counts rows for pairs",
         "the preference loss is half of what it should be",
-        f"{_ADAPTER}/losses/_dpo.py",
+        "examples/losses/dpo.py",
         "masked_mean(value, pairs, global_valid_seqs / 2)",
         "masked_mean(value, pairs, global_valid_seqs)",
-        (f"{_TESTS}/losses/test_dpo.py",),
+        ("tests/examples/losses/test_dpo.py",),
     ),
     Mutant(
         "loss: padding of a packed sequence counts",

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from examples.losses.distillation import DistillationLoss, DistillationOptions
+from examples.losses.dpo import DPOLoss, DPOOptions
 from tests.trainer_adapter.losses.microbatches import (
     LENGTHS,
     VOCAB,
@@ -24,10 +26,6 @@ from dataplane_client.packed_tensor import PackedTensor
 from trainer_adapter.losses import (
     ClippedPolicyGradientLoss,
     ClippedPolicyGradientOptions,
-    DistillationLoss,
-    DistillationOptions,
-    DPOLoss,
-    DPOOptions,
     LossFunction,
     LossResult,
     NLLLoss,

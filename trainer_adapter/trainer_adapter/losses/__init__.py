@@ -1,4 +1,4 @@
-"""The losses of this package, and the interface of losses in general.
+"""The losses of this package, and the interface of losses in general. `examples/losses` has others.
 
 `call_loss` calls a loss of either shape (see `LossFunction`); `SequencePackingLossWrapper` runs one over a packed row.
 """
@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 from trainer_adapter.losses._call import call_loss, prepare_loss_input
-from trainer_adapter.losses._distillation import DistillationLoss, DistillationOptions
-from trainer_adapter.losses._dpo import DPOLoss, DPOOptions
 from trainer_adapter.losses._interface import LossFunction, LossInputType, LossResult, LossType
 from trainer_adapter.losses._nll import NLLLoss
 from trainer_adapter.losses._packing import SequencePackingLossWrapper
@@ -19,10 +17,6 @@ from trainer_adapter.losses.metrics import merge_metrics
 __all__ = [
     "ClippedPolicyGradientLoss",
     "ClippedPolicyGradientOptions",
-    "DPOLoss",
-    "DPOOptions",
-    "DistillationLoss",
-    "DistillationOptions",
     "LossFunction",
     "LossInputType",
     "LossResult",

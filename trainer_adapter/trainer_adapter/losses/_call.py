@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from trainer_adapter.losses._distillation import topk_logprobs
 from trainer_adapter.losses._interface import LossFunction, LossInputType, LossResult, value_of
 from trainer_adapter.losses._token_logprobs import next_token_logprobs
+from trainer_adapter.losses._topk_logprobs import topk_logprobs
 from trainer_adapter.losses.masking import require
 
 PrepareFunction: TypeAlias = Callable[[Tensor, Mapping[str, Any], LossFunction], dict[str, Any]]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from examples.losses.dpo import DPOLoss, DPOOptions
 from tests.trainer_adapter.losses.microbatches import (
     Batch,
     assert_same_value_and_gradient,
@@ -17,8 +18,6 @@ from tests.trainer_adapter.losses.microbatches import (
     valid_tokens,
 )
 from torch import Tensor
-
-from trainer_adapter.losses import DPOLoss, DPOOptions
 
 OPTIONS = {
     "defaults": DPOOptions(),

@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from trainer_adapter.losses._interface import LossInputType, LossResult, LossType
+from trainer_adapter.losses import LossInputType, LossResult, LossType
 from trainer_adapter.losses.masking import masked_column, masked_mean, require, row_means, row_sums, token_weights
 from trainer_adapter.losses.metrics import as_floats
 

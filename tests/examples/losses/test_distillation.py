@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples.losses.distillation import DistillationLoss, DistillationOptions
 from tests.trainer_adapter.losses.microbatches import (
     VOCAB,
     Batch,
@@ -18,8 +19,6 @@ from tests.trainer_adapter.losses.microbatches import (
     valid_tokens,
 )
 from torch import Tensor
-
-from trainer_adapter.losses import DistillationLoss, DistillationOptions
 
 K = 4
 KINDS: dict[str, dict[str, Any]] = {
