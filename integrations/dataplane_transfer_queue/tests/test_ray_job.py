@@ -17,8 +17,9 @@ pytestmark = pytest.mark.xdist_group("ray")
 
 
 @pytest.fixture(autouse=True)
-def job() -> None:
-    """This process is the driver of one."""
+def job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is the driver of one, and waits for as long as a busy machine takes to start an actor."""
+    monkeypatch.setattr(_job_address, "_ANSWER_S", 600.0)
 
 
 @pytest.fixture(scope="module")
