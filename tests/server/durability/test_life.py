@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from tests.core.machine.clients import Clients
 
-from dataplane_server.core.calls.answers import Reservation
+from dataplane_server.core.calls.answers import Reservation, Waiting
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.life_calls import LetGo, Recover
 from dataplane_server.core.calls.limits import Limits
@@ -33,6 +33,7 @@ from dataplane_server.core.calls.requests import (
 )
 from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.plane import DataPlane
+from dataplane_server.core.rows.shared_payloads import DIGEST_SIZE
 from dataplane_server.core.stats.digest import digest
 from dataplane_server.durability.checkpoint import build
 from dataplane_server.durability.frames import frame_of
@@ -72,20 +73,30 @@ def put(plane: DataPlane, sample_id: str, size: int) -> Reservation:
     return begun
 
 
-def outcome(plane: LoggedPlane, call: Call[Any], now: float) -> str:
-    """What a call was answered and caused."""
-    try:
-        answer: object = plane.apply(call, now)
-    except Refusal as refusal:
-        answer = refusal
-    return digest(answer, plane.take_effects())
+class Played:
+    """A core to which the calls of a history come that may come at this point of its life: a write is finished once it
+    has its space, with as many digests as its put has values that are put once.
+    """
 
+    def __init__(self, plane: LoggedPlane) -> None:
+        self.plane = plane
+        self._digests: dict[int, int] = {}  # bytes of them, by the tickets of puts
 
-def may_come(plane: LoggedPlane, call: Call[Any]) -> bool:
-    """Whether a call of a history may come at this point of a life: a write is finished once it has its space."""
-    if isinstance(call, FinishWrite):
-        return plane.holds_reservation(call.ticket)
-    return not isinstance(call, (Recover, LetGo))
+    def may_come(self, call: Call[Any]) -> bool:
+        if isinstance(call, FinishWrite):
+            return self.plane.holds_reservation(call.ticket) and self._digests.get(call.ticket, 0) == len(call.digests)
+        return not isinstance(call, (Recover, LetGo))
+
+    def outcome(self, call: Call[Any], now: float) -> str:
+        """What a call was answered and caused."""
+        try:
+            answer: object = self.plane.apply(call, now)
+        except Refusal as refusal:
+            answer = refusal
+        if isinstance(call, PutSamples) and isinstance(answer, (Reservation, Waiting)):
+            once = [column for column in call.columns if column.name in call.once]
+            self._digests[answer.ticket] = len(once) * len(call.sample_ids) * DIGEST_SIZE
+        return digest(answer, self.plane.take_effects())
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -104,16 +115,18 @@ def test_a_replica_of_any_history_goes_on_as_the_core_does(tmp_path: Path, seed:
     log = LogWriter(tmp_path, 0, {**origin, "at": 0.0, "durability": "process"})
     plane.log_to(log, raised)
     half = len(turns) // 2
+    played = Played(plane)
     for now, call in turns[:half]:
-        if may_come(plane, call):
-            outcome(plane, call, now)
+        if played.may_come(call):
+            played.outcome(call, now)
     replica = Replica(tmp_path)
     replica.catch_up()
-    assert outcome(replica.plane, Recover(False), turns[half][0]) == outcome(plane, Recover(False), turns[half][0])
+    again = Played(replica.plane)
+    assert again.outcome(Recover(False), turns[half][0]) == played.outcome(Recover(False), turns[half][0])
     for now, call in turns[half:]:
-        if not may_come(plane, call) or isinstance(call, (BeginRead, EndRead)):
+        if not played.may_come(call) or isinstance(call, (BeginRead, EndRead)):
             continue
-        answered, expected = outcome(replica.plane, call, now), outcome(plane, call, now)
+        answered, expected = again.outcome(call, now), played.outcome(call, now)
         if not isinstance(call, (RegisterPartition, ExtendPartition, SetPolicies)):  # whose answers count reads
             assert answered == expected, call
     replica.plane.check_invariants()
