@@ -20,6 +20,7 @@ def column_message(column: WireColumn) -> pb.Column:
         data_type=DTYPE_NUMBERS.get(column.dtype, pb.DATA_TYPE_UNSPECIFIED),
         row_shape=column.row_shape,
         row_lengths=b"" if column.lengths is None else int64_bytes(column.lengths),
+        per_token=column.per_token,
     )
 
 

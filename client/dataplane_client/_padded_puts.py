@@ -1,7 +1,9 @@
 """Padding of per-token fields in puts: which lengths a call carries, and columns cut to them.
 
 Only the server knows which fields are per-token. It refuses a rectangle for such a field unless all rows are known to
-be as long as it is wide. A put that carries the rows' lengths is then sent once more, without the padding.
+be as long as it is wide. A put that carries the rows' lengths is then sent once more, without the padding. What the
+server said of a partition's fields is kept for later writes, which are cut before they are sent. They say that they
+are, so the server refuses them if another partition has the name by now; they are sent again then, as they were given.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dataplane_client._arrays import Int64Array
 from dataplane_client._plain_columns import plain_column
 from dataplane_client.columns_layout import WireColumn
 from dataplane_client.errors import DataPlaneError, InvalidArgumentError
+from rl_dataplane.v1 import data_plane_pb2 as pb
 
 LENGTHS_FIELD = "input_lengths"
 
@@ -50,6 +53,34 @@ def _integers(value: object, n_rows: int) -> list[int] | None:
         return None
     lengths: list[int] = value.tolist()
     return lengths
+
+
+class PerTokenFields:
+    """The per-token fields of partitions, as the server last named them. Safe for threads."""
+
+    _MOST = 1024
+
+    def __init__(self) -> None:
+        self._of: dict[str, frozenset[str]] = {}
+
+    def learn(self, partition: pb.Partition) -> None:
+        """Keep what a description says; of the first partition no longer, when there are too many."""
+        self._of[partition.partition_id] = frozenset(field.name for field in partition.fields if field.per_token)
+        if len(self._of) > self._MOST:
+            self.forget(next(iter(self._of), ""))
+
+    def forget(self, partition_id: str) -> None:
+        self._of.pop(partition_id, None)
+
+    def cut(self, columns: Sequence[WireColumn], partition_id: str, lengths: Sequence[int]) -> list[WireColumn] | None:
+        """The columns without padding; None if none has some, or that is not known."""
+        per_token = self._of.get(partition_id)
+        if not per_token or min(lengths, default=-1) < 0:
+            return None
+        try:
+            return without_padding(columns, per_token, lengths, "")
+        except InvalidArgumentError:  # the server says it if it is so
+            return None
 
 
 def may_be_padded(error: DataPlaneError, columns: Sequence[WireColumn], lengths: Sequence[int] | None) -> bool:
@@ -92,10 +123,12 @@ def _cut(column: WireColumn, lengths: Int64Array, where: str) -> WireColumn:
         row = int((lengths > width).argmax())
         message = f"the call says {lengths[row]} tokens, but the column is {width} wide"
         raise InvalidArgumentError(f"{where}, field {column.name!r}, row {row}: {message}", reason="LENGTH_MISMATCH")
+    if (lengths == width).all():
+        return column
     if column.kind == "jagged":
-        return column if (lengths == width).all() else replace(column, lengths=lengths)
+        return replace(column, lengths=lengths, per_token=True)
     starts = np.arange(len(lengths), dtype=np.int64) * (width * column.entry_bytes)
-    return replace(column, kind="jagged", row_shape=column.entry_shape, lengths=lengths, starts=starts)
+    return replace(column, kind="jagged", row_shape=column.entry_shape, lengths=lengths, starts=starts, per_token=True)
 
 
 def _width(column: WireColumn) -> int | None:

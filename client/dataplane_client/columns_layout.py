@@ -89,6 +89,8 @@ class WireColumn(ColumnLayout):
     """
     of_empty_lists: bool = False
     """Whether an object column was given as nothing but empty lists, and is to become what its field holds."""
+    per_token: bool = False
+    """Padding was cut off, because the field is per-token; the server refuses the column if it is not."""
 
     @property
     def size_bytes(self) -> int:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 import torch
+from prometheus_client import CollectorRegistry
 
-from dataplane_client.client import DataPlaneClient
+from dataplane_client import observe
+from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.columns import write_columns
 from dataplane_client.errors import InvalidArgumentError
+from dataplane_client.options import TransportChoice
 
 IDS = ["a", "b"]
 LENGTHS = [2, 4]
@@ -98,3 +102,75 @@ def test_results_are_cut_to_the_lengths_of_the_claimed_rows(
     flow.put_samples(IDS, "p", {"tokens": PADDED}, sequence_lengths=LENGTHS)
     write(flow, torch.full((2, 9), 0.5))
     assert rows(flow, "logprobs") == [[0.5] * 2, [0.5] * 4]
+
+
+# -- calls -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def connected(address: str, transport: TransportChoice) -> Iterator[Callable[[], DataPlaneClient]]:
+    """Connects another client."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(connect(address, timeout_s=20.0, transport=transport))
+
+
+@pytest.fixture
+def calls(transport: TransportChoice) -> Iterator[Callable[[], dict[str, float]]]:
+    """Writes of all clients so far and their questions, by verb, with the error of those that were refused."""
+    registry = CollectorRegistry()
+    counters = observe.count_calls(registry)
+
+    def counted() -> dict[str, float]:
+        samples = [sample for metric in registry.collect() for sample in metric.samples]
+        return {
+            f"{sample.labels['verb']} {sample.labels['code']}": sample.value
+            for sample in samples
+            if sample.name == "dataplane_client_calls_total"
+            and sample.labels["transport"] == transport
+            and sample.labels["verb"] in ("PutSamples", "CommitClaim", "GetPartition")
+        }
+
+    yield counted
+    observe.remove(counters)
+
+
+def test_who_registered_the_partition_sends_padded_rows_once(
+    calls: Callable[[], dict[str, float]], flow: DataPlaneClient
+) -> None:
+    flow.put_samples(IDS, "p", {"tokens": PADDED}, sequence_lengths=LENGTHS)
+    flow.claim("p", "train", [], 2).commit({"logprobs": torch.full((2, 9), 0.5)})
+    assert calls() == {"PutSamples OK": 1, "CommitClaim OK": 1}
+    assert rows(flow, "logprobs") == [[0.5] * 2, [0.5] * 4]
+
+
+def test_another_client_asks_once_which_fields_are_per_token(
+    calls: Callable[[], dict[str, float]], flow: DataPlaneClient, connected: Callable[[], DataPlaneClient]
+) -> None:
+    other = connected()
+    for _ in range(3):
+        other.put_samples(IDS, "p", {"tokens": PADDED}, sequence_lengths=LENGTHS)
+    assert calls() == {"PutSamples InvalidArgumentError": 1, "GetPartition OK": 1, "PutSamples OK": 3}
+
+
+def test_a_commit_that_is_repeated_with_other_padding_or_none_gets_the_answer_of_the_first(
+    flow: DataPlaneClient, connected: Callable[[], DataPlaneClient]
+) -> None:
+    flow.put_samples(IDS, "p", {"tokens": PADDED}, sequence_lengths=LENGTHS)
+    claim, other = flow.claim("p", "train", [], 2), connected()
+    again = [other.adopt_claim(claim.claim_id, claim.meta) for _ in range(2)]
+    assert claim.commit({"logprobs": torch.ones(2, 9)}, request_id="r") == 2
+    assert again[0].commit({"logprobs": [[1.0] * 2, [1.0] * 4]}, request_id="r") == 2
+    other.partition("p")
+    assert again[1].commit({"logprobs": torch.ones(2, 7)}, request_id="r") == 2
+
+
+def test_columns_are_not_cut_for_a_partition_that_had_the_name_before(
+    flow: DataPlaneClient, connected: Callable[[], DataPlaneClient]
+) -> None:
+    """What was learned of its fields is no longer true, and no value goes missing."""
+    other = connected()
+    other.drop_partition("p")
+    other.register_partition("p", FIELDS, 2, ["train"])
+    for _ in range(2):
+        flow.put_samples(IDS, "p", {"tokens": PADDED}, sequence_lengths=LENGTHS)
+        assert torch.equal(flow.get_samples(IDS, "p", ["tokens"])["tokens"], PADDED)

@@ -223,4 +223,12 @@ MUTANTS = (
         "    if not low < pad_value <= high or",
         ("tests/client/test_padding.py",),
     ),
+    Mutant(
+        "padding: what was learned of a partition's fields is never used",
+        "each padded commit takes three calls",
+        f"{_CLIENT}/_padded_puts.py",
+        "        if not per_token or min(lengths, default=-1) < 0:\n",
+        "        if per_token or min(lengths, default=-1) < 0:\n",
+        ("tests/integration/test_padded_puts.py",),
+    ),
 )

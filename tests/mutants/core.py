@@ -439,4 +439,12 @@ MUTANTS = (
         "        if earlier in self._former:\n            self._forget(earlier)",
         ("tests/core/test_writes.py",),
     ),
+    Mutant(
+        "fields: whether a field is per-token is not compared with what a client takes it to be",
+        "a client cuts values off rows of a partition that has the name of one which it knew",
+        f"{_CORE}/rows/fields.py",
+        "        if column.per_token and not self.per_token:\n",
+        "        if column.per_token is None:\n",
+        ("tests/integration/test_padded_puts.py",),
+    ),
 )

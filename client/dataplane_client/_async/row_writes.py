@@ -37,15 +37,26 @@ async def write_rows(
 ) -> Any:
     """Send a write of rows of a partition. lengths: the tokens of each row, if the caller knows them.
 
-    A column of nothing but empty lists costs one more call before, which asks what its field holds. A write that the
-    server refuses for padding costs two more calls: it asks which fields are per-token, and sends the columns again. A
-    refused write has changed nothing, and its request_id may be used again. A repeated commit with padding is refused
-    as another call than the one that was answered, which had none; without the padding it gets the answer.
+    A column of nothing but empty lists costs one more call before, which asks what its field holds. Padding is cut off
+    if this client has seen which fields of the partition are per-token. A write that the server refuses for padding
+    costs two more calls: it asks which fields are, and sends the columns again. A refused write has changed nothing,
+    and its request_id may be used again. A repeated commit with padding is refused as another call than the one that
+    was answered, which had none; without the padding it gets the answer.
     """
     where = f"partition {partition_id!r}"
     if any(column.of_empty_lists for column in columns):
         fields = await _fields_of(transport, partition_id, timeout_s)
         columns = [as_field_holds(column, fields, where) for column in columns]
+        _describe(header, columns)
+    cut = transport.per_token.cut(columns, partition_id, lengths or ())
+    if cut is not None:
+        _describe(header, cut)
+        try:
+            return await transport.write(verb, header, cut, timeout_s)
+        except InvalidArgumentError as error:
+            if error.reason != "FIELD_MISMATCH":
+                raise
+        transport.per_token.forget(partition_id)
         _describe(header, columns)
     try:
         return await transport.write(verb, header, columns, timeout_s)
@@ -67,8 +78,9 @@ async def _fields_of(
     transport: AsyncTransport, partition_id: str, timeout_s: float | None
 ) -> dict[str, pb.FieldDescription]:
     request = pb.GetPartitionRequest(partition_id=partition_id)
-    fields = (await transport.unary("GetPartition", request, timeout_s)).partition.fields
-    return {field.name: field for field in fields}
+    partition = (await transport.unary("GetPartition", request, timeout_s)).partition
+    transport.per_token.learn(partition)
+    return {field.name: field for field in partition.fields}
 
 
 def _describe(header: Any, columns: Sequence[WireColumn]) -> None:

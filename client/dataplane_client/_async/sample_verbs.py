@@ -81,7 +81,8 @@ class SampleVerbs:
 
         A rectangle for a per-token field may be padded. It is cut to the lengths that the call carries:
         sequence_lengths (tokens of each row, also for the metas of later claims), or the field `input_lengths` (N,)
-        beside it. Without them it is refused; see pack_per_token_field. Cutting costs two more calls.
+        beside it. Without them it is refused; see pack_per_token_field. Cutting costs two more calls the
+        first time, unless this client has registered the partition.
 
         tags: one mapping for each id, with values None, bool, int of 64 bits, float, str, or NumPy scalars or 0-d
         tensors of these. generations: those of a meta, to write to exactly its rows: no row is created, and

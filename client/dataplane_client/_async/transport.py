@@ -32,6 +32,7 @@ from dataplane_client._error_table import translated
 from dataplane_client._locator import NotSharedError, locator_of
 from dataplane_client._log import log_event
 from dataplane_client._pacing import Pacing
+from dataplane_client._padded_puts import PerTokenFields
 from dataplane_client._placement import Destination, PlacedColumn
 from dataplane_client.columns_layout import WireColumn
 from dataplane_client.errors import ClosedError, DeadlineError, OutOfSpaceError, PreconditionError, UnavailableError
@@ -62,6 +63,7 @@ class AsyncTransport:
         self._local: AsyncLocalCalls | AsyncDirectCalls | None = None
         self._is_chosen = options.transport == "grpc"
         self._pacing = Pacing()
+        self.per_token = PerTokenFields()
         self._tries_left = 0  # to attach again to a server that has shared its memory before
         self._refusals_left = _REFUSALS  # by servers at a direct port that are not the one behind the gRPC address
         self._logged_reachable = True

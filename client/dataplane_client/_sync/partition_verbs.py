@@ -85,7 +85,9 @@ class PartitionVerbs:
             open=open,
             clear_when_consumed=clear_when_consumed,
         )
-        described = registered_description(self._transport.unary("RegisterPartition", request, timeout_s))
+        response = self._transport.unary("RegisterPartition", request, timeout_s)
+        self._transport.per_token.learn(response.partition)
+        described = registered_description(response)
         if not (described.tasks or open):  # rows of open partitions may be for readers by id
             warnings.warn(
                 f"partition {partition_id!r} has no task: nothing can claim its rows until extend_partition adds one",
@@ -112,6 +114,7 @@ class PartitionVerbs:
         """
         request = extend_request(partition_id, fields, per_token_fields, consumer_tasks, num_samples)
         response = self._transport.unary("ExtendPartition", request, timeout_s)
+        self._transport.per_token.learn(response.partition)
         return partition_description(response.partition)
 
     def close_partition(self, partition_id: str, *, timeout_s: float | None = None) -> int:

@@ -28,6 +28,7 @@ from dataplane_client._error_table import translated
 from dataplane_client._locator import NotSharedError, locator_of
 from dataplane_client._log import log_event
 from dataplane_client._pacing import Pacing
+from dataplane_client._padded_puts import PerTokenFields
 from dataplane_client._placement import Destination, PlacedColumn
 from dataplane_client._sync.direct_calls import DirectCalls
 from dataplane_client._sync.grpc_calls import GrpcCalls
@@ -62,6 +63,7 @@ class Transport:
         self._local: LocalCalls | DirectCalls | None = None
         self._is_chosen = options.transport == "grpc"
         self._pacing = Pacing()
+        self.per_token = PerTokenFields()
         self._tries_left = 0  # to attach again to a server that has shared its memory before
         self._refusals_left = _REFUSALS  # by servers at a direct port that are not the one behind the gRPC address
         self._logged_reachable = True

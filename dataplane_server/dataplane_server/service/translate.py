@@ -152,7 +152,8 @@ def _column_spec(column: pb.Column) -> ColumnSpec:
     if column.kind not in KINDS_BY_NUMBER:
         raise Refusal(Reason.INVALID_REQUEST, f"field {column.name!r} has no kind", field=column.name)
     has_lengths = column.row_lengths or shape.kind != "dense"
-    return ColumnSpec(column.name, shape, _int64s(column.name, column.row_lengths) if has_lengths else None)
+    lengths = _int64s(column.name, column.row_lengths) if has_lengths else None
+    return ColumnSpec(column.name, shape, lengths, column.per_token)
 
 
 def _int64s(what: str, data: bytes) -> Int64Array:

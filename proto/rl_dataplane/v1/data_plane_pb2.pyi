@@ -810,6 +810,7 @@ class Column(_message.Message):
     DATA_TYPE_FIELD_NUMBER: _builtins.int
     ROW_SHAPE_FIELD_NUMBER: _builtins.int
     ROW_LENGTHS_FIELD_NUMBER: _builtins.int
+    PER_TOKEN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the field, 1 to 256 bytes."""
     kind: Global___FieldKind.ValueType
@@ -818,6 +819,10 @@ class Column(_message.Message):
     """Element type; unspecified for objects."""
     row_lengths: _builtins.bytes
     """JAGGED: entries of each row; OBJECT: bytes of each row; one little-endian int64 for each row. DENSE: empty."""
+    per_token: _builtins.bool
+    """Of a put or commit: refuse it with FIELD_MISMATCH unless the field is per-token. For callers that have cut padding
+    because they take it to be.
+    """
     @_builtins.property
     def row_shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """DENSE: the shape of a row. JAGGED: the shape of a row after its first dimension. OBJECT: empty."""
@@ -830,10 +835,11 @@ class Column(_message.Message):
         data_type: Global___DataType.ValueType = ...,
         row_shape: _abc.Iterable[_builtins.int] | None = ...,
         row_lengths: _builtins.bytes = ...,
+        per_token: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_type", b"data_type", "kind", b"kind", "name", b"name", "row_lengths", b"row_lengths", "row_shape", b"row_shape"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_type", b"data_type", "kind", b"kind", "name", b"name", "per_token", b"per_token", "row_lengths", b"row_lengths", "row_shape", b"row_shape"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -69,23 +69,27 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnSpec:
-    """One field of a put as a caller describes it, unchecked. lengths: one for each row; None for a dense field."""
+    """One field of a put as a caller describes it, unchecked. lengths: one for each row; None for a dense field.
+    per_token: the caller takes the field to be per-token.
+    """
 
     name: str
     shape: Shape
     lengths: Int64Array | None = None
+    per_token: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
     """One field of a put: its shape, the entries of each row, and the bytes of all rows. size_bytes is exact even if
-    row_bytes overflow, so check it first.
+    row_bytes overflow, so check it first. per_token: as in ColumnSpec.
     """
 
     name: str
     shape: Shape
     entries: Int64Array
     size_bytes: int
+    per_token: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +131,7 @@ class Columns:
         _check_entries(self.each, entries)
         sizes = (entries * self.entry_bytes).sum(axis=1).tolist()
         pairs = zip(self.each, entries, sizes, strict=True)
-        each = tuple(Column(column.name, column.shape, of_rows, size) for column, of_rows, size in pairs)
+        each = tuple(replace(column, entries=of_rows, size_bytes=size) for column, of_rows, size in pairs)
         return Columns(each, entries, self.entry_bytes, sum(sizes), kept)
 
 
@@ -140,7 +144,7 @@ def make_columns(specs: Sequence[ColumnSpec], n_rows: int, limits: Limits) -> Co
     _check_entries(specs, entries)
     sums = entries.sum(axis=1).tolist()
     each = tuple(
-        Column(spec.name, spec.shape, of_rows, total * unit)
+        Column(spec.name, spec.shape, of_rows, total * unit, spec.per_token)
         for spec, of_rows, total, unit in zip(specs, entries, sums, entry_bytes, strict=True)
     )
     return Columns(each, entries, np.array(entry_bytes, np.int64)[:, None], sum(column.size_bytes for column in each))

@@ -18,13 +18,16 @@ import msgpack
 import numpy as np
 from xxhash import xxh3_128_digest
 
+from dataplane_server.core.calls.columns import ColumnSpec
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import RepeatableCall, ReserveGroup
 
 MAX_DIGEST_BYTES = 64
 _NOT_COMPARED = {"request_id", "session_id", "caller", "node", "digest"}
-_OF_CLASS: dict[Any, set[str]] = {ReserveGroup: {"sample_ids"}}
-"""A caller that gives a reservation up repeats it without its rows, to learn its name."""
+_OF_CLASS: dict[Any, set[str]] = {ReserveGroup: {"sample_ids"}, ColumnSpec: {"per_token"}}
+"""A caller that gives a reservation up repeats it without its rows, to learn its name. What a caller takes a field to be
+changes nothing of the columns, and another that repeats its put may not know.
+"""
 
 
 def fingerprint(call: RepeatableCall[Any]) -> bytes:
@@ -48,7 +51,7 @@ def _entries(record: Any) -> list[Any]:
 @cache
 def _getter(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
     """Gets what `_entries` has of a class, and the class, so that there are two and the result is a tuple."""
-    left_out = _NOT_COMPARED | _OF_CLASS.get(kind, set()) if issubclass(kind, RepeatableCall) else set()
+    left_out = _OF_CLASS.get(kind, set()) | (_NOT_COMPARED if issubclass(kind, RepeatableCall) else set())
     return attrgetter(*(field.name for field in dataclasses.fields(kind) if field.name not in left_out), "__class__")
 
 

@@ -49,6 +49,11 @@ class Field:
                 "per-token field have the shape (tokens, ...)"
             )
             raise Refusal(Reason.FIELD_MISMATCH, message, partition_id=partition_id, field=self.name)
+        if column.per_token and not self.per_token:
+            message = (
+                f"partition {partition_id!r}, field {self.name!r}: the put takes it to be per-token, and it is not"
+            )
+            raise Refusal(Reason.FIELD_MISMATCH, message, partition_id=partition_id, field=self.name)
         if self.shape is None or self.shape == column.shape:
             return column.shape
         widened = self.shape.widened(column.shape)
