@@ -74,7 +74,7 @@ def taken(rng: random.Random, batch: Batch, held: list[int]) -> tuple[Batch, lis
         return batch.slice(start, end), held[start:end]
     if verb == "select":
         chosen = [rng.randrange(count) for _ in range(rng.randint(1, 4))]
-        given = rng.choice([chosen, torch.tensor(chosen)])
+        given = chosen if rng.random() < 0.5 else torch.tensor(chosen)
         return batch.select_indices(given), [held[row] for row in chosen]
     if verb == "chunk":
         chunks = rng.choice([n for n in range(1, count + 1) if count % n == 0])
@@ -83,7 +83,7 @@ def taken(rng: random.Random, batch: Batch, held: list[int]) -> tuple[Batch, lis
     if verb == "reorder":
         order = rng.sample(range(count), count)
         batch = batch.select_indices(range(count))
-        batch.reorder_data(rng.choice([order, torch.tensor(order)]))
+        batch.reorder_data(order if rng.random() < 0.5 else torch.tensor(order))
         return batch, [held[order.index(place)] for place in range(count)]
     if verb == "repeat":
         without = BatchedDataDict[Any]({name: column for name, column in batch.items() if name != "image"})

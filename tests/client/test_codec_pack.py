@@ -114,7 +114,8 @@ def test_rows_are_cut_to_their_lengths_and_at_the_width(lengths: list[int], widt
     rows = [row[:length] for row, length in zip(padded.tolist(), lengths, strict=True)]
     padded.zero_()  # the result is a copy
     assert nested.values().tolist() == [entry for row in rows for entry in row]
-    assert nested.offsets().diff().tolist() == [len(row) for row in rows]
+    offsets: torch.Tensor = nested.offsets()  # type: ignore[attr-defined]  # which torch does not declare
+    assert offsets.diff().tolist() == [len(row) for row in rows]
 
 
 def test_gradients_reach_the_kept_entries_only() -> None:

@@ -17,6 +17,7 @@ from dataplane_server.core.calls.columns import make_columns
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.rows.group_table import Group
 from dataplane_server.core.rows.row_table import RowTable
+from dataplane_server.core.rows.space import Space
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
 from dataplane_server.core.tasks.group_view import GroupView
@@ -36,6 +37,8 @@ class Inside:
         caller.share(reservation_id, b=1)
         self.caller = caller
         self.state: State = caller.plane._state
+        assert isinstance(self.state.space, Space)
+        self.space: Space = self.state.space
         self.partition: Partition = self.state.partitions["p"]
         self.rows: RowTable = self.partition.rows
         self.task: Task = self.partition.tasks["train"]
@@ -60,7 +63,7 @@ def overlap(inside: Inside) -> None:
 
 
 def part_free_ranges(inside: Inside) -> None:
-    space = inside.state.space
+    space = inside.space
     start, end = max(space.free_ranges())
     space._remove(start)
     space._add(start, start + 64)
@@ -102,14 +105,14 @@ def set_attribute(path: str, change: int) -> Callable[[Inside], None]:
     def tamper(inside: Inside) -> None:
         one: object = inside
         for name in way:
-            one = one[name] if isinstance(one, dict) else getattr(one, name)  # type: ignore[index]
+            one = one[name] if isinstance(one, dict) else getattr(one, name)
         setattr(one, last, getattr(one, last) + change)
 
     return tamper
 
 
 LAWS: dict[str, Callable[[Inside], object]] = {
-    "are the bytes in use": lambda i: i.state.space.allocate(10),
+    "are the bytes in use": lambda i: i.space.allocate(10),
     "outside of a turn": lambda i: i.state.space.release(0, 5),
     "no two values overlap": overlap,
     "free ranges are disjoint and maximal": part_free_ranges,

@@ -20,11 +20,11 @@ def samples(*sample_ids: str) -> Callable[[], None]:
 
 def definition(
     name: str = "p", fields: Sequence[str] = "a", tasks: Sequence[str] = "", **more: object
-) -> Callable[[], None]:
+) -> Callable[[], object]:
     return lambda: check_definition(Definition(name, tuple(fields), tuple(tasks), **more), LIMITS)  # type: ignore[arg-type]
 
 
-def tags(**of_second: object) -> Callable[[], None]:
+def tags(**of_second: object) -> Callable[[], object]:
     return lambda: check_tags(["s1", "s2"], [{}, of_second], LIMITS)  # type: ignore[list-item]
 
 

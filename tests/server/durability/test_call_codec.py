@@ -38,7 +38,7 @@ VALUES: list[tuple[Any, object]] = [
     (typing.Literal, "rows"),
 ]
 KINDS: list[Any] = [kind for kind in vars(requests).values() if isinstance(kind, type) and issubclass(kind, Call)]
-CALLS = [kind for kind in KINDS if dataclasses.is_dataclass(kind)]
+CALLS: list[Any] = [kind for kind in KINDS if dataclasses.is_dataclass(kind)]
 
 
 def value_of(hint: Any) -> object:

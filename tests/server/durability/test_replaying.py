@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.core.machine.clients import Clients
-from tests.server.durability.test_life import may_come, outcome, raised
+from tests.server.durability.test_life import Played, raised
 
 from dataplane_server.core.calls.requests import OpenSession
 from dataplane_server.durability.call_codec import decode_call, encode_call
@@ -57,9 +57,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     header = {**origin, "at": turns[0][0], "wall": seconds("2026-11-22T14:00:00")}
     log = LogWriter(folder, 0, header, segment_bytes=4096)
     plane.log_to(log, raised)
+    played = Played(plane)
     for now, call in turns:
-        if may_come(plane, call):
-            outcome(plane, call, now)
+        if played.may_come(call):
+            played.outcome(call, now)
         if log.next_record >= SPAN * (1 + len(checkpoints(folder))):
             replica = Replica(folder)
             replica.catch_up()
