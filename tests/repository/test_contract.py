@@ -124,7 +124,8 @@ NOT_REPEATED = {"Session"}  # a session that was opened for nobody dies by itsel
 
 def test_a_method_that_changes_something_and_no_other_takes_a_request_id() -> None:
     for method in METHODS:
-        first = method.input_type.fields_by_name.get("header")
-        fields = (first.message_type if first is not None else method.input_type).fields_by_name
+        header = method.input_type.fields_by_name.get("header")
+        asked = method.input_type if header is None or header.message_type is None else header.message_type
+        fields = asked.fields_by_name
         assert ("request_id" in fields) is (method.name not in READ_ONLY | NOT_REPEATED), method.name
         assert "request_id" not in fields or fields["request_id"].number == 1, method.name
