@@ -141,7 +141,9 @@ def kill(process: int) -> None:
     """Kill a process, a child of this one or not, and wait until it is gone."""
     handle = os.pidfd_open(process)
     os.kill(process, signal.SIGKILL)
-    assert select.select([handle], [], [], 30.0)[0]
+    ready = select.poll()  # whatever the number of the handle
+    ready.register(handle, select.POLLIN)
+    assert ready.poll(300_000)
     os.close(handle)
 
 
