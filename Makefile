@@ -227,7 +227,7 @@ FUZZ_SECONDS ?= 600
 
 fuzz: $(VENV)/.dev  ## mutate what others may send or have written: 13 targets, FUZZ_SECONDS each (600; 2 hours)
 	$(BIN)/python -m pip install --quiet --group fuzz
-	$(BIN)/python -m tests.fuzz all --seconds $(FUZZ_SECONDS)
+	$(BIN)/python -m tests.hostile.fuzz all --seconds $(FUZZ_SECONDS)
 
 bench-cluster: $(VENV)-transfer-queue/.ready  ## puts and gets in a cluster beside TransferQueue and Ray (5 to 10 minutes)
 	$(VENV)-transfer-queue/bin/python benchmarks/cluster_transfer.py
@@ -236,7 +236,7 @@ scaling: $(VENV)/.dev  ## what one coordinator carries, from the times in benchm
 	$(BIN)/python -m benchmarks.scaling simulate
 
 attacks: $(VENV)/.dev  ## every known attack on a server, and what a client beside it notices (10 minutes)
-	$(BIN)/python -m tests.attacks
+	$(BIN)/python -m tests.hostile.attacks
 
 overload: $(VENV)/.dev  ## offer a server up to twenty times what it can do, three ways, and look at goodput, waits, claims and health (as root)
 	$(BIN)/python benchmarks/overload.py

@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from tests.attacks.loopback import WAYS, server_on_loopback, went_through
+from tests.hostile.attacks.loopback import WAYS, server_on_loopback, went_through
 
 from dataplane_server.testing import ServerThread
 
 ATTEMPTS = 40
-"""Of each way; `python -m tests.attacks.loopback` tries a thousand."""
+"""Of each way; `python -m tests.hostile.attacks.loopback` tries a thousand."""
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
 

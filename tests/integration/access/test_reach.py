@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.attacks.http2 import Http2Peer
+from tests.hostile.attacks.http2 import Http2Peer
 from tests.integration.access.conftest import TOKENS, Pki, Start, access, address_of, hashed, of
 
 from dataplane_client.client import connect

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.fuzz import disk_targets, value_targets, wire_targets
-from tests.fuzz.bounds import Target, bounded
+from tests.hostile.fuzz import disk_targets, value_targets, wire_targets
+from tests.hostile.fuzz.bounds import Target, bounded
 
 CORPUS = Path(__file__).parent / "corpus"
 TARGETS: dict[str, Target] = {

@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from tests.attacks.messages import CROWDED, FRAMES, KEPT, SERVICE, part
-from tests.attacks.target import Target
+from tests.hostile.attacks.messages import CROWDED, FRAMES, KEPT, SERVICE, part
+from tests.hostile.attacks.target import Target
 from tests.integration.command.conftest import Command
 from tests.integration.wire.local_peer import HEAD, MIB, Peer, read
 

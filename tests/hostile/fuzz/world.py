@@ -17,7 +17,7 @@ import msgpack
 import numpy as np
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
-from tests.fuzz.inputs import pieces
+from tests.hostile.fuzz.inputs import pieces
 
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal

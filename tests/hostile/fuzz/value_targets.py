@@ -11,8 +11,8 @@ import functools
 
 import numpy as np
 from tests.core.row_filters import fits
-from tests.fuzz.inputs import pieces
-from tests.fuzz.world import TAGS, World, loop
+from tests.hostile.fuzz.inputs import pieces
+from tests.hostile.fuzz.world import TAGS, World, loop
 
 from dataplane_client._column_messages import column_layouts
 from dataplane_client._object_leaves import unpack_objects

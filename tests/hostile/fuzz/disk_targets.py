@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.fuzz.inputs import damaged, pieces
-from tests.fuzz.world import LIMITS
+from tests.hostile.fuzz.inputs import damaged, pieces
+from tests.hostile.fuzz.world import LIMITS
 from xxhash import xxh3_64_hexdigest
 
 from dataplane_server.core.calls.columns import ColumnSpec, Shape

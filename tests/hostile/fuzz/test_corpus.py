@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fuzz.bounds import TooExpensiveError, bounded
-from tests.fuzz.inputs import DELETE, INSERT, OVERWRITE, damaged, edit, joined, pieces
-from tests.fuzz.targets import CORPUS, TARGETS, corpus
+from tests.hostile.fuzz.bounds import TooExpensiveError, bounded
+from tests.hostile.fuzz.inputs import DELETE, INSERT, OVERWRITE, damaged, edit, joined, pieces
+from tests.hostile.fuzz.targets import CORPUS, TARGETS, corpus
 
 MOST_CORPUS_BYTES = 500_000
 

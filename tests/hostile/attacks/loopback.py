@@ -1,6 +1,6 @@
 """Ways of another user of this host to be taken for the server's own on loopback, each tried many times as that user.
 
-    python -m tests.attacks.loopback [--attempts 1000]
+    python -m tests.hostile.attacks.loopback [--attempts 1000]
 
 The kernel has no user for a socket that its process has closed, and a local port may have several connections, to
 different ports of the server. Each way ends in a request that the server must not carry out. It takes root to try. The

@@ -18,10 +18,10 @@ from typing import Any
 
 import grpc
 import torch
-from tests.attacks.http2 import Http2Peer
-from tests.attacks.local import wait
-from tests.attacks.messages import FRAMES, KEPT, SERVICE
-from tests.attacks.target import Target
+from tests.hostile.attacks.http2 import Http2Peer
+from tests.hostile.attacks.local import wait
+from tests.hostile.attacks.messages import FRAMES, KEPT, SERVICE
+from tests.hostile.attacks.target import Target
 from tests.integration.wire.local_peer import MIB, Peer, claim, column
 from tests.integration.wire.session_peer import SessionPeer
 

@@ -16,8 +16,8 @@ from collections.abc import AsyncIterator
 
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
-from tests.fuzz.inputs import pieces
-from tests.fuzz.world import LIMITS, SERVICE, World, calls, loop
+from tests.hostile.fuzz.inputs import pieces
+from tests.hostile.fuzz.world import LIMITS, SERVICE, World, calls, loop
 
 from dataplane_server.core.calls.columns import Shape
 from dataplane_server.core.calls.refusal import Refusal

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from tests.attacks import http2, local, remote
-from tests.attacks.messages import SERVICE
-from tests.attacks.target import Target
+from tests.hostile.attacks import http2, local, remote
+from tests.hostile.attacks.messages import SERVICE
+from tests.hostile.attacks.target import Target
 
 _PATH = f"/{SERVICE}/GetPartition"
 

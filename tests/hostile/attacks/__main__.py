@@ -1,6 +1,6 @@
 """Every attack that is known, one after the other: does the server stay up, its memory bounded, its clients served?
 
-    python -m tests.attacks --seconds 5 [ATTACK ...]
+    python -m tests.hostile.attacks --seconds 5 [ATTACK ...]
 
 Each attack meets a fresh server with 64 MiB for values, and a probe (see `probe`) at work. How long the probe's calls
 take under attack is compared with how long they take "alone": beside a process that only spins. That process and the
@@ -21,9 +21,9 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from tests.attacks.measuring import MIB, Outcome, outcome_of
-from tests.attacks.probe import p99_ms
-from tests.attacks.table import ATTACKS
+from tests.hostile.attacks.measuring import MIB, Outcome, outcome_of
+from tests.hostile.attacks.probe import p99_ms
+from tests.hostile.attacks.table import ATTACKS
 
 
 def row_of(name: str, found: Outcome, alone_ms: float) -> list[str]:

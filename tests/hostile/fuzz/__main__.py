@@ -1,8 +1,8 @@
 """Fuzzes one target with atheris, or each of them in turn: needs `pip install --group fuzz`.
 
-    python -m tests.fuzz frame --seconds 600
-    python -m tests.fuzz all --seconds 60
-    python -m tests.fuzz seeds    # write the corpus's seeds anew
+    python -m tests.hostile.fuzz frame --seconds 600
+    python -m tests.hostile.fuzz all --seconds 60
+    python -m tests.hostile.fuzz seeds    # write the corpus's seeds anew
 
 Only our packages are instrumented. Each minute has a process of its own, because atheris keeps some memory for every
 execution of instrumented code (10 KB for a request). What libFuzzer finds on its way is in build/fuzz/NAME, and later
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGES = ["rl_dataplane", "dataplane_server", "dataplane_client"]
-_FOUND = Path(__file__).parents[2] / "build" / "fuzz"
+_FOUND = Path(__file__).parents[3] / "build" / "fuzz"
 _ROUND_S = 60
 _LONGEST_BYTES = 16 << 10
 _SLOWEST_S = 10
@@ -29,13 +29,13 @@ _MOST_MIB = 1024
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Fuzz what reads bytes of others.")
+    parser = argparse.ArgumentParser("python -m tests.hostile.fuzz", description="Fuzz what reads bytes of others.")
     parser.add_argument("name", help="a target; all for each in turn; seeds to write the seeds of the corpus")
     parser.add_argument("--seconds", type=int, default=600, help="for each target")
     parser.add_argument("--here", action="store_true", help="in this process")
     given = parser.parse_args()
     if given.name == "seeds":
-        from tests.fuzz.seeds import write_seeds
+        from tests.hostile.fuzz.seeds import write_seeds
 
         write_seeds()
         return 0
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def _names(name: str) -> list[str]:
-    from tests.fuzz.targets import TARGETS
+    from tests.hostile.fuzz.targets import TARGETS
 
     return list(TARGETS) if name == "all" else [name]
 
@@ -53,7 +53,7 @@ def _names(name: str) -> list[str]:
 def _minutes(name: str, seconds: int) -> int:
     """The first exit status that is not 0, or 0."""
     for left in range(seconds, 0, -_ROUND_S):
-        command = [sys.executable, "-m", "tests.fuzz", name, "--here", "--seconds", str(min(left, _ROUND_S))]
+        command = [sys.executable, "-m", "tests.hostile.fuzz", name, "--here", "--seconds", str(min(left, _ROUND_S))]
         if status := subprocess.run(command, check=False).returncode:
             return status
     return 0
@@ -63,7 +63,7 @@ def _fuzz(name: str, seconds: int) -> int:
     """Does not return: libFuzzer ends the process."""
     atheris: Any = importlib.import_module("atheris")
     with atheris.instrument_imports(include=_PACKAGES):
-        from tests.fuzz.targets import CORPUS, TARGETS
+        from tests.hostile.fuzz.targets import CORPUS, TARGETS
     found = _FOUND / name
     found.mkdir(parents=True, exist_ok=True)
     flags = [

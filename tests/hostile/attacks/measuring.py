@@ -12,9 +12,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tests.attacks.probe import Tally, Work, probe
-from tests.attacks.table import ATTACKS, Attack
-from tests.attacks.target import Target, own_bytes, peak_of
+from tests.hostile.attacks.probe import Tally, Work, probe
+from tests.hostile.attacks.table import ATTACKS, Attack
+from tests.hostile.attacks.target import Target, own_bytes, peak_of
 from tests.integration.command.conftest import Command
 
 from dataplane_client.client import connect
@@ -60,7 +60,7 @@ class Child:
 
     def __init__(self, run: Any, *arguments: object) -> None:
         context = get_context("forkserver")
-        context.set_forkserver_preload(["tests.attacks.probe", "tests.attacks.table"])
+        context.set_forkserver_preload(["tests.hostile.attacks.probe", "tests.hostile.attacks.table"])
         self._asked, theirs = context.Pipe()
         self._process = context.Process(target=run, args=(*arguments, theirs), daemon=True)
         self._process.start()

@@ -1,6 +1,6 @@
 """The seeds of the corpus: what a client says to a server from registration to clear, and files that a server wrote.
 
-`python -m tests.fuzz seeds` writes them anew. Other files of the corpus, which fuzzing has found, stay.
+`python -m tests.hostile.fuzz seeds` writes them anew. Other files of the corpus, which fuzzing has found, stay.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import msgpack
 import numpy as np
 import torch
 from google.protobuf.message import Message
-from tests.fuzz import disk_targets
-from tests.fuzz.inputs import CUT, DELETE, FLIP, INSERT, OVERWRITE, edit, joined
-from tests.fuzz.targets import CORPUS
-from tests.fuzz.wire_targets import VERBS
-from tests.fuzz.world import SERVICE, World, loop, put_frame, register
+from tests.hostile.fuzz import disk_targets
+from tests.hostile.fuzz.inputs import CUT, DELETE, FLIP, INSERT, OVERWRITE, edit, joined
+from tests.hostile.fuzz.targets import CORPUS
+from tests.hostile.fuzz.wire_targets import VERBS
+from tests.hostile.fuzz.world import SERVICE, World, loop, put_frame, register
 
 from dataplane_client._column_messages import column_message
 from dataplane_client._object_values import ObjectPacker

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.attacks.measuring import outcome_of
+from tests.hostile.attacks.measuring import outcome_of
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 _LONGEST_S = 20.0
 
 
@@ -25,6 +25,6 @@ def test_a_server_under_attack_stays_up_within_its_memory_and_serves_others(tmp_
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_a_server_stays_up_and_prompt_under_each_attack() -> None:
-    command = [sys.executable, "-m", "tests.attacks", "--seconds", "5"]
+    command = [sys.executable, "-m", "tests.hostile.attacks", "--seconds", "5"]
     done = subprocess.run(command, cwd=_ROOT, check=False, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stdout
