@@ -1,7 +1,38 @@
-"""Servers in processes of their own, as `tests/integration/command` starts them."""
+"""One server in a process of its own, which all tests here share. Whatever they did, it has lost nothing in the end."""
 
 from __future__ import annotations
 
-from tests.integration.command.conftest import books_balance, start_command
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.hostile.target import MIB, Target
+from tests.integration.command.conftest import Command, books_balance, start_command
+
+from dataplane_client.client import connect
 
 __all__ = ["books_balance", "start_command"]
+
+_LEAKED_BYTES = 160 * MIB
+"""What a server keeps of the buffers of the largest requests, which it uses again."""
+
+
+@pytest.fixture(scope="session")
+def target(start_command: Callable[..., Command], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """It has partition p, every endpoint, and 64 MiB for values."""
+    address, port = f"unix://{tmp_path_factory.mktemp('hostile')}/dataplane.sock", "127.0.0.1:0"
+    command = start_command("--listen", address, "--http", port, "--direct", port)
+    with connect(address, transport="grpc", timeout_s=120.0) as client:
+        target = Target(command.process.pid, address, client, command.http.removeprefix("http://"))
+        target.fill()
+        memory, descriptors = target.own_bytes, target.descriptors
+        yield target
+        target.close_peers()
+        deadline = time.monotonic() + 120
+        while target.descriptors > descriptors and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert target.descriptors <= descriptors
+        assert target.own_bytes - memory < _LEAKED_BYTES
+        assert command.process.poll() is None
+        assert [line for line in command.log.splitlines() if '"level": "error"' in line or "Traceback" in line] == []
+        target.close()

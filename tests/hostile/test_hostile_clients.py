@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from tests.hostile.attacks.messages import CROWDED, FRAMES, KEPT, SERVICE, part
-from tests.hostile.attacks.target import Target
+from tests.hostile.crowded import CROWDED, FRAMES, KEPT, SERVICE, part
+from tests.hostile.target import Target
 from tests.integration.command.conftest import Command
 from tests.integration.wire.local_peer import HEAD, MIB, Peer, read
 
@@ -23,17 +23,7 @@ from dataplane_client.client import connect
 from dataplane_client.errors import OutOfSpaceError
 from rl_dataplane.v1 import local_pb2 as pb
 
-
-@pytest.fixture(scope="module")
-def target(start_command: Callable[..., Command], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """A server with a row of 1 MiB."""
-    address = f"unix://{tmp_path_factory.mktemp('hostile')}/dataplane.sock"
-    command = start_command("--listen", address)
-    with connect(address, transport="grpc", timeout_s=20.0) as client:
-        target = Target(command.process.pid, address, client)
-        target.put_row()
-        yield target
-        target.close()
+pytestmark = pytest.mark.xdist_group("hostile")
 
 
 def test_a_peer_that_reads_no_answers_is_answered_one_by_one(target: Target) -> None:

@@ -11,8 +11,8 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from tests.hostile.attacks.messages import CROWDED, part
-from tests.hostile.attacks.target import Target
+from tests.hostile.crowded import CROWDED, part
+from tests.hostile.target import Target
 from tests.integration.wire.local_peer import HEAD, MIB, Lifeline, Peer, put, read
 
 from dataplane_client.client import connect

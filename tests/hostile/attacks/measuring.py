@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.hostile.attacks.probe import Tally, Work, probe
 from tests.hostile.attacks.table import ATTACKS, Attack
-from tests.hostile.attacks.target import Target, own_bytes, peak_of
+from tests.hostile.target import Target, own_bytes, peak_of
 from tests.integration.command.conftest import Command
 
 from dataplane_client.client import connect
@@ -98,7 +98,7 @@ def attack(name: str, pid: int, address: str, http: str, asked: Connection) -> N
         connect(address, transport="grpc", timeout_s=60.0) as client,
         closing(Target(pid, address, client, http)) as target,
     ):
-        target.put_row()
+        target.fill()
         steps: Any = ATTACKS[name].run(target)
         with closing(steps):
             done = next(steps) or 0

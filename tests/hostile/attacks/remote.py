@@ -20,8 +20,10 @@ import grpc
 import torch
 from tests.hostile.attacks.http2 import Http2Peer
 from tests.hostile.attacks.local import wait
-from tests.hostile.attacks.messages import FRAMES, KEPT, SERVICE
-from tests.hostile.attacks.target import Target
+from tests.hostile.crowded import FRAMES, KEPT, SERVICE
+from tests.hostile.endpoints import OPTIONS, GrpcEndpoint
+from tests.hostile.requests import REQUESTS
+from tests.hostile.target import Target
 from tests.integration.wire.local_peer import MIB, Peer, claim, column
 from tests.integration.wire.session_peer import SessionPeer
 
@@ -30,7 +32,6 @@ from dataplane_client.errors import DataPlaneError, OutOfSpaceError
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.data_plane_pb2_grpc import DataPlaneServiceStub
 
-_OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
 _SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -38,7 +39,7 @@ _SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 def crowded_frames(target: Target) -> Iterator[None]:
-    with grpc.insecure_channel(target.grpc_address, _OPTIONS) as channel:
+    with grpc.insecure_channel(target.grpc_address, OPTIONS) as channel:
         put: Any = channel.stream_unary(f"/{SERVICE}/PutSamples")
         for frame in itertools.cycle(FRAMES.values()):
             with contextlib.suppress(grpc.RpcError):
@@ -47,20 +48,20 @@ def crowded_frames(target: Target) -> Iterator[None]:
 
 
 def malformed_requests(target: Target) -> Iterator[None]:
+    """Requests that break the contract, and random bytes in their place."""
     chance = random.Random(0)
-    verbs = [method.name for method in pb.DESCRIPTOR.services_by_name["DataPlaneService"].methods]
-    with grpc.insecure_channel(target.grpc_address, _OPTIONS) as channel:
-        while True:
-            call: Any = channel.unary_unary(f"/{SERVICE}/{chance.choice(verbs)}")
-            with contextlib.suppress(grpc.RpcError):
-                call(chance.randbytes(chance.choice((1, 20, 1000))), timeout=1)
+    with grpc.insecure_channel(target.grpc_address, OPTIONS) as channel:
+        endpoint = GrpcEndpoint(channel)
+        for one in itertools.cycle(REQUESTS.values()):
+            endpoint.say(one.verb, endpoint.body(one.verb, one.message, b"xy" if one.verb == "PutSamples" else b""))
+            endpoint.say(one.verb, chance.randbytes(chance.choice((1, 20, 1000))))
             yield
 
 
 def overload(target: Target) -> Iterator[None]:
     """Calls that begin without waiting for others, and are given up after a second."""
     with contextlib.ExitStack() as opened:
-        channels = [opened.enter_context(grpc.insecure_channel(target.grpc_address, _OPTIONS)) for _ in range(4)]
+        channels = [opened.enter_context(grpc.insecure_channel(target.grpc_address, OPTIONS)) for _ in range(4)]
         stubs = [DataPlaneServiceStub(channel) for channel in channels]
         calls: deque[Any] = deque()
         for stub in itertools.cycle(stubs):
@@ -76,7 +77,7 @@ def many_views(target: Target) -> Iterator[None]:
     """Claims that wait, each for other fields, and puts into their partition."""
     fields = [f"x{number}" for number in range(20)]
     target.client.register_partition("views", fields, 0, ["train"])
-    with grpc.insecure_channel(target.grpc_address, _OPTIONS) as channel:
+    with grpc.insecure_channel(target.grpc_address, OPTIONS) as channel:
         stub, calls = DataPlaneServiceStub(channel), []
         for number, required in enumerate(itertools.combinations(fields, 4)):
             request = claim(wait_s=600)
@@ -91,7 +92,7 @@ def many_views(target: Target) -> Iterator[None]:
 
 
 def idle_sessions(target: Target) -> Iterator[None]:
-    with grpc.insecure_channel(target.grpc_address, _OPTIONS) as channel:
+    with grpc.insecure_channel(target.grpc_address, OPTIONS) as channel:
         while True:
             peer = SessionPeer(channel)
             with contextlib.suppress(grpc.RpcError):
@@ -114,7 +115,7 @@ def slow_puts(target: Target) -> Iterator[None]:
                 return
 
     over = threading.Event()
-    with grpc.insecure_channel(target.grpc_address, _OPTIONS) as channel, contextlib.ExitStack() as ended:
+    with grpc.insecure_channel(target.grpc_address, OPTIONS) as channel, contextlib.ExitStack() as ended:
         ended.callback(over.set)
         call: Any = DataPlaneServiceStub(channel).PutSamples.future(frames())
         while not call.done():

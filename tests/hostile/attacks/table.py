@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from tests.hostile.attacks import http2, local, remote
-from tests.hostile.attacks.messages import SERVICE
-from tests.hostile.attacks.target import Target
+from tests.hostile.crowded import SERVICE
+from tests.hostile.target import Target
 
 _PATH = f"/{SERVICE}/GetPartition"
 
@@ -50,7 +50,7 @@ ATTACKS: dict[str, Attack] = {
     "lent room": Attack(local.lent_room, "nothing: 36 of 64 MiB are lent"),
     "slow put": Attack(remote.slow_puts, "a byte of a put of 36 MiB"),
     "memory overwritten": Attack(local.overwritten_memory, "zeros over all shared memory", refuses=True),
-    "malformed requests": Attack(remote.malformed_requests, "random bytes as a request"),
+    "malformed requests": Attack(remote.malformed_requests, "a request that breaks the contract, and random bytes"),
     "overload": Attack(remote.overload, "a call, without waiting for the last", 256, p99_ms=30),
     "waiting claims": Attack(remote.many_views, "50 claims that wait, each for other fields, and a put", 256),
     "idle sessions": Attack(remote.idle_sessions, "a session of an hour", 256),

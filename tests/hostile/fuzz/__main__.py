@@ -2,7 +2,6 @@
 
     python -m tests.hostile.fuzz frame --seconds 600
     python -m tests.hostile.fuzz all --seconds 60
-    python -m tests.hostile.fuzz seeds    # write the corpus's seeds anew
 
 Only our packages are instrumented. Each minute has a process of its own, because atheris keeps some memory for every
 execution of instrumented code (10 KB for a request). What libFuzzer finds on its way is in build/fuzz/NAME, and later
@@ -30,15 +29,10 @@ _MOST_MIB = 1024
 
 def main() -> int:
     parser = argparse.ArgumentParser("python -m tests.hostile.fuzz", description="Fuzz what reads bytes of others.")
-    parser.add_argument("name", help="a target; all for each in turn; seeds to write the seeds of the corpus")
+    parser.add_argument("name", help="a target; all for each in turn")
     parser.add_argument("--seconds", type=int, default=600, help="for each target")
     parser.add_argument("--here", action="store_true", help="in this process")
     given = parser.parse_args()
-    if given.name == "seeds":
-        from tests.hostile.fuzz.seeds import write_seeds
-
-        write_seeds()
-        return 0
     if given.here:
         return _fuzz(given.name, given.seconds)
     return max(_minutes(name, given.seconds) for name in _names(given.name))
@@ -63,9 +57,12 @@ def _fuzz(name: str, seconds: int) -> int:
     """Does not return: libFuzzer ends the process."""
     atheris: Any = importlib.import_module("atheris")
     with atheris.instrument_imports(include=_PACKAGES):
-        from tests.hostile.fuzz.targets import CORPUS, TARGETS
+        from tests.hostile.fuzz.targets import CORPUS, TARGETS, corpus
     found = _FOUND / name
-    found.mkdir(parents=True, exist_ok=True)
+    for folder in (found, CORPUS / name):
+        folder.mkdir(parents=True, exist_ok=True)
+    for known, data in corpus(name).items():
+        (found / known).write_bytes(data)
     flags = [
         f"-max_total_time={seconds}",
         f"-max_len={_LONGEST_BYTES}",
@@ -74,7 +71,7 @@ def _fuzz(name: str, seconds: int) -> int:
         f"-artifact_prefix={CORPUS / name}/",
         "-print_final_stats=1",
     ]
-    atheris.Setup([sys.argv[0], *flags, str(found), str(CORPUS / name)], TARGETS[name])
+    atheris.Setup([sys.argv[0], *flags, str(found)], TARGETS[name])
     atheris.Fuzz()
     return 0
 

@@ -1,11 +1,14 @@
-"""The seeds of the corpus: what a client says to a server from registration to clear, and files that a server wrote.
+"""The seeds of the corpus: what honest and hostile clients say to a server, and files that a server wrote.
 
-`python -m tests.hostile.fuzz seeds` writes them anew. Other files of the corpus, which fuzzing has found, stay.
+They are made anew by every run, since requests and files change with the contract. What fuzzing has found is committed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections import defaultdict
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -13,11 +16,12 @@ import msgpack
 import numpy as np
 import torch
 from google.protobuf.message import Message
+from tests.hostile.endpoints import LOCAL_METHODS, METHODS, grpc_body, local_body
 from tests.hostile.fuzz import disk_targets
 from tests.hostile.fuzz.inputs import CUT, DELETE, FLIP, INSERT, OVERWRITE, edit, joined
-from tests.hostile.fuzz.targets import CORPUS
 from tests.hostile.fuzz.wire_targets import VERBS
 from tests.hostile.fuzz.world import SERVICE, World, loop, put_frame, register
+from tests.hostile.requests import REQUESTS
 
 from dataplane_client._column_messages import column_message
 from dataplane_client._object_values import ObjectPacker
@@ -28,8 +32,9 @@ from dataplane_server.durability.log_reader import LogReader
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import local_pb2
 from rl_dataplane.v1.frames import frame_prefix
-from rl_dataplane.v1.local_frames import HEAD, SHARED_METHODS, TRACED
+from rl_dataplane.v1.local_frames import HEAD, TRACED
 
+_MOST_PIECE_BYTES = 1 << 14
 EXPRESSIONS = [
     "std > 0.1 and source in ('math', 'code') and not n is null",
     "0.5 <= std < 1e999 or tags['any name'] != \"it's\"",
@@ -140,82 +145,84 @@ class Traffic:
             given = kind(**known, **fields)
         self.sent.append((verb, given, values))
         with contextlib.suppress(Refusal):
-            return await self._world.call(verb, over_grpc(verb, given, values))
+            return await self._world.call(verb, world_body(verb, given, values))
 
 
-def over_grpc(verb: str, message: Message, values: bytes) -> bytes:
+def world_body(verb: str, message: Message, values: bytes = b"") -> bytes:
     """A request as `World.call` takes it."""
-    data = message.SerializeToString()
-    if SERVICE.methods_by_name[verb].client_streaming:
-        return joined([frame_prefix(data, 0, len(values)) + values])
-    return data
-
-
-def over_local(verb: str, message: Message, values: bytes) -> bytes:
-    """A request as a client of the same host sends it."""
-    if verb in SHARED_METHODS:
-        number = SHARED_METHODS[verb]
-    elif isinstance(message, pb.ReadColumnsRequest):
-        number = local_pb2.LOCAL_METHOD_READ
-        message = local_pb2.LocalReadRequest(request=message, handle=5, inline_bytes=len(message.sample_ids) << 6)
-    elif isinstance(message, pb.PutSamplesHeader):
-        number, message = local_pb2.LOCAL_METHOD_PUT, local_pb2.LocalPutRequest(header=message, handle=6, values=values)
-    else:
-        number = local_pb2.LOCAL_METHOD_COMMIT
-        message = local_pb2.LocalCommitRequest(header=message, handle=7, values=values)  # type: ignore[arg-type]
-    return _framed(number, message.SerializeToString())
+    body = grpc_body(verb, message, values)
+    return joined([body]) if METHODS[verb].client_streaming else body
 
 
 def _framed(method: int, body: bytes = b"") -> bytes:
     return HEAD.pack(len(body), method) + body
 
 
-def seeds() -> dict[str, list[bytes]]:
-    """The seeds of each target."""
+@functools.cache
+def seeds(name: str) -> tuple[bytes, ...]:
+    """The seeds of a target."""
+    return tuple(_SEEDS[name]())
+
+
+@functools.cache
+def _traffic() -> list[tuple[str, Message, bytes]]:
     traffic = Traffic()
     loop().run_until_complete(traffic.record())
-    sent = [bytes([VERBS.index(call[0])]) + over_grpc(*call) for call in traffic.sent]
-    messages = {f"{verb} {len(data)}": data for (verb, *_), data in zip(traffic.sent, sent, strict=True)}
-    local = [over_local(*one) for one in traffic.sent]
-    frames = [frame_prefix(m.SerializeToString(), 0, len(v)) + v for _, m, v in traffic.sent if v]
+    return traffic.sent
+
+
+def _frames() -> list[bytes]:
+    frames = [frame_prefix(m.SerializeToString(), 0, len(v)) + v for _, m, v in _traffic() if v]
+    return [put_frame(), *frames, frame_prefix(None, 7, 3) + b"abc", b"\x12\x03\x12\x01a\x0a\x00"]
+
+
+def _streams() -> list[bytes]:
     commit = pb.CommitClaimHeader(request_id="m", claim_id="c").SerializeToString()
+    return [
+        b"\x05\x00" + joined([frame_prefix(commit, 0, 2) + b"ab", frame_prefix(None, 2, 3) + b"cde"]),
+        b"\x00\x00" + joined([frame_prefix(commit, 0, 0)]),
+        b"\x01\x00" + joined([frame_prefix(b"", 0, 0), frame_prefix(b"", 0, 1) + b"x"]),
+    ]
+
+
+def _requests() -> list[bytes]:
+    """What an honest client says, all of it and a request at a time, and what a hostile one does, verb by verb."""
+    sent = [_piece(*call) for call in _traffic()]
+    kinds = {f"{verb} {len(data)}": data for (verb, *_), data in zip(_traffic(), sent, strict=True)}
+    hostile: dict[str, list[bytes]] = defaultdict(list)
+    for one in REQUESTS.values():
+        if (message := one.message).ByteSize() < _MOST_PIECE_BYTES:
+            hostile[one.verb].append(_piece(one.verb, message, b"xy" if one.verb == "PutSamples" else b""))
+    return [joined(sent), *(joined([one]) for one in kinds.values()), *map(joined, hostile.values())]
+
+
+def _piece(verb: str, message: Message, values: bytes) -> bytes:
+    return bytes([VERBS.index(verb)]) + world_body(verb, message, values)
+
+
+def _local() -> list[bytes]:
+    local = [_framed(LOCAL_METHODS[verb], local_body(verb, message, values)) for verb, message, values in _traffic()]
+    return [b"".join(local), *local, _hand_over(), b"".join(local[:3])[:-3], _framed(local_pb2.LOCAL_METHOD_JOIN)]
+
+
+def _filter_terms() -> list[bytes]:
     filters = [filter_message(text, "seed") for text in EXPRESSIONS[:6]]
-    return {
-        "frame": [put_frame(), *frames, frame_prefix(None, 7, 3) + b"abc", b"\x12\x03\x12\x01a\x0a\x00"],
-        "stream": [
-            b"\x05\x00" + joined([frame_prefix(commit, 0, 2) + b"ab", frame_prefix(None, 2, 3) + b"cde"]),
-            b"\x00\x00" + joined([frame_prefix(commit, 0, 0)]),
-            b"\x01\x00" + joined([frame_prefix(b"", 0, 0), frame_prefix(b"", 0, 1) + b"x"]),
-        ],
-        "requests": [joined(sent), *(joined([one]) for one in messages.values())],
-        "local": [
-            b"".join(local),
-            *local,
-            _hand_over(),
-            b"".join(local[:3])[:-3],
-            _framed(local_pb2.LOCAL_METHOD_JOIN),
-        ],
-        "http": [body.encode() for body in BODIES],
-        "filter_expression": [text.encode() for text in EXPRESSIONS],
-        "filter_terms": [message.SerializeToString() for message in filters if message is not None],
-        "objects": [joined([ObjectPacker().pack(value)]) for value in OBJECTS],
-        "columns": _columns(),
-        "data_directory": _damage(sorted(disk_targets.base_directory().files)),
-        "log_records": _records(),
-        "checkpoint": _of_pieces(disk_targets.base_chunks()),
-        "snapshot": [
-            joined([]),
-            joined([b'{"format": 2}']),
-            joined([b'{"values_bytes": "many", "rows": null}']),
-            joined([b"["]),
-            joined([b"[" * 2000]),
-            joined([b"", edit(OVERWRITE, 8, content=b"\xff" * 8)]),
-            joined([b"", edit(OVERWRITE, 8, content=b"\xff" * 6 + b"\x00\x00")]),
-            joined([b"", edit(CUT, 9)]),
-            joined([b"", b"", edit(FLIP, 200, 3)]),
-            joined([b"", b"", b"", edit(FLIP, 10, 3)]),
-        ],
-    }
+    return [message.SerializeToString() for message in filters if message is not None]
+
+
+def _snapshots() -> list[bytes]:
+    return [
+        joined([]),
+        joined([b'{"format": 2}']),
+        joined([b'{"values_bytes": "many", "rows": null}']),
+        joined([b"["]),
+        joined([b"[" * 2000]),
+        joined([b"", edit(OVERWRITE, 8, content=b"\xff" * 8)]),
+        joined([b"", edit(OVERWRITE, 8, content=b"\xff" * 6 + b"\x00\x00")]),
+        joined([b"", edit(CUT, 9)]),
+        joined([b"", b"", edit(FLIP, 200, 3)]),
+        joined([b"", b"", b"", edit(FLIP, 10, 3)]),
+    ]
 
 
 def _hand_over() -> bytes:
@@ -277,12 +284,18 @@ def _of_pieces(chunks: list[bytes]) -> list[bytes]:
     return [b"", *(joined([b""] * number + [kind]) for number in range(len(chunks)) for kind in kinds)]
 
 
-def write_seeds() -> None:
-    """Write the seeds in place of those that are there."""
-    for name, inputs in seeds().items():
-        folder = CORPUS / name
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.glob("seed-*"):
-            path.unlink()
-        for number, data in enumerate(inputs):
-            (folder / f"seed-{number:02}").write_bytes(data)
+_SEEDS: dict[str, Callable[[], list[bytes]]] = {
+    "frame": _frames,
+    "stream": _streams,
+    "requests": _requests,
+    "local": _local,
+    "http": lambda: [body.encode() for body in BODIES],
+    "filter_expression": lambda: [text.encode() for text in EXPRESSIONS],
+    "filter_terms": _filter_terms,
+    "objects": lambda: [joined([ObjectPacker().pack(value)]) for value in OBJECTS],
+    "columns": _columns,
+    "data_directory": lambda: _damage(sorted(disk_targets.base_directory().files)),
+    "log_records": _records,
+    "checkpoint": lambda: _of_pieces(disk_targets.base_chunks()),
+    "snapshot": _snapshots,
+}

@@ -1,7 +1,7 @@
 """The targets of fuzzing: everything that reads bytes which others wrote, by name.
 
 A target takes the bytes of an input and raises only if they show a defect. `inputs` says how they become several
-messages or damaged files, `bounds` what an input may cost. The corpus of a target is the folder of its name.
+messages or damaged files, `bounds` what an input may cost. What was found for a target is in the folder of its name.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.hostile.fuzz import disk_targets, value_targets, wire_targets
 from tests.hostile.fuzz.bounds import Target, bounded
+from tests.hostile.fuzz.seeds import seeds
 
 CORPUS = Path(__file__).parent / "corpus"
 TARGETS: dict[str, Target] = {
@@ -33,5 +34,6 @@ TARGETS: dict[str, Target] = {
 
 
 def corpus(name: str) -> dict[str, bytes]:
-    """The committed inputs of a target, by the names of their files."""
-    return {path.name: path.read_bytes() for path in sorted((CORPUS / name).iterdir())}
+    """The inputs of a target by name: seeds, and the files of what was found."""
+    found = {path.name: path.read_bytes() for path in sorted((CORPUS / name).glob("*"))}
+    return {**{f"seed {number}": data for number, data in enumerate(seeds(name))}, **found}

@@ -20,9 +20,7 @@ MOST_CORPUS_BYTES = 500_000
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_an_input_of_the_corpus_shows_no_defect(name: str) -> None:
-    inputs = corpus(name)
-    assert inputs
-    for file, data in inputs.items():
+    for file, data in corpus(name).items():
         with told(f"{name}/{file}"):
             TARGETS[name](data)
 
@@ -56,9 +54,9 @@ def test_an_input_like_those_of_the_corpus_shows_no_defect(name: str, data: st.D
     TARGETS[name](data.draw(inputs_of(name)))
 
 
-def test_the_corpus_is_small_and_has_a_folder_for_each_target() -> None:
-    assert {path.name for path in CORPUS.iterdir()} == set(TARGETS)
-    assert sum(len(data) for name in TARGETS for data in corpus(name).values()) < MOST_CORPUS_BYTES
+def test_what_was_found_is_small_and_of_targets_that_there_are() -> None:
+    assert {path.name for path in CORPUS.iterdir()} <= set(TARGETS)
+    assert sum(path.stat().st_size for path in CORPUS.glob("*/*")) < MOST_CORPUS_BYTES
 
 
 def test_an_input_that_costs_too_much_is_a_defect() -> None:

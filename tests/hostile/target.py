@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
+import socket
 import threading
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +17,7 @@ import torch
 from tests.integration.wire.local_peer import MIB, Lifeline, Peer
 
 from dataplane_client.client import DataPlaneClient
+from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 
 
@@ -26,29 +30,55 @@ class Target:
         self.client = client
         self.http = http
         self.path = address.removeprefix("unix://") + ".local"
-        self._opened = contextlib.ExitStack()
         self.lifeline = Lifeline(self.path)
-        self._opened.callback(self.lifeline.close)
+        self._peers: list[Peer] = []
 
     @property
     def grpc_address(self) -> str:
         """As gRPC writes it."""
         return self.address.replace("unix://", "unix:")
 
-    def put_row(self) -> None:
-        """Put a row of 1 MiB, which `local_peer.read` reads."""
-        self.client.register_partition("p", ["x"], 0, ["train"])
+    @functools.cached_property
+    def direct(self) -> plane_pb.DirectPort:
+        """Its direct port, which it must have."""
+        return plane_pb.GetServerStatusResponse.FromString(
+            self.join().said(pb.LOCAL_METHOD_GET_SERVER_STATUS)
+        ).direct_port
+
+    def fill(self) -> None:
+        """Partition p as `requests` has it, and in it a row of 1 MiB that `local_peer.read` reads."""
+        self.client.register_partition("p", ["x", "y", "z"], 0, ["train"])
+        self.client.put_samples(["s", "t"], "p", {"y": torch.tensor([1, 2])}, [{"n": 1}, {}])
         self.client.put_samples(["row"], "p", {"x": torch.zeros(1, MIB, dtype=torch.uint8)})
 
     def connect(self) -> Peer:
-        peer = Peer(self.path)
-        self._opened.callback(peer.close)
-        return peer
+        self._peers.append(Peer(self.path))
+        return self._peers[-1]
 
     def join(self) -> Peer:
         peer = self.connect()
         peer.call(pb.LOCAL_METHOD_JOIN, pb.JoinRequest(session=self.lifeline.attached.session), pb.JoinResponse)
         return peer
+
+    def join_directly(self) -> Peer:
+        """A connection to the direct port that may call."""
+        peer = Peer(socket.create_connection(("127.0.0.1", self.direct.port), 20.0))
+        self._peers.append(peer)
+        peer.call(pb.LOCAL_METHOD_DIRECT, pb.DirectRequest(nonce=self.direct.nonce), pb.DirectResponse)
+        return peer
+
+    @contextlib.contextmanager
+    def unharmed(self, what: str) -> Iterator[None]:
+        """A block after which the server has and holds what it did, and serves. what: is said when it does not."""
+        before = self._told()
+        yield
+        assert self._told() == before, what
+        assert self.client.get_samples(["s", "t"], "p", ["y"])["y"].tolist() == [1, 2], what
+
+    def _told(self) -> object:
+        status = self.client.server_status(timeout_s=120.0)
+        held = (status.rows, status.memory_used_bytes, status.waiting_claims, status.waiting_puts)
+        return held, self.client.partitions()
 
     @property
     def own_bytes(self) -> int:
@@ -71,8 +101,25 @@ class Target:
         assert max(peak) - before < size_bytes
         assert self.busy_s - began < 3.0
 
+    @property
+    def descriptors(self) -> int:
+        """How many the process has open."""
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+
+    @property
+    def is_healthy(self) -> bool:
+        """What it says to a probe."""
+        with urllib.request.urlopen(f"http://{self.http}/healthz", timeout=120) as answer:
+            return bool(answer.status == 200)
+
+    def close_peers(self) -> None:
+        """All connections but the lifeline."""
+        while self._peers:
+            self._peers.pop().close()
+
     def close(self) -> None:
-        self._opened.close()
+        self.close_peers()
+        self.lifeline.close()
 
 
 def own_bytes(pid: int) -> int:
