@@ -50,7 +50,7 @@ def serving(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 def ended(process: subprocess.Popen[str]) -> int:
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     return process.returncode
 
 

@@ -138,7 +138,7 @@ def end_with_a_row(nodes: Nodes, number: int) -> None:
 
 
 async def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while not holds():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.005)

@@ -58,12 +58,12 @@ class ThreeNodes:
 
     def check(self) -> None:
         """Check the core's invariants. Raises AssertionError if one is broken."""
-        ray.get(self.cluster.coordinator.__ray_call__.remote(_check_invariants), timeout=30)
+        ray.get(self.cluster.coordinator.__ray_call__.remote(_check_invariants), timeout=120)
 
     def figures(self, node: int) -> NodeDescription:
         """What the server's status tells of a node, once that is what the node has counted until now."""
         actor = ray.get_actor(f"{self.cluster.name}-node-{self.nodes[node]}", NAMESPACE)
-        counted = ray.get(actor.__ray_call__.remote(_counted), timeout=30)
+        counted = ray.get(actor.__ray_call__.remote(_counted), timeout=120)
         with self.outside() as client:
             while True:
                 told = next(one for one in client.server_status().nodes if one.name == self.nodes[node])

@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.hostile.target import MIB, Target
+from tests.hostile.target import Target
 from tests.integration.command.conftest import Command, books_balance, start_command
 
 from dataplane_client.client import connect
 
 __all__ = ["books_balance", "start_command"]
 
-_LEAKED_BYTES = 160 * MIB
+_LEAKED_BYTES = 160 << 20
 """What a server keeps of the buffers of the largest requests, which it uses again."""
 
 

@@ -96,7 +96,8 @@ class GrpcEndpoint:
             if method.server_streaming:
                 list(answer)
         except grpc.RpcError as error:
-            return _told(dict(error.trailing_metadata())["grpc-status-details-bin"])  # type: ignore[attr-defined]
+            metadata: Any = error.trailing_metadata()
+            return _told(dict(metadata)["grpc-status-details-bin"])
         return SERVED
 
 

@@ -25,8 +25,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 from tests.integration.faults.proxy import FaultProxy
-from tests.soak.clients import FIELDS, PARTITION, TASKS, Place, live
-from tests.soak.ledger import Books
+from tests.integration.histories.campaign import final, judged
+from tests.integration.histories.campaign import table as table_of_counts
+from tests.integration.histories.history import NEVER
+from tests.integration.histories.reader import calls_of, read_history
+from tests.integration.histories.recorder import Recorder
+from tests.integration.histories.settings import FIELDS, PARTITION, SHARED_TASKS, STOP_FILE, TASKS, Settings
+from tests.soak.clients import Place, live
 from tests.soak.sampling import Curves
 from tests.soak.verdict import MEASURES, WARM_UP, fit, is_flat
 
@@ -36,23 +41,29 @@ from dataplane_client.options import TransportChoice
 _KILL_EVERY_S = 2.0
 _RESET_EVERY_S = 3.0
 _SAMPLES = 400
-_START_S = 60.0
-_DRAIN_S = 60.0
+_START_S = 120.0
+_DRAIN_S = 120.0
+_GRACE_S = 2.0
 _SHOWN = 20
 
+PRODUCER, ROWS, GROUPS, SHARDS, OTHER_SHARDS = "0", "1", "2", "3", "7"
+"""Slots of a campaign."""
 CLIENTS: dict[str, tuple[str, str, TransportChoice]] = {
-    "producer-shm": ("producer", "unix", "shm"),
-    "producer-tcp": ("producer", "tcp", "grpc"),
-    "scorer-unix": ("scorer", "unix", "grpc"),
-    "trainer-shm": ("trainer", "unix", "shm"),
-    "trainer-tcp": ("trainer", "tcp", "grpc"),
+    "producer-shm": (PRODUCER, "unix", "shm"),
+    "producer-tcp": (PRODUCER, "tcp", "grpc"),
+    "rows-unix": (ROWS, "unix", "grpc"),
+    "groups-tcp": (GROUPS, "tcp", "grpc"),
+    "shards-shm": (SHARDS, "unix", "shm"),
+    "shards-tcp": (OTHER_SHARDS, "tcp", "grpc"),
     "visitor-shm": ("visitor", "unix", "shm"),
     "visitor-tcp": ("visitor", "tcp", "grpc"),
     "scraper": ("scraper", "unix", "grpc"),
 }
 """Processes that live as long as the soak: kind, address, and how values travel."""
 DOOMED: dict[str, tuple[str, str, TransportChoice]] = {
-    f"doomed-{kind}": (kind, "unix", "shm") for kind in ("producer", "scorer", "trainer")
+    "doomed-producer": (PRODUCER, "unix", "shm"),
+    "doomed-rows": (ROWS, "unix", "shm"),
+    "doomed-groups": (GROUPS, "unix", "shm"),
 }
 """Processes that are killed in turn, and then started anew. Their curves are not judged."""
 
@@ -60,30 +71,36 @@ DOOMED: dict[str, tuple[str, str, TransportChoice]] = {
 class Soak:
     """A running soak: the server, a proxy for TCP, clients, and what is known of them."""
 
-    def __init__(self, folder: Path, out: Path, server: subprocess.Popen[str], context: ForkServerContext) -> None:
+    def __init__(
+        self, folder: Path, out: Path, server: subprocess.Popen[str], context: ForkServerContext, seconds: float
+    ) -> None:
         assert server.stdout is not None
         self._places: dict[str, str] = json.loads(server.stdout.readline())
-        self._folder, self._server, self._context = folder, server, context
+        self._folder, self._server, self._context, self._seconds = folder / "histories", server, context, seconds
+        self._folder.mkdir()
+        self.settings = Settings(self._places["unix"], self._folder, len(CLIENTS), seconds, _GRACE_S, 1, "", True)
         self.proxy = FaultProxy(self._places["tcp"])
         self.curves = Curves(out)
         self.errors: list[str] = []
-        self.rows = self.kills = 0
+        self.counts: dict[str, int] = {}
+        self.kills = 0
+        self._record = Recorder(self._folder, "zygote")
         with connect(self._places["unix"]) as client:
-            tasks = list(TASKS)
             client.register_partition(
-                PARTITION, list(FIELDS), 0, tasks, per_token_fields=["tokens"], clear_when_consumed=True
+                PARTITION, FIELDS, 0, TASKS, per_token_fields=["tokens"], clear_when_consumed=True
             )
-        self._clients = {name: self._started(name, name) for name in {**CLIENTS, **DOOMED}}
+        self._until = 0.0
+        self._clients: dict[str, BaseProcess] = {}
 
-    def run(self, seconds: float) -> None:
-        """Work for so long, from when all clients are there; then let consumers come to an end, and read the books."""
-        deadline = time.monotonic() + _START_S
-        while len([*self._folder.glob("*.ledger")]) < len(self._clients) and time.monotonic() < deadline:
-            time.sleep(0.05)
+    def run(self) -> None:
+        """Work for so long, from when all clients are there; then let consumers come to an end, and judge."""
+        self._start("visitor-tcp")  # behind the first client, which waits for all imports, the others come at once
+        self._until = time.monotonic() + self._seconds
+        self._start(*(name for name in {**CLIENTS, **DOOMED} if name not in self._clients))
         began = self.curves.began = time.monotonic()
-        every = max(seconds / _SAMPLES, 0.2)
+        every = max(self._seconds / _SAMPLES, 0.2)
         due = {"sample": began, "kill": began + _KILL_EVERY_S, "reset": began + _RESET_EVERY_S}
-        while (now := time.monotonic()) < began + seconds:
+        while (now := time.monotonic()) < self._until:
             if now >= due["sample"]:
                 due["sample"] = now + every
                 self._sample()
@@ -95,7 +112,6 @@ class Soak:
                 self.proxy.reset_connections()
             time.sleep(0.05)
         self._end_work()
-        self._read_books()
 
     def close(self) -> None:
         """Kill what still runs, and end the server, which checks the laws of its core."""
@@ -108,11 +124,20 @@ class Soak:
         if code := self._server.wait(60):
             self.errors.append(f"the server ended with {code}")
 
+    def _start(self, *names: str) -> None:
+        """Start clients, and wait until they are at work."""
+        self._clients |= {name: self._started(name, name) for name in names}
+        deadline = time.monotonic() + _START_S
+        while not all((self._folder / f"{name}.jsonl").exists() for name in names):
+            assert time.monotonic() < deadline, "the clients did not begin"
+            time.sleep(0.05)
+
     def _started(self, name: str, process: str) -> BaseProcess:
         kind, address, transport = {**CLIENTS, **DOOMED}[name]
         addresses = self._places | {"tcp": self.proxy.address}
-        place = Place(addresses[address], transport, addresses["http"], addresses["http_door"], self._folder)
-        started = self._context.Process(target=live, args=(kind, place, process), name=process, daemon=True)
+        place = Place(self.settings, addresses["http"], addresses["http_door"], self._until)
+        arguments = (kind, place.by(addresses[address], transport), process)
+        started = self._context.Process(target=live, args=arguments, name=process, daemon=True)
         started.start()
         return started
 
@@ -124,39 +149,44 @@ class Soak:
 
     def _kill(self, name: str) -> None:
         self.kills += 1
+        self._record.note("kill", process=name)
         self._clients[name].kill()
         self._clients[name].join()
         self._clients[name] = self._started(name, f"{name}-{self.kills}")
 
     def _end_work(self) -> None:
-        """Producers end; consumers go on until no row is left."""
-        (self._folder / "producers").touch()
+        """Producers have ended; consumers go on until no row is left. Then what they and the server said is judged."""
         with connect(self._places["unix"]) as client:
             deadline = time.monotonic() + _DRAIN_S
             while self._rows_or_producers(client.partition(PARTITION).rows) and time.monotonic() < deadline:
                 time.sleep(0.1)
-            described = client.partition(PARTITION)
-        self.rows = described.removed_rows.get("consumed", 0)
-        if described.rows:
-            self.errors.append(f"{described.rows} rows are left that no task consumes: {described.tasks}")
-        (self._folder / "all").touch()
-        for name, process in self._clients.items():
-            process.join(_DRAIN_S)
-            if process.exitcode != 0:
-                self.errors.append(f"{name} ended with {process.exitcode}")
+            (self._folder / STOP_FILE).touch()
+            for name, process in self._clients.items():
+                process.join(_DRAIN_S)
+                if process.exitcode != 0:
+                    self.errors.append(f"{name} ended with {process.exitcode}")
+            history = read_history(self._folder, _GRACE_S, TASKS, SHARED_TASKS)
+            history.final = final(client, history)
+        found, self.counts = judged(history, self.settings)
+        self.errors += [*found, *self._failed()]
 
     def _rows_or_producers(self, rows: int) -> bool:
         return rows > 0 or any("producer" in name and process.is_alive() for name, process in self._clients.items())
 
-    def _read_books(self) -> None:
-        books = Books.read(self._folder)
-        self.errors += books.wrong(list(TASKS))
-        if len(books.put) > self.rows:
-            self.errors.append(f"{len(books.put)} rows were put, and only {self.rows} were consumed")
+    def _failed(self) -> list[str]:
+        """Calls that came back without an answer, though the server was there, and connections are made again: but for
+        claims, which may have no time left for that.
+        """
+        calls = [call for path in sorted(self._folder.glob("*.jsonl")) for call in calls_of(path)]
+        return [
+            f"{call.process}: {call.what}: {call.facts['error']}"
+            for call in calls
+            if call.outcome == "unknown" and call.ended_at < NEVER and call.what != "claim"
+        ]
 
 
 @contextlib.contextmanager
-def soak(out: Path) -> Iterator[Soak]:
+def soak(out: Path, seconds: float) -> Iterator[Soak]:
     """A soak with its server, in a folder of its own."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["tests.soak.clients"])
@@ -166,7 +196,7 @@ def soak(out: Path) -> Iterator[Soak]:
             log.open("w") as stderr,
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, encoding="utf-8") as server,
         ):
-            running = Soak(Path(folder), out, server, context)
+            running = Soak(Path(folder), out, server, context, seconds)
             try:
                 yield running
             finally:
@@ -195,16 +225,15 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--out", type=Path, default=Path("soak.csv"), help="the curves (default: %(default)s)")
     given = parser.parse_args()
-    with soak(given.out) as running:
-        running.run(given.minutes * 60)
+    with soak(given.out, given.minutes * 60) as running:
+        running.run()
     console = Console(width=None if sys.stdout.isatty() else 160)
     table, flat = table_of(running.curves)
     console.print(table)
     console.print(
         f"{'flat' if flat else 'not flat'}. The first {WARM_UP:.0%} of {given.minutes:g} minutes is warm-up. A cell "
         "has the median of the rest, and its growth: the median slope between samples times its length.\n"
-        f"{running.rows:,} rows were consumed by every task, {running.kills} clients killed; "
-        f"{len(running.errors)} errors and lost rows."
+        f"{len(running.errors)} errors and violations.\n{table_of_counts(running.counts, running.settings)}"
     )
     for error in running.errors[:_SHOWN]:
         console.print(error, markup=False)

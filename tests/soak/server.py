@@ -17,9 +17,9 @@ from dataplane_server.testing import ServerThread
 _LIMITS = Limits(
     memory_bytes=16 << 20,
     max_rows=20_000,
-    remembered_claims=256,
+    remembered_claims=2048,
     remembered_events=2048,
-    remembered_requests=256,
+    remembered_requests=2048,
     bookkeeping_bytes=64 << 20,
 )
 

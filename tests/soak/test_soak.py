@@ -1,4 +1,4 @@
-"""What a soak finds: curves that grow, rows that are lost. And a short soak, of which nothing is to be found."""
+"""What a soak finds of curves that grow, and a short soak, of which nothing is to be found."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.soak.ledger import Books, Ledger
 from tests.soak.verdict import Measure, fit, is_flat
 
 _ROOT = Path(__file__).parents[2]
@@ -34,31 +33,12 @@ def test_a_curve_is_judged(name: str) -> None:
     assert is_flat(found, _MEMORY) is flat, found
 
 
-@pytest.mark.parametrize(
-    ("lines", "wrong"),
-    [
-        (["put a b", "try train a b", "done train a b"], []),
-        (["put a", "try train a"], []),  # its consumer was killed when it committed
-        (["put a b", "try train a", "done train a"], ["b is lost to train"]),
-        (["put a", "try train a", "done train a", "done train a"], ["train consumed a 2 times"]),
-        (["error OSError: 1"], ["p: error OSError: 1"]),
-    ],
-)
-def test_the_books_tell_what_is_wrong(tmp_path: Path, lines: list[str], wrong: list[str]) -> None:
-    ledger = Ledger(tmp_path, "p")
-    for line in lines:
-        ledger.note(*line.split())
-    with (tmp_path / "p.ledger").open("a") as file:
-        file.write("put half-a-li")
-    assert Books.read(tmp_path).wrong(["train"]) == wrong
-
-
 @pytest.mark.soak
 def test_a_short_soak_is_flat(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.soak", "--minutes", "0.25", "--out", str(tmp_path / "curves.csv")]
-    ended = subprocess.run(command, cwd=_ROOT, capture_output=True, encoding="utf-8", timeout=100, check=False)
+    command = [sys.executable, "-m", "tests.soak", "--minutes", "0.5", "--out", str(tmp_path / "curves.csv")]
+    ended = subprocess.run(command, cwd=_ROOT, capture_output=True, encoding="utf-8", timeout=500, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     with (tmp_path / "curves.csv").open(newline="") as file:
         curves = list(csv.DictReader(file))
-    assert {"server", "producer-shm", "scraper", "doomed-trainer"} <= {row["process"] for row in curves}
-    assert len({row["pid"] for row in curves if row["process"] == "doomed-trainer"}) > 1
+    assert {"server", "producer-shm", "scraper", "doomed-rows"} <= {row["process"] for row in curves}
+    assert len({row["pid"] for row in curves if row["process"] == "doomed-rows"}) > 1

@@ -121,7 +121,7 @@ async def read(client: AsyncLocalCalls, *numbers: int, views: bool = False) -> n
 
 async def eventually(holds: Callable[[], bool]) -> None:
     """Wait for what another process or thread is about to do."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not holds():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.002)

@@ -63,7 +63,7 @@ class Node:
 
     async def connect(self, server: ClusterServer) -> aio.AsyncDataPlaneClient:
         """A client on this node."""
-        client = await aio.connect(server.addresses[0], timeout_s=20.0)
+        client = await aio.connect(server.addresses[0], timeout_s=120.0)
         client._transport._locator.place = NodePlace(server.addresses[0], f"{self.folder}/socket", self.arena.nonce)
         client._transport._is_chosen = False
         return client

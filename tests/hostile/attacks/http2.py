@@ -9,7 +9,7 @@ import struct
 from collections import defaultdict
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _RESET, _SETTINGS, _PING, _WINDOW_UPDATE, _CONTINUATION = 0, 1, 3, 4, 6, 8, 9
+DATA, HEADERS, _RESET, SETTINGS_KIND, _PING, _WINDOW_UPDATE, _CONTINUATION = 0, 1, 3, 4, 6, 8, 9
 _END_HEADERS = 4
 _FIRST_WINDOW = 4
 _PATIENCE_S = 1.0
@@ -21,7 +21,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return _HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream) + payload
 
 
-def request(path: str, **metadata: bytes) -> bytes:
+def request(path: str, authority: str = "x", **metadata: bytes) -> bytes:
     """The headers of a gRPC call, as HPACK writes them without its tables and without Huffman's code."""
 
     def text(what: str | bytes) -> bytes:
@@ -30,18 +30,20 @@ def request(path: str, **metadata: bytes) -> bytes:
     kind = b"\x0f\x10" + text("application/grpc")
     more = {"te": b"trailers", **metadata}
     pairs = [b"\x00" + text(name) + text(value) for name, value in more.items()]
-    return b"\x83\x86\x04" + text(path) + b"\x01" + text("x") + kind + b"".join(pairs)
+    return b"\x83\x86\x04" + text(path) + b"\x01" + text(authority) + kind + b"".join(pairs)
 
 
+OPENING = _PREFACE + frame(SETTINGS_KIND, 0, 0, b"")
+"""What a client says first."""
 PINGS = frame(_PING, 0, 0, bytes(8)) * 10_000
-SETTINGS = frame(_SETTINGS, 0, 0, b"\0\x03\0\0\0\x64") * 10_000
+SETTINGS = frame(SETTINGS_KIND, 0, 0, b"\0\x03\0\0\0\x64") * 10_000
 
 
 def resets(path: str, calls: int = 1000) -> bytes:
     """Calls that are cancelled as soon as they have begun."""
     cancel = struct.pack(">I", 8)
     return b"".join(
-        frame(_HEADERS, _END_HEADERS, stream, request(path)) + frame(_RESET, 0, stream, cancel)
+        frame(HEADERS, _END_HEADERS, stream, request(path)) + frame(_RESET, 0, stream, cancel)
         for stream in range(1, 2 * calls, 2)
     )
 
@@ -49,7 +51,7 @@ def resets(path: str, calls: int = 1000) -> bytes:
 def endless_headers(path: str, frames: int = 1000) -> bytes:
     """Headers that are continued without an end."""
     more = frame(_CONTINUATION, 0, 1, b"\x00\x01x\x7f\x80\x7e" + bytes(16_000))
-    return frame(_HEADERS, 0, 1, request(path)) + more * frames
+    return frame(HEADERS, 0, 1, request(path)) + more * frames
 
 
 class Http2Peer:
@@ -59,7 +61,7 @@ class Http2Peer:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(_PATIENCE_S)
         self.socket.connect(path)
-        self.socket.sendall(_PREFACE + frame(_SETTINGS, 0, 0, b""))
+        self.socket.sendall(OPENING)
         self._first_window = 65_535
         self._connection_window = 65_535
         self._updates: dict[int, int] = defaultdict(int)  # of a stream's window, less what was sent
@@ -68,7 +70,7 @@ class Http2Peer:
 
     def begin(self, path: str, **metadata: bytes) -> int:
         stream = next(self._streams)
-        self.socket.sendall(frame(_HEADERS, _END_HEADERS, stream, request(path, **metadata)))
+        self.socket.sendall(frame(HEADERS, _END_HEADERS, stream, request(path, **metadata)))
         return stream
 
     def send_as_allowed(self, stream: int, data: memoryview) -> int:
@@ -76,7 +78,7 @@ class Http2Peer:
         self._read_windows()
         size = min(len(data), self._connection_window, self._first_window + self._updates[stream], 16_384)
         if size > 0:
-            self.socket.sendall(frame(_DATA, 0, stream, bytes(data[:size])))
+            self.socket.sendall(frame(DATA, 0, stream, bytes(data[:size])))
             self._connection_window -= size
             self._updates[stream] -= size
         return max(size, 0)
@@ -96,7 +98,7 @@ class Http2Peer:
                 self._updates[stream] += int.from_bytes(payload, "big")
             elif kind == _WINDOW_UPDATE:
                 self._connection_window += int.from_bytes(payload, "big")
-            elif kind == _SETTINGS:
+            elif kind == SETTINGS_KIND:
                 given = dict(struct.iter_unpack(">HI", payload))
                 self._first_window = given.get(_FIRST_WINDOW, self._first_window)
 

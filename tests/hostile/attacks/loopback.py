@@ -21,6 +21,7 @@ from http.client import HTTPConnection
 from urllib.parse import urlencode
 
 from tests.as_user import user
+from tests.hostile.attacks.http2 import DATA, HEADERS, OPENING, SETTINGS_KIND, frame, request
 
 from dataplane_client.client import connect
 from dataplane_server.config import ServerConfig
@@ -34,7 +35,6 @@ STRANGER = 65533
 _HOST = "127.0.0.1"
 _TIMEOUT_S = 20.0
 _IP_LOCAL_PORT_RANGE = 51
-_DATA, _HEADERS, _SETTINGS = 0, 1, 4
 _SERVICE = pb.DESCRIPTOR.services_by_name["DataPlaneService"].full_name
 
 
@@ -78,8 +78,8 @@ def _line_by_range(port: int, from_port: int) -> socket.socket:
 def _line_behind(port: int, closed_port: int) -> socket.socket:
     """A connection from the port of one to another port that has been closed."""
     with _line(closed_port, 0) as first:
-        first.sendall(_PREFACE)
-        _read_until(first, _SETTINGS, 1)  # what is left unread would reset the connection
+        first.sendall(OPENING)
+        _read_until(first, SETTINGS_KIND, 1)  # what is left unread would reset the connection
         from_port = first.getsockname()[1]
     return _line(port, from_port)
 
@@ -95,35 +95,17 @@ def _rest(line: socket.socket) -> bytes:
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def _frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
-    return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
-
-
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS, 0, 0)
-
-
 def _registration(name: str) -> bytes:
     """A connection's bytes that make a partition by gRPC."""
-    definition = {"partition_id": name, "fields": ["x"], "tasks": ["t"]}
-    message = pb.RegisterPartitionRequest(request_id=name, **definition).SerializeToString()  # type: ignore[arg-type]
-    heads = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": f"/{_SERVICE}/RegisterPartition",
-        ":authority": "localhost",
-        "content-type": "application/grpc",
-        "te": "trailers",
-    }
-    packed = b"".join(
-        b"\0" + bytes([len(key)]) + key.encode() + bytes([len(value)]) + value.encode() for key, value in heads.items()
-    )
-    body = b"\0" + len(message).to_bytes(4, "big") + message
-    return _PREFACE + _frame(_HEADERS, 4, 1, packed) + _frame(_DATA, 1, 1, body)
+    message = pb.RegisterPartitionRequest(request_id=name, partition_id=name, fields=["x"], tasks=["t"])
+    data = message.SerializeToString()
+    head = frame(HEADERS, 4, 1, request(f"/{_SERVICE}/RegisterPartition", "localhost"))
+    return OPENING + head + frame(DATA, 1, 1, b"\0" + len(data).to_bytes(4, "big") + data)
 
 
 def _await_answer(line: socket.socket) -> None:
     with line, contextlib.suppress(ConnectionError):
-        _read_until(line, _HEADERS, 0)
+        _read_until(line, HEADERS, 0)
 
 
 def _read_until(line: socket.socket, kind: int, flags: int) -> None:

@@ -65,7 +65,7 @@ def ask(server: ServerThread, listener: str, method: str, path: str, asked: Aske
     """The status. Streams are not read."""
     address = server.http_address if listener == "http" else server.server.http_door_address
     port = str(address).rpartition(":")[2]
-    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=120)
     headers = {"Host": asked.host.replace("PORT", port), "Content-Type": "application/json"}
     headers |= {} if asked.origin is None else {"Origin": asked.origin.replace("PORT", port)}
     headers |= {} if token is None else {"Authorization": f"Bearer {token}"}

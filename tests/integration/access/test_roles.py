@@ -95,7 +95,7 @@ def code_of(channel: grpc.Channel, role: str, verb: str, **values: object) -> gr
         call = channel.unary_stream(path) if method.server_streaming else channel.unary_unary(path)
         sent = GetMessageClass(method.input_type)(**values).SerializeToString()
     try:
-        answer = call(sent, metadata=metadata, timeout=10)
+        answer = call(sent, metadata=metadata, timeout=120)
         if not isinstance(answer, bytes):
             next(answer)
             answer.cancel()
@@ -187,7 +187,7 @@ def asked(channel: grpc.Channel, caller: str, verb: str, **values: object) -> An
     metadata, request = (("authorization", f"Bearer {TOKENS[caller]}"),), GetMessageClass(method.input_type)(**values)
     answer: Any = GetMessageClass(method.output_type)
     call: Any = channel.unary_unary(f"/{SERVICE.full_name}/{verb}", None, answer.FromString)
-    return call(request.SerializeToString(), metadata=metadata, timeout=10)
+    return call(request.SerializeToString(), metadata=metadata, timeout=120)
 
 
 NAMES_A_SESSION = [
@@ -254,7 +254,7 @@ def test_a_request_id_gets_no_answer_of_another_caller(channel: grpc.Channel, he
     header = pb.PutSamplesHeader(request_id="put", partition_id="train-1", sample_ids=["c", "d"]).SerializeToString()
     metadata: Any = (("authorization", f"Bearer {TOKENS['admin']}"),)
     put: Any = channel.stream_unary(f"/{SERVICE.full_name}/PutSamples")
-    assert put(iter([frame_prefix(header, 0, 0)]), metadata=metadata, timeout=10)
+    assert put(iter([frame_prefix(header, 0, 0)]), metadata=metadata, timeout=120)
     mine, others, again = (
         asked(channel, caller, "ClaimSamples", request_id="same", **new) for caller in ("consumer", "admin", "consumer")
     )

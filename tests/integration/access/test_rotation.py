@@ -46,9 +46,9 @@ def test_certificates_and_tokens_are_replaced_under_load_without_a_failed_call(
         try:
             with connect(address, credentials=credentials, first_backoff_s=0.01) as client:
                 while not stopping.is_set():
-                    client.put_samples([f"{n}-{calls[n]}"], "train", {"x": [1]}, timeout_s=10)
+                    client.put_samples([f"{n}-{calls[n]}"], "train", {"x": [1]}, timeout_s=120.0)
                     with connect(address, credentials=credentials) as another:  # with a handshake
-                        another.claim("train", "t", ["x"], 1, timeout_s=10).commit()
+                        another.claim("train", "t", ["x"], 1, timeout_s=120.0).commit()
                     calls[n] += 1
         except Exception as error:  # noqa: BLE001  # the test tells it
             failed.append(error)

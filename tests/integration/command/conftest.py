@@ -43,7 +43,7 @@ class Command:
 
     def check_books(self) -> None:
         """Every row, and every delivery, is there or counted under the reason for which it is gone."""
-        with connect(self.addresses[0], transport="grpc", timeout_s=10.0) as client:
+        with connect(self.addresses[0], transport="grpc", timeout_s=120.0) as client:
             for partition in client.partitions():
                 assert partition.rows_put_total == partition.rows + sum(partition.removed_rows.values())
                 for task in partition.tasks:

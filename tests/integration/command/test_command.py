@@ -65,7 +65,7 @@ def lines_until(terminal: Iterable[str], word: str) -> list[str]:
 
 
 def fetch(url: str) -> HTTPResponse:
-    response = urllib.request.urlopen(url, timeout=20)  # noqa: S310  # our own server's URL
+    response = urllib.request.urlopen(url, timeout=120)  # noqa: S310  # our own server's URL
     assert isinstance(response, HTTPResponse)
     return response
 
@@ -116,7 +116,7 @@ def test_elsewhere_each_line_is_json(start_command: Callable[..., Command], tmp_
 def test_health_is_serving(addresses: list[str], transport: int, service: str) -> None:
     with grpc.insecure_channel(addresses[transport]) as channel:
         check: Any = health_pb2_grpc.HealthStub(channel).Check
-        response = check(health_pb2.HealthCheckRequest(service=service), timeout=20)
+        response = check(health_pb2.HealthCheckRequest(service=service), timeout=120)
     assert response.status == health_pb2.HealthCheckResponse.SERVING
 
 
@@ -124,7 +124,7 @@ def test_health_of_another_service_is_not_found(addresses: list[str]) -> None:
     with grpc.insecure_channel(addresses[0]) as channel:
         check: Any = health_pb2_grpc.HealthStub(channel).Check
         with pytest.raises(grpc.RpcError) as caught:
-            check(health_pb2.HealthCheckRequest(service="nope"), timeout=20)
+            check(health_pb2.HealthCheckRequest(service="nope"), timeout=120)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
@@ -134,8 +134,8 @@ def test_reflection_lists_and_describes_the_service(addresses: list[str], transp
     about = reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE)
     with grpc.insecure_channel(addresses[transport]) as channel:
         reflect: Any = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
-        response = next(reflect(iter([request]), timeout=20))
-        described = next(reflect(iter([about]), timeout=20)).file_descriptor_response
+        response = next(reflect(iter([request]), timeout=120))
+        described = next(reflect(iter([about]), timeout=120)).file_descriptor_response
     names = {service.name for service in response.list_services_response.service}
     assert {SERVICE, "grpc.health.v1.Health"} <= names
     assert b"PutSamples" in b"".join(described.file_descriptor_proto)
@@ -169,7 +169,7 @@ def test_a_grpc_client_on_the_http_port_is_one_line_of_the_log(
     with grpc.insecure_channel(command.http.removeprefix("http://")) as channel:
         check: Any = health_pb2_grpc.HealthStub(channel).Check
         with pytest.raises(grpc.RpcError):
-            check(health_pb2.HealthCheckRequest(), timeout=20)
+            check(health_pb2.HealthCheckRequest(), timeout=120)
     eventually(lambda: command.log)
     assert command.end() == 0
     refused = [json.loads(line) for line in command.log.splitlines()][:-2]

@@ -104,7 +104,7 @@ def test_a_view_of_the_former_servers_memory_keeps_its_values(start: Start, tmp_
         assert torch.equal(view[0], torch.arange(100_000, dtype=torch.uint8))
         assert client.server_status().memory_used_bytes == 1_000_000
         del view
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while client.server_status().memory_used_bytes > 900_000:
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -128,7 +128,7 @@ def test_checkpoints_replace_the_log_while_the_server_serves(tmp_path: Path) -> 
     thread = ServerThread(config)
     with connect(thread.addresses[0]) as client:
         client.register_partition("p", ["x"], 0, ["train"])
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not list((tmp_path / "d").glob("checkpoint-*[0-9]")) and time.monotonic() < deadline:
             client.put_samples(["a"], "p", {"x": [1.0]})
         put_total = client.partition("p").rows_put_total

@@ -40,11 +40,11 @@ class Outside:
         self._check: Any = health_pb2_grpc.HealthStub(channel).Check
 
     def health(self, service: str) -> int:
-        return int(self._check(health_pb2.HealthCheckRequest(service=service), timeout=20).status)
+        return int(self._check(health_pb2.HealthCheckRequest(service=service), timeout=120).status)
 
     def healthz(self) -> int:
         try:
-            with urllib.request.urlopen(f"{self._http}/healthz", timeout=20) as response:  # noqa: S310  # our server's
+            with urllib.request.urlopen(f"{self._http}/healthz", timeout=120) as response:  # noqa: S310  # our server's
                 return int(response.status)
         except HTTPError as error:
             error.close()
@@ -52,7 +52,7 @@ class Outside:
 
     def total(self, name: str, **labels: str) -> float:
         """The sum of a counter over the series that have these labels."""
-        with urllib.request.urlopen(f"{self._http}/metrics", timeout=20) as response:  # noqa: S310  # likewise
+        with urllib.request.urlopen(f"{self._http}/metrics", timeout=120) as response:  # noqa: S310  # likewise
             families = text_string_to_metric_families(response.read().decode())
         samples = [sample for family in families for sample in family.samples if sample.name == name]
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
@@ -126,8 +126,8 @@ def test_sigterm_under_load_fails_no_call_that_was_accepted(
     assert not ended.done()
 
     held_put.let_go.set()
-    assert held_put.call.result(20).created_rows == 1
-    assert ended.result(20) == 0
+    assert held_put.call.result(120).created_rows == 1
+    assert ended.result(120) == 0
     assert time.monotonic() - began < GRACE_S
     assert list(tmp_path.iterdir()) == []
     assert [line for line in command.log.splitlines() if '"level": "error"' in line or "Traceback" in line] == []

@@ -17,7 +17,7 @@ from tests.integration.wire.session_peer import SessionPeer
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
-GRACE_S = 0.6
+GRACE_S = 2.0
 
 
 class Beating:
@@ -60,9 +60,9 @@ def stub(channel: grpc.Channel) -> Any:
     """Partition p with the row a."""
     stub: Any = pb_grpc.DataPlaneServiceStub(channel)
     partition = pb.RegisterPartitionRequest(request_id="1", partition_id="p", fields=["x"], tasks=["train"])
-    stub.RegisterPartition(partition, timeout=20)
+    stub.RegisterPartition(partition, timeout=120)
     header = pb.PutSamplesHeader(request_id="2", partition_id="p", sample_ids=["a"])
-    stub.PutSamples(iter([pb.PutSamplesRequest(header=header)]), timeout=20)
+    stub.PutSamples(iter([pb.PutSamplesRequest(header=header)]), timeout=120)
     return stub
 
 
@@ -76,13 +76,13 @@ def beating(stub: Any, channel: grpc.Channel) -> Iterator[Beating]:
 def claimed(stub: Any, request_id: str, session_id: str) -> Any:
     request = pb.ClaimSamplesRequest(request_id=request_id, partition_id="p", task="train", batch_size=1)
     request.mode, request.session_id = pb.CLAIM_MODE_ACKNOWLEDGED, session_id
-    request.wait_timeout.FromSeconds(30)
-    return stub.ClaimSamples(request, timeout=40)
+    request.wait_timeout.FromSeconds(100)
+    return stub.ClaimSamples(request, timeout=120)
 
 
 def commit(stub: Any, claim_id: str) -> int:
     frames = [pb.CommitClaimRequest(header=pb.CommitClaimHeader(request_id="9", claim_id=claim_id))]
-    return int(stub.CommitClaim(iter(frames), timeout=40).consumed_rows)
+    return int(stub.CommitClaim(iter(frames), timeout=120).consumed_rows)
 
 
 def stop_for(command: Command, seconds: float) -> None:

@@ -84,8 +84,8 @@ def test_a_successor_may_take_the_socket_while_the_old_server_drains(
     eventually(lambda: not Path(listen.removeprefix("unix://")).exists())
     start_command("--listen", listen)
     held_put.let_go.set()
-    assert held_put.call.result(20).created_rows == 1
-    assert ended.result(20) == 0
+    assert held_put.call.result(120).created_rows == 1
+    assert ended.result(120) == 0
     with connect(listen) as client:
         assert client.partitions() == []
 
@@ -161,7 +161,7 @@ def test_a_put_through_memory_that_is_under_way_finishes_after_sigterm(
     assert not ended.done()
     written = peer.call(local_pb.LOCAL_METHOD_FINISH_WRITE, FINISH, local_pb.LocalWriteResponse)
     assert written.put.created_rows == 1
-    assert ended.result(20) == 0
+    assert ended.result(120) == 0
 
 
 @pytest.mark.parametrize("grace", ["0.2"])
@@ -175,7 +175,7 @@ def test_a_put_through_memory_that_outlasts_the_grace_is_cut(command: Command, l
 def test_claims_and_puts_that_wait_end_at_sigterm_with_a_word_of_why(
     command: Command, flow: DataPlaneClient, listen: str, threads: ThreadPoolExecutor, eventually: Eventually
 ) -> None:
-    flow.put_samples(["full"], "p", {"x": torch.zeros(1, 64 << 20, dtype=torch.uint8)}, timeout_s=20.0)
+    flow.put_samples(["full"], "p", {"x": torch.zeros(1, 64 << 20, dtype=torch.uint8)}, timeout_s=120.0)
     with grpc.insecure_channel(listen) as channel:
         stub: Any = pb_grpc.DataPlaneServiceStub(channel)
         claim = pb.ClaimSamplesRequest(request_id="c", partition_id="p", task="train", batch_size=2)

@@ -27,11 +27,11 @@ def proxy(address: str) -> Iterator[FaultProxy]:
 @pytest.fixture
 def shaky(proxy: FaultProxy) -> Iterator[DataPlaneClient]:
     """A client whose connection runs through the proxy; `client` goes straight to the same server."""
-    with connect(proxy.address, timeout_s=20.0, transport="grpc") as client:
+    with connect(proxy.address, timeout_s=120.0, transport="grpc") as client:
         yield client
 
 
 @pytest.fixture
 async def async_shaky(proxy: FaultProxy) -> AsyncIterator[aio.AsyncDataPlaneClient]:
-    async with await aio.connect(proxy.address, timeout_s=20.0, transport="grpc") as client:
+    async with await aio.connect(proxy.address, timeout_s=120.0, transport="grpc") as client:
         yield client

@@ -19,7 +19,7 @@ from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import ClaimNotFoundError, DataPlaneError, DeadlineError, UnavailableError
 
 MIB = 1 << 20
-GRACE_S = 1.0
+GRACE_S = 2.0
 TIMEOUT_S = 0.4
 FOREVER_S = 10_000.0
 
@@ -135,9 +135,9 @@ def test_bytes_that_come_twice_change_no_row(
 
 @pytest.fixture
 def holder(client: DataPlaneClient, proxy: FaultProxy) -> Iterator[DataPlaneClient]:
-    """A client through the proxy, of a grace of 1 s, for the row of partition p."""
+    """A client through the proxy, of a short grace, for the row of partition p."""
     prepare(client, "p")
-    with connect(proxy.address, timeout_s=20.0, transport="grpc", session_grace_s=GRACE_S) as holder:
+    with connect(proxy.address, timeout_s=120.0, transport="grpc", session_grace_s=GRACE_S) as holder:
         yield holder
 
 

@@ -38,7 +38,7 @@ def lose_answer(proxy: FaultProxy, threads: ThreadPoolExecutor, eventually: Even
         meanwhile()
         assert not future.done()
         proxy.reset_connections()
-        return future.result(20)
+        return future.result(120)
 
     return lose
 

@@ -50,7 +50,7 @@ def test_a_shard_whose_answer_does_not_come_in_time_stays_with_its_step_and_can_
         shaky.claim_shard("p", "train", ["a"], 2, step=0, dp_rank=0, dp_world=1, timeout_s=0.1)
     assert flow.partition("p").task("train").claimed_rows == 3
     proxy.reset_connections()
-    again = shaky.claim_shard("p", "train", ["a"], 2, step=0, dp_rank=0, dp_world=1, timeout_s=20.0)
+    again = shaky.claim_shard("p", "train", ["a"], 2, step=0, dp_rank=0, dp_world=1, timeout_s=120.0)
     assert (again.meta.sample_ids, again.deliveries) == (["y", "z"], [1, 1])
     assert (again.commit(), held.commit()) == (2, 1)
 
@@ -78,7 +78,7 @@ def test_what_cannot_be_said_to_the_server_is_said_later(
     with pytest.raises(DataPlaneError):
         shaky.claim("p", "train", ["a"], 2, timeout_s=0.1)
     proxy.reset_connections()
-    claim = shaky.claim("p", "train", ["a"], 2, timeout_s=20.0)
+    claim = shaky.claim("p", "train", ["a"], 2, timeout_s=120.0)
     assert claim.commit() == 2
 
 

@@ -65,7 +65,7 @@ def run(settings: Settings, others: Others | None = None) -> History:
             assert zygote.stdout is not None
             zygote.stdout.close()
         history = read_history(settings.folder, settings.grace_s, TASKS, SHARED_TASKS)
-        history.final = _final(client, history)
+        history.final = final(client, history)
         history.complaints += stuck
         return history
 
@@ -90,12 +90,13 @@ def _unconsumed(described: PartitionDescription) -> Iterable[int]:
     return (task.untaken_rows + task.claimed_rows + task.delayed_rows for task in described.tasks)
 
 
-def _final(client: DataPlaneClient, history: History) -> Final:
+def final(client: DataPlaneClient, history: History) -> Final:
+    """What the server says in the end. Values of a partition that clears what is consumed are gone by then."""
     described = client.partition(PARTITION)
     columns = [name for name in FIELDS if name not in ("tokens", "prompt")]
     values: dict[str, dict[str, int]] = {}
     lost = _lost(client, history) if described.removed_rows.get("lost") else frozenset()
-    rows = sorted({row for _, row in history.by_row} - lost)
+    rows = [] if described.clear_when_consumed else sorted({row for _, row in history.by_row} - lost)
     for begin in range(0, len(rows), _READ_ROWS):
         some = rows[begin : begin + _READ_ROWS]
         read = client.get_samples(some, PARTITION, columns)
@@ -140,7 +141,7 @@ def figures(history: History, settings: Settings) -> dict[str, int]:
         "kills": struck["kills"],
         "stops longer than the grace": struck["long stops"],
         "short stops": struck["stops"],
-        "rows": history.final.resident if history.final else 0,
+        "rows": history.final.kept if history.final else 0,
         "groups finished": batches[True, "done"],
         "groups aborted or rolled back": batches[True, "refused"],
         "groups and puts of which nobody knows": batches[True, "unknown"] + batches[False, "unknown"],

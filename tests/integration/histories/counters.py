@@ -1,4 +1,6 @@
-"""Whether the server's own books agree with what processes saw. Nothing is cleared during a campaign, nor reset."""
+"""Whether the server's own books agree with what processes saw. No client clears anything during a campaign, nor resets
+it; the server may clear rows that every task has consumed.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,11 @@ def _rows(history: History, final: Final) -> Iterator[str]:
     seen = {row for _, row in history.by_row}
     there = {row for batch in history.batches if _is_there(batch, seen) for row in batch.rows}
     expected = len(there - final.lost)
-    if final.resident != expected:
-        yield f"{final.resident} rows are there, {expected} were put"
+    if final.kept != expected:
+        yield f"{final.kept} rows are there or consumed, {expected} were put"
     if final.removed.get("lost", 0) != len(final.lost):
         yield f"{final.removed.get('lost', 0)} rows are lost, and {len(final.lost)} are named"
-    if strange := {why for why, count in final.removed.items() if count} - {"rolled_back", "lost"}:
+    if strange := {why for why, count in final.removed.items() if count} - {"rolled_back", "lost", "consumed"}:
         yield f"rows are gone though nobody cleared them: {sorted(strange)}"
     unfinished = sum(len(batch.rows) for batch in history.batches if batch.group and not _is_there(batch, seen))
     if final.removed.get("rolled_back", 0) > unfinished:
@@ -44,8 +46,8 @@ def _deliveries(history: History, task: str, counts: TaskCounts, final: Final) -
     if counts.delivered != counts.claimed + sum(counts.ended.values()):
         yield f"delivered {counts.delivered}, claimed {counts.claimed}, ended {dict(counts.ended)}"
     committed = counts.ended.get("committed", 0)
-    if not counts.consumed == final.resident <= committed <= final.resident + len(final.lost):
-        yield f"{final.resident} rows, {len(final.lost)} lost, {counts.consumed} consumed, {committed} commits"
+    if counts.consumed != final.resident or not final.kept <= committed <= final.kept + len(final.lost):
+        yield f"{final.kept} rows, {len(final.lost)} lost, {counts.consumed} consumed, {committed} commits"
     seen = sum(len(holding.rows) for holding in holdings)
     unseen = sum(claim.most for claim in history.unanswered if claim.task == task)
     if not seen <= counts.delivered <= seen + unseen:

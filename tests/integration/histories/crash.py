@@ -44,6 +44,7 @@ def one_round(zygotes: list[Any], folder: Path, data: Path, durability: str, set
             killing = thread.submit(_kill_often, lives, settings)
             history = run(settings)
             spans = killing.result()
+        assert len(lives.events("recovered")) == len(spans)
         _, counts = judged(history, settings, lives.log)
     idle = _idle(history, spans)
     return Counter({**counts, "kills of working lives": len(spans) - idle, "kills of idle lives": idle})

@@ -110,6 +110,11 @@ class Final:
     tasks: Mapping[str, TaskCounts]
     lost: frozenset[str] = frozenset()
 
+    @property
+    def kept(self) -> int:
+        """Rows that are there, or were cleared since every task had consumed them."""
+        return self.resident + self.removed.get("consumed", 0)
+
 
 @dataclass(slots=True)
 class Holding:

@@ -7,13 +7,16 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.integration.histories.campaign import judged, run, table
-from tests.integration.histories.mortal_server import MortalServer
+from tests.integration.failpoints.lives import zygote
+from tests.integration.histories.campaign import table
+from tests.integration.histories.crash import one_round
 from tests.integration.histories.settings import Settings
 
 _SHOWN = 40
+_ENOUGH = ("kills of working lives", "kills", "commits", "releases")
 
 
 @pytest.fixture
@@ -26,22 +29,22 @@ def data(durability: str) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.fixture(scope="module")
+def zygotes() -> Iterator[list[Any]]:
+    with zygote() as one, zygote() as other:
+        yield [one, other]
+
+
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("durability", ["process", "disk"])
 @pytest.mark.parametrize(
     ("processes", "seconds"), [(8, 6.0), pytest.param(16, 600.0, marks=pytest.mark.soak)], ids=["short", "long"]
 )
 def test_no_row_is_lost_or_doubled_when_server_and_clients_are_killed(
-    tmp_path: Path, data: Path, durability: str, processes: int, seconds: float
+    tmp_path: Path, data: Path, zygotes: list[Any], durability: str, processes: int, seconds: float
 ) -> None:
-    with MortalServer(tmp_path, data, "--durability", durability) as server:
-        settings = Settings.chosen(server.address, tmp_path / "histories", processes, seconds)
-        server.kill_often(settings.seed, 0.2, 1.5, settings.seconds)
-        history = run(settings)
-        server.spare()
-        found, counts = judged(history, settings, server.log)
-    counts["kills of the server"] = server.kills
+    settings = Settings.chosen(f"unix://{tmp_path}/s", tmp_path / "histories", processes, seconds)
+    counts = one_round(zygotes, tmp_path, data, durability, settings)
     sys.stdout.write(table(counts, settings))
-    assert found[:_SHOWN] == []
-    assert [name for name in ("kills of the server", "kills", "commits", "releases") if not counts[name]] == []
-    assert len(server.recoveries) == server.kills
+    assert (settings.folder / "violations").read_text().splitlines()[:_SHOWN] == []
+    assert [name for name in _ENOUGH if not counts[name]] == []

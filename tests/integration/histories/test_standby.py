@@ -50,7 +50,7 @@ class GuardedServer(MortalServer):
             return subprocess.Popen([COMMAND, *self._flags], stdout=subprocess.PIPE, stderr=stderr, text=True)
 
     def _wait_for(self, event: str, count: int) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while self.log.count(f'"{event}"') < count and time.monotonic() < deadline:
             time.sleep(0.01)
 

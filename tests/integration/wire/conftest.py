@@ -25,6 +25,12 @@ _OPTIONS = [
 
 
 @pytest.fixture
+def way() -> str:
+    """Hand-written messages go over gRPC, by whatever way values of clients would travel."""
+    return "tcp"
+
+
+@pytest.fixture
 def channel(address: str) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(address, options=_OPTIONS) as channel:
         yield channel
@@ -73,7 +79,7 @@ def host(
     """
     listen = f"unix://{tmp_path}/dataplane.sock"
     server = start_server((listen,), insecure=True, memory_bytes=8 << 20)  # its direct port serves all of 127.0.0.0/8
-    with connect(listen, timeout_s=20.0, transport="grpc") as client:
+    with connect(listen, timeout_s=120.0, transport="grpc") as client:
         client.register_partition("p", ["x"], 0, ["train"])
         row = torch.arange(ROW_BYTES, dtype=torch.int64).to(torch.uint8)
         client.put_samples(["row"], "p", {"x": torch.nested.as_nested_tensor([row], layout=torch.jagged)})
@@ -82,7 +88,7 @@ def host(
         server.check_invariants()
         host.join(host.attach()).call(pb.LOCAL_METHOD_GET_SERVER_STATUS, b"")
         host.close()
-        with connect(listen, timeout_s=20.0, transport="shm") as another:
+        with connect(listen, timeout_s=120.0, transport="shm") as another:
             found = another.get_samples(["row"], "p", ["x"])["x"].values()
             another.clear_samples(None, "p")
         assert found.tolist() == row.tolist()

@@ -28,11 +28,11 @@ _numbers = itertools.count()
 
 
 class Peer:
-    """A connection, given or to the local socket at a path. Every response has to come within 20 s."""
+    """A connection, given or to the local socket at a path. Every response has to come within two minutes."""
 
     def __init__(self, place: str | socket.socket) -> None:
         self.socket = place if isinstance(place, socket.socket) else socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(20.0)
+        self.socket.settimeout(120.0)
         if isinstance(place, str):
             self.socket.connect(place)
 

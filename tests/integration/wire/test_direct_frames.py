@@ -37,7 +37,7 @@ class Direct:
         self._opened = contextlib.ExitStack()
 
     def connect(self, source: str = "127.0.0.1") -> Peer:
-        peer = Peer(socket.create_connection(("127.0.0.1", self.port.port), 20.0, (source, 0)))
+        peer = Peer(socket.create_connection(("127.0.0.1", self.port.port), 120.0, (source, 0)))
         self._opened.callback(peer.close)
         return peer
 

@@ -21,35 +21,29 @@ TAGS = msgpack.packb({f"{number:02}": "x" * 1000 for number in range(60)})
 _numbers = itertools.count()
 
 
-@pytest.fixture(params=["unix"])
-def way(request: pytest.FixtureRequest) -> str:
-    """The kind of socket does not show."""
-    return str(request.param)
-
-
 @pytest.fixture
 def flow(stub: Any) -> Any:
     """Partition p with rows of many tags."""
     partition = pb.RegisterPartitionRequest(request_id="1", partition_id="p", fields=["x"], tasks=["train"])
-    stub.RegisterPartition(partition, timeout=20)
+    stub.RegisterPartition(partition, timeout=120)
     for begin in range(0, ROWS, 100):
         ids = [f"{number:03}" for number in range(begin, begin + 100)]
         header = pb.PutSamplesHeader(request_id=f"put-{begin}", partition_id="p", sample_ids=ids, row_tags=[TAGS] * 100)
-        stub.PutSamples(iter([pb.PutSamplesRequest(header=header)]), timeout=20)
+        stub.PutSamples(iter([pb.PutSamplesRequest(header=header)]), timeout=120)
     return stub
 
 
 def claim(stub: Any, rows: int, mode: pb.ClaimMode.ValueType) -> Any:
     request = pb.ClaimSamplesRequest(request_id=f"claim-{next(_numbers)}", partition_id="p", task="train", mode=mode)
     request.batch_size = rows
-    return stub.ClaimSamples(request, timeout=20)
+    return stub.ClaimSamples(request, timeout=120)
 
 
 def shard(stub: Any, step: int, dp_world: int, dp_rank: int) -> Any:
     request = pb.ClaimShardRequest(request_id=f"claim-{next(_numbers)}", partition_id="p", task="train", step=step)
     request.dp_world, request.dp_rank, request.batch_size = dp_world, dp_rank, ROWS
     request.balance = pb.SHARD_BALANCE_ROWS
-    return stub.ClaimShard(request, timeout=20).claim
+    return stub.ClaimShard(request, timeout=120).claim
 
 
 @pytest.mark.parametrize("mode", [pb.CLAIM_MODE_ACKNOWLEDGED, pb.CLAIM_MODE_CONSUME], ids=["acknowledged", "consume"])
@@ -69,15 +63,15 @@ def test_a_refused_claim_that_comes_again_takes_nothing_from_those_who_got_its_r
     request = pb.ClaimSamplesRequest(request_id="again", partition_id="p", task="train", batch_size=ROWS)
     request.mode = pb.CLAIM_MODE_CONSUME
     for _ in range(2):
-        assert refusal(lambda: flow.ClaimSamples(request, timeout=20))[1] == "LIMIT_REACHED"
+        assert refusal(lambda: flow.ClaimSamples(request, timeout=120))[1] == "LIMIT_REACHED"
         assert consumed(flow) == 0
     claim(flow, ROWS // 2, pb.CLAIM_MODE_CONSUME)
-    assert refusal(lambda: flow.ClaimSamples(request, timeout=20))[1] == "LIMIT_REACHED"
+    assert refusal(lambda: flow.ClaimSamples(request, timeout=120))[1] == "LIMIT_REACHED"
     assert consumed(flow) == ROWS // 2
 
 
 def consumed(stub: Any) -> int:
-    status = stub.GetConsumptionStatus(pb.GetConsumptionStatusRequest(partition_id="p", tasks=["train"]), timeout=20)
+    status = stub.GetConsumptionStatus(pb.GetConsumptionStatusRequest(partition_id="p", tasks=["train"]), timeout=120)
     return int(status.tasks[0].consumed_rows)
 
 
@@ -85,6 +79,6 @@ def test_a_shard_that_does_not_fit_is_refused_and_its_rows_stay_with_their_step(
     code, reason, _ = refusal(lambda: shard(flow, 1, 1, 0))
     assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_REACHED")
     reset = pb.ResetTaskRequest(request_id="reset", partition_id="p", task="train", whole_task=True)
-    flow.ResetTask(reset, timeout=20)
+    flow.ResetTask(reset, timeout=120)
     ids = [*shard(flow, 1, 2, 0).sample_ids, *shard(flow, 1, 2, 1).sample_ids]
     assert ids == [f"{number:03}" for number in range(ROWS)]

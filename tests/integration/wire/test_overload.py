@@ -66,7 +66,7 @@ def has_answer(peer: Peer) -> bool:
     except BlockingIOError:
         return False
     finally:
-        peer.socket.settimeout(20.0)
+        peer.socket.settimeout(120.0)
 
 
 def test_a_pass_of_the_event_loop_serves_few_of_the_requests_that_have_come_and_the_next_ones_the_others(

@@ -17,8 +17,6 @@ from dataplane_server.service.value_streams import MAX_STREAMS
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
-pytestmark = pytest.mark.parametrize("way", ["tcp"], indirect=True)
-
 
 async def test_streams_beyond_the_bound_wait_then_are_refused_and_commits_go_on(
     address: str, async_client: aio.AsyncDataPlaneClient
