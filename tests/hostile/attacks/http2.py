@@ -68,9 +68,9 @@ class Http2Peer:
         self._received = b""
         self._streams = itertools.count(1, 2)
 
-    def begin(self, path: str, **metadata: bytes) -> int:
+    def begin(self, path: str, authority: str = "x", **metadata: bytes) -> int:
         stream = next(self._streams)
-        self.socket.sendall(frame(HEADERS, _END_HEADERS, stream, request(path, **metadata)))
+        self.socket.sendall(frame(HEADERS, _END_HEADERS, stream, request(path, authority, **metadata)))
         return stream
 
     def send_as_allowed(self, stream: int, data: memoryview) -> int:
