@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import ItemsView, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import get_args
 
 import msgpack
@@ -121,6 +122,17 @@ class Put:
     sequence_lengths: list[int] | None
     tags: list[dict[str, Tag]] | None
 
+    def digest(self, *others: object) -> bytes:
+        """Stands for all that the put asks for, its values included, and for others, when it is repeated."""
+        asked = pb.PutSamplesHeader()
+        asked.CopyFrom(self.header)
+        for name in ("request_id", "caller", "read_on"):
+            asked.ClearField(name)
+        found = blake2b(repr(others).encode() + asked.SerializeToString(deterministic=True), digest_size=16)
+        for column in self.columns:
+            found.update(column.values)
+        return found.digest()
+
     def receipt(self, response: pb.PutSamplesResponse) -> KVBatchMeta:
         """The meta of the rows that were put."""
         header = self.header
@@ -154,9 +166,10 @@ def put_request(
     once: Sequence[str] = (),
     read_on: str = "",
     create_only: bool = False,
+    request_id: str | None = None,
 ) -> Put:
     """A put of rows. where: the beginning of every error message, such as "put_samples into 'p'". append: the columns
-    are added to the end of the rows' values.
+    are added to the end of the rows' values. request_id: the caller's name for it; None for a new one.
     """
     given_partition: object = partition_id
     if isinstance(sample_ids, str) and isinstance(given_partition, (list, tuple)):
@@ -169,7 +182,7 @@ def put_request(
         columns = [column.as_jagged(len(ids)) for column in columns]
     lengths, row_tags = carried_lengths(fields, given, ids, where), _checked_tags(tags, ids, where)
     header = pb.PutSamplesHeader(
-        request_id=new_request_id(),
+        request_id=new_request_id() if request_id is None else checked_name("request id", request_id, where),
         partition_id=checked_name("partition id", partition_id, where),
         sample_ids=ids,
         columns=[column_message(column) for column in columns],
@@ -183,7 +196,10 @@ def put_request(
         read_on=read_on,
         create_only=create_only,
     )
-    return Put(header, ids, columns, lengths, row_tags)
+    put = Put(header, ids, columns, lengths, row_tags)
+    if request_id is not None:
+        header.request_digest = put.digest()
+    return put
 
 
 def shared_put_request(where: str, partition_id: str, fields: Fields, caller: str) -> Put:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 
 from dataplane_client._arguments import checked_name
 from dataplane_client._async.claim import AsyncClaim
 from dataplane_client._async.group import AsyncGroup
+from dataplane_client._async.row_writes import write_put
 from dataplane_client._async.runtime import opens
 from dataplane_client._async.session import AsyncSession
 from dataplane_client._async.transport import AsyncTransport
@@ -20,15 +22,19 @@ from dataplane_client._claim_requests import (
     shard_request,
 )
 from dataplane_client._column_messages import generations_of
-from dataplane_client._requests import new_request_id
+from dataplane_client._deadline import Deadline
+from dataplane_client._requests import Fields, GivenTag, new_request_id, put_request
 from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.descriptions import DeadLetter, dead_letter
-from dataplane_client.errors import ClaimTimeoutError
+from dataplane_client.errors import ClaimTimeoutError, GroupFencedError
 from dataplane_client.filters import Where
 from dataplane_client.grants import Grant, decode_grant
 from dataplane_client.meta import KVBatchMeta
 from dataplane_client.policies import ClaimOrder
 from rl_dataplane.v1 import data_plane_pb2 as pb
+
+_NO_RESERVATION = "-"
+"""No server gives a reservation this name."""
 
 
 @short_tracebacks
@@ -259,3 +265,41 @@ class ClaimVerbs:
             generations=generations_of(response.generations, len(request.sample_ids)),
         )
         return AsyncGroup(self._session, group_id, response.reservation_id, meta)
+
+    async def put_group(
+        self,
+        partition_id: str,
+        group_id: str,
+        sample_ids: Sequence[str],
+        fields: Fields | None = None,
+        tags: Sequence[Mapping[str, GivenTag]] | None = None,
+        *,
+        sequence_lengths: Sequence[int] | None = None,
+        weight_version: int | None = None,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Put a whole group: reserve it, write its rows, show them to claims. If a step fails, nothing of it is left.
+        Returns how many rows it has.
+
+        weight_version: as in reserve_group. request_id: as in put_samples, whose arguments the others are. Errors as
+        reserve_group, put_samples and AsyncGroup.commit.
+        """
+        where = f"put_group {group_id!r} of {partition_id!r}"
+        deadline = Deadline(self._transport.options.timeout_s if timeout_s is None else timeout_s)
+        rows = (where, partition_id, sample_ids, fields, self._transport.options.caller)
+        put = put_request(*rows, tags=tags, sequence_lengths=sequence_lengths)
+        name = new_request_id() if request_id is None else checked_name("request id", request_id, where)
+        finish = pb.FinishGroupRequest(request_id=name, reservation_id=_NO_RESERVATION)
+        if request_id is not None:
+            finish.request_digest = put.digest(group_id, weight_version)
+            with contextlib.suppress(GroupFencedError):  # unless it has finished before, which is told again
+                return int((await self._transport.unary("FinishGroup", finish, deadline.left_s)).rows)
+        async with self.reserve_group(
+            partition_id, group_id, sample_ids, weight_version=weight_version, timeout_s=deadline.left_s
+        ) as group:
+            put.header.reservation_id = finish.reservation_id = group.reservation_id
+            await write_put(self._transport, put, deadline.left_s)
+            rows = (await self._transport.unary("FinishGroup", finish, deadline.left_s)).rows
+            group.state = "committed"
+        return int(rows)

@@ -56,6 +56,7 @@ class SampleVerbs:
         create_only: bool = False,
         once: Sequence[str] = (),
         read_on: str = "",
+        request_id: str | None = None,
         timeout_s: float | None = None,
     ) -> KVBatchMeta:
         """Write columns and tags of rows, atomically.
@@ -95,6 +96,9 @@ class SampleVerbs:
         of the field that was put with once as well and that a row of the partition has, so the row gets that one. All
         values travel; equal ones take space until the put is complete. Not for per-token fields. read_on: in a cluster,
         the id of the Ray node whose processes will read the rows: it fetches their values right after the put.
+        request_id: a name for this put, at most 64 bytes. A repetition with the same name within ten minutes, also from
+        another process, changes nothing and gets the first answer; another put is refused (PreconditionError, reason
+        REQUEST_ID_USED), also one of other values.
 
         Returns the meta of the rows. Its sequence_lengths are those that the call carries, otherwise None, also for
         per-token columns: only the server knows which fields are per-token. Metas of claims and listings have them. Its
@@ -120,6 +124,7 @@ class SampleVerbs:
             once=once,
             read_on=read_on,
             create_only=create_only,
+            request_id=request_id,
         )
         return put.receipt(write_put(self._transport, put, timeout_s))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dataplane_server.core.calls.answers import DeadLetter, Grant, GroupPart, Reserved
+from dataplane_server.core.calls.fingerprints import check_digest
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import (
     AbandonRequest,
@@ -117,7 +118,8 @@ def reserve(request: pb.ReserveGroupRequest) -> ReserveGroup:
 
 def finish_group(request: pb.FinishGroupRequest) -> FinishGroup:
     version = request.weight_version if request.HasField("weight_version") else None
-    return FinishGroup(request.request_id, request.reservation_id, version)
+    check_digest(request.request_digest)
+    return FinishGroup(request.request_id, request.reservation_id, version, request.request_digest)
 
 
 # -- responses ---------------------------------------------------------------------------------------------------------

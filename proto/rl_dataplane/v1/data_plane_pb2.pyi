@@ -3349,22 +3349,28 @@ class FinishGroupRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     RESERVATION_ID_FIELD_NUMBER: _builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     reservation_id: _builtins.str
     """The reservation."""
     weight_version: _builtins.int
     """Version of the weights at the end of generation. It becomes the tag "end_weight_version" of all rows of the group."""
+    request_digest: _builtins.bytes
+    """Empty, or at most 64 bytes that stand for the whole request, the rows of the group included, when a repeated call is
+    compared with the first one; see "Retries". Then the reservation may be another one.
+    """
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         reservation_id: _builtins.str = ...,
         weight_version: _builtins.int | None = ...,
+        request_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version", "weight_version", b"weight_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version", "request_id", b"request_id", "reservation_id", b"reservation_id", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version", "request_digest", b"request_digest", "request_id", b"request_id", "reservation_id", b"reservation_id", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__weight_version: _TypeAlias = _typing.Literal["weight_version"]  # noqa: Y015
     _WhichOneofArgType__weight_version: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version"]  # noqa: Y015
