@@ -23,12 +23,12 @@ $(VENV)/.torch: | $(BIN)/python
 KERNELS := hatch_build.py client/dataplane_client/row_kernels/row_kernels.c
 
 $(VENV)/.demo: pyproject.toml $(KERNELS) | $(VENV)/.torch
-	$(BIN)/python -m pip install --quiet --no-compile --group demo --editable '.[server,trainer,ray]'
+	$(BIN)/python -m pip install --quiet --no-compile --group demo --editable '.[server,trainer,http,ray]'
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # some packages bring files for other Pythons
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(KERNELS) | $(VENV)/.demo
-	$(BIN)/python -m pip install --quiet --group dev --editable '.[server,trainer,ray]'
+	$(BIN)/python -m pip install --quiet --group dev --editable '.[server,trainer,http,ray]'
 	@touch $@
 
 # promtool and prometheus, for the tests of alerts and dashboard: those on PATH, else Debian's package (93 MB), unpacked here

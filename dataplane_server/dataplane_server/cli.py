@@ -92,7 +92,11 @@ _FLAGS_WITH_DEFAULTS = (
 )
 _FLAGS = (
     ("--direct", "HOST:PORT", "where clients of other hosts move values over bare TCP (default: nowhere)"),
-    ("--http-door", "HOST:PORT", "where to take samples as JSON over HTTP (default: nowhere)"),
+    (
+        "--http-door",
+        "HOST:PORT",
+        "where a gateway serves JSON over HTTP, for programs without Python (default: nowhere)",
+    ),
     ("--health", "HOST:PORT", "where to serve only gRPC health (default: nowhere)"),
     ("--data-dir", "DIR", "keep rows and claims there, for the next life of this server (default: nowhere)"),
     ("--snapshot-dir", "DIR", "where snapshots are (default: in --data-dir)"),
@@ -303,7 +307,7 @@ def _banner(server: Server) -> str:
     if server.http_address is not None:
         lines.append(f"page on http://{server.http_address}, metrics under /metrics, health under /healthz")
     if server.http_door_address is not None:
-        lines.append(f"samples as JSON are put to http://{server.http_door_address}/v1/partitions/PARTITION/samples")
+        lines.append(f"JSON over HTTP on http://{server.http_door_address}, described under /openapi.json")
     if server.health_address is not None:
         lines.append(f"gRPC health on {server.health_address}")
     lines += [

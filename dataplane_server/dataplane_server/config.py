@@ -32,7 +32,7 @@ class ServerConfig:
 
     listen: gRPC addresses, each `unix:///path` or `host:port` (port 0: the system chooses).
     http: `host:port` of /metrics and /healthz, or None for none.
-    http_door: `host:port` where samples are put as JSON over HTTP, or None for nowhere.
+    http_door: `host:port` of the HTTP gateway, which is started beside the server, or None for none.
     direct: `host:port` where clients that cannot map the arena move values faster than over gRPC, or None for nowhere.
         Plaintext, so not beside TLS or an access file.
     health: `host:port` of a listener with only gRPC's health service, or None for none. Any address is safe: the

@@ -135,7 +135,7 @@ class HttpListener:
         """What every request passes first."""
         from aiohttp import web
 
-        from dataplane_server.http_door.answers import error_answer
+        from dataplane_server.http_answers import error_answer
         from dataplane_server.service.error_table import status_of
 
         @web.middleware

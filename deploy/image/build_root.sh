@@ -135,7 +135,7 @@ remove_what_nothing_runs() (
     # Modules whose libraries are absent, and development tools.
     rm -rf usr/lib/python3.11/lib-dynload/{_crypt,_curses*,_dbm,_sqlite3,nis,readline,_test*,_xxtest*,xx*}.cpython-*
     rm -rf usr/lib/python3.11/{curses,dbm,distutils,ensurepip,idlelib,lib2to3,pydoc_data,sqlite3,test,tkinter,turtledemo}
-    find usr/local/bin -type f ! -name 'dataplane*' -delete
+    find usr/local/bin -type f ! -name dataplane ! -name dataplane-server -delete
     cd "$PACKAGES_AT"
     rm -rf numpy/{f2py,distutils,_pyinstaller,_core/include,_core/lib}
     find . -type d -name tests -prune -exec rm -r {} +

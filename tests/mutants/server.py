@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _SERVER = "dataplane_server/dataplane_server"
+_HTTP = "integrations/dataplane_http"
 
 MUTANTS = (
     Mutant(
@@ -200,28 +201,36 @@ MUTANTS = (
         ("tests/integration/access/test_reach.py",),
     ),
     Mutant(
-        "door: numbers with and without a point are integers",
+        "http: numbers with and without a point are integers",
         "an agent's rewards 0 and 0.5 are refused",
-        f"{_SERVER}/http_door/columns.py",
+        f"{_HTTP}/columns.py",
         '"int64" if found == {int} else "float32"',
         '"int64" if int in found else "float32"',
-        ("tests/integration/http_door/test_puts.py",),
+        ("integrations/dataplane_http/tests/test_puts.py",),
     ),
     Mutant(
-        "door: a number that a float does not hold becomes infinite",
+        "http: a number that a float does not hold becomes infinite",
         "a reward of 1e40 is stored as infinity",
-        f"{_SERVER}/http_door/columns.py",
-        '        if dtype.kind == "f" and not np.isfinite(array).all():\n',
-        '        if dtype.kind == "f" and np.isnan(array).any():\n',
-        ("tests/integration/http_door/test_refusals.py", "tests/integration/http_door"),
+        f"{_HTTP}/columns.py",
+        '    if array.dtype.kind == "f" and not np.isfinite(array).all():\n',
+        '    if array.dtype.kind == "f" and np.isnan(array).any():\n',
+        ("integrations/dataplane_http/tests/test_refusals.py",),
     ),
     Mutant(
-        "door: a key that is not known is ignored",
+        "http: a key that is not known is ignored",
         "a misspelt 'tags' loses all tags of an agent",
-        f"{_SERVER}/http_door/body.py",
-        "        if key not in known:\n",
-        "        if not key:\n",
-        ("tests/integration/http_door/test_refusals.py",),
+        f"{_HTTP}/models.py",
+        'extra="forbid"',
+        'extra="ignore"',
+        ("integrations/dataplane_http/tests/test_refusals.py",),
+    ),
+    Mutant(
+        "http: what a caller has left is held for ever",
+        "the rows of an agent that died are never delivered again",
+        f"{_HTTP}/held.py",
+        "            if not hold.users and now >= hold.until:\n",
+        "            if not hold.users and now < hold.until - hold.lease_s:\n",
+        ("integrations/dataplane_http/tests/test_claims.py",),
     ),
     Mutant(
         "metrics: stale rows are counted as filtered",

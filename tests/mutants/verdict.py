@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from tests.mutants.source_copy import SourceCopy
 
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) ((?:tests|integrations)/.+?)(?: - |$)", re.MULTILINE)
 _SEED = re.compile(r"^found by (seed \d+)$", re.MULTILINE)
 _EVENTS = 1000  # of each seed
 _SEED_S = 30.0

@@ -9,6 +9,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.http_answers import STATUS_TABLE
 from dataplane_server.service.error_table import ERROR_TABLE, RETRY_DELAY_S, internal_error, status_of
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -58,3 +59,7 @@ def test_a_defect_is_told_without_its_story() -> None:
     status = internal_error()
     assert CODES[status.code] is grpc.StatusCode.INTERNAL
     assert details(status)["ErrorInfo"].reason == "INTERNAL"
+
+
+def test_every_error_has_a_status_of_http() -> None:
+    assert set(ERROR_TABLE.values()) <= STATUS_TABLE.keys()

@@ -21,7 +21,7 @@ from dataplane_server.access.gate import Gate
 from dataplane_server.access.http import caller_of
 from dataplane_server.access.roles import Caller
 from dataplane_server.core.calls.refusal import Refusal
-from dataplane_server.http_door.answers import error_answer
+from dataplane_server.http_answers import error_answer
 from dataplane_server.http_listener import only
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.page.board import Board

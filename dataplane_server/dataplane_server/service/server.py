@@ -37,6 +37,7 @@ from dataplane_server.service.messages import Messages
 from dataplane_server.service.reflection import serve_reflection
 from dataplane_server.service.servicer import DataPlaneServicer
 from dataplane_server.service.shell import Shell
+from dataplane_server.service.sidecar import Sidecar
 from dataplane_server.service.snapshots import Snapshots
 from dataplane_server.service.socket_files import SocketFile, others_kept
 from dataplane_server.service.values import ArenaValues, Values
@@ -63,6 +64,7 @@ _OPTIONS = (
 
 _FORMER_CLIENTS_S = 1.0
 _CHECKPOINTER_S = 20.0
+_OWN_USER = 0o600
 
 
 class Server:
@@ -116,7 +118,7 @@ class Server:
         self._probes = probes or HealthListener()
         self._probing = probes is not None
         self._http = HttpSide(self._metrics, lambda: self._serving, gate=gate, tls=self._tls)
-        self._doors = AsyncExitStack()
+        self._sidecars = AsyncExitStack()
         self._serving = False
         self.left = asyncio.Event()  # set when the next life begins with a snapshot: stop this server and make another
         self._former: asyncio.Task[None] | None = None  # waits until clients of a former life are gone
@@ -157,6 +159,7 @@ class Server:
             serve_reflection(self._grpc, self._shell.endless)
         self._resume()
         self._bind_grpc()
+        sidecar = None if self.config.http_door is None else self._bind_sidecar("http-door", self.config.http_door)
         if self._local is not None:
             self._local.listen_abstract()
             for address in self.addresses:
@@ -167,8 +170,9 @@ class Server:
         await self._grpc.start()
         if self.config.http is not None:
             await self._open_http(self.config.http)
-        if self.config.http_door is not None:
-            await self._open_http_door(self.config.http_door)
+        if sidecar is not None:
+            sidecar.start()
+            self.http_door_address = sidecar.address
         self._lag.start()
         self._noting = asyncio.create_task(self._servicer.recent.keep())
         self._report(ready=True)
@@ -182,7 +186,7 @@ class Server:
             self._log.info("draining", grace_s=grace_s)
         self._report(ready=False)
         self._shell.drain()
-        await self._doors.aclose()
+        await self._sidecars.aclose()
         async with others_kept(self._files):
             endpoints = [endpoint for endpoint in (self._local, self._direct) if endpoint is not None]
             await asyncio.gather(self._grpc.stop(grace_s), *(endpoint.drain(grace_s) for endpoint in endpoints))
@@ -212,6 +216,12 @@ class Server:
             else:
                 self._gate.grpc_listens(*host_and_port("listen", self.addresses[-1]))
 
+    def _bind_sidecar(self, name: str, address: str) -> Sidecar:
+        sidecar = Sidecar(name, address, self.config)
+        self._sidecars.push_async_callback(sidecar.stop)
+        bind(self._grpc, sidecar.listen, _OWN_USER)
+        return sidecar
+
     def _open_direct(self, direct: DirectEndpoint) -> None:
         address = str(self.config.direct)
         check_port("direct", address)
@@ -226,15 +236,6 @@ class Server:
         host, port = host_and_port("http", address)
         self._http.page = open_page(self._servicer, self._shell, self._metrics, lambda: self._serving, self._gate)
         self.http_address = with_port(address, await self._http.start(host, port))
-
-    async def _open_http_door(self, address: str) -> None:
-        from dataplane_server.http_door.door import HttpDoor  # not before: it imports aiohttp
-
-        check_port("http-door", address)
-        host, port = host_and_port("http_door", address)
-        door = HttpDoor(self._servicer, self._shell, self._metrics, self._tracing, self._gate, self._tls)
-        self._doors.push_async_callback(door.stop)
-        self.http_door_address = with_port(address, await door.start(host, port))
 
     def _resume(self) -> None:
         """Go on where the former life ended."""

@@ -19,10 +19,12 @@ from google.rpc import error_details_pb2, status_pb2
 from tests.hostile.fuzz.inputs import pieces
 from tests.hostile.fuzz.world import LIMITS, SERVICE, World, calls, loop
 
-from dataplane_server.core.calls.columns import Shape
+from dataplane_client._requests import put_request
+from dataplane_client.descriptions import FieldDescription
+from dataplane_http.app import json_of
+from dataplane_http.columns import columns_of
+from dataplane_http.models import Put
 from dataplane_server.core.calls.refusal import Refusal
-from dataplane_server.http_door.body import parse_body
-from dataplane_server.http_door.columns import packed, wire_columns
 from dataplane_server.service.frames import FrameReader
 from dataplane_server.service.local_connection import LocalConnection
 from dataplane_server.service.messages import Messages, _nested
@@ -33,7 +35,11 @@ from rl_dataplane.v1.local_frames import HEAD
 
 VERBS = [method.name for method in SERVICE.methods if method.name != "Session"]
 """In the order of the contract."""
-_STORED = {"x": Shape("jagged", "int64", ()), "y": Shape("dense", "float32", ()), "o": Shape("object", "", ())}
+_STORED = {
+    "x": FieldDescription("x", "jagged", "int64", (), False, 1, 8),
+    "y": FieldDescription("y", "dense", "float32", (), False, 1, 4),
+    "o": FieldDescription("o", "object", "", (), False, 1, 1),
+}
 _NESTED = _nested(pb.PutSamplesRequest.DESCRIPTOR)
 _ANSWER_S = 30.0
 
@@ -220,15 +226,12 @@ _defects = functools.cache(_Defects)
 def http(data: bytes) -> None:
     """A body is refused, or becomes a put that the service answers or refuses."""
     try:
-        body = parse_body(data, LIMITS)
-        columns, values = wire_columns(body.samples, _STORED, body.dtypes)
-        tags = [packed(f"tags of sample {sample.sample_id!r}", sample.tags) for sample in body.samples]
-    except Refusal:
+        body = Put.model_validate(json_of(data))
+        ids, tags = [sample.sample_id for sample in body.samples], [sample.tags for sample in body.samples]
+        put = put_request("http", "p", ids, columns_of(body.samples, _STORED, body.dtypes), "http", tags=tags)
+    except (ValueError, TypeError):
         return
-    ids = [sample.sample_id for sample in body.samples]
-    header = pb.PutSamplesHeader(
-        request_id=body.request_id, partition_id="p", sample_ids=ids, columns=columns, row_tags=tags
-    ).SerializeToString()
-    message = frame_prefix(header, 0, len(values)) + values
+    values = b"".join(column.values for column in put.columns)
+    message = frame_prefix(put.header.SerializeToString(), 0, len(values)) + values
     if len(message) < 1 << 16:
         loop().run_until_complete(calls(World(), [("PutSamples", len(message).to_bytes(2, "little") + message)]))

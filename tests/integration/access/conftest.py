@@ -87,7 +87,6 @@ def secured(start: Start, pki: Pki, access_file: Path) -> ServerThread:
     return start(
         listen=("0.0.0.0:0",),
         http="127.0.0.1:0",
-        http_door="127.0.0.1:0",
         health="127.0.0.1:0",
         tls=pki.issue("server", "localhost", "127.0.0.1"),
         access=access_file,

@@ -1,11 +1,9 @@
-"""Which names HTTP answers by, and which pages may call it, on every route of both listeners."""
+"""Which names HTTP answers by, and which pages may call it, on every route."""
 
 from __future__ import annotations
 
 import http.client
-import json
 import socket
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -14,13 +12,8 @@ from tests.integration.access.conftest import TOKENS, Start
 from dataplane_client.client import connect
 from dataplane_server.testing import ServerThread
 
-PUT = json.dumps({"samples": [{"sample_id": "s", "fields": {"x": 1}}]})
 PAGE = ("/", "/page/app.js", "/page/events", "/page/samples?partition=p", "/page/dead?partition=p&task=t")
-ROUTES = [
-    *(("http", "GET", path) for path in ("/healthz", "/metrics", *PAGE, "/page/sample?partition=p&id=r", "/none")),
-    ("door", "GET", "/v1/partitions/p"),
-    ("door", "POST", "/v1/partitions/p/samples"),
-]
+PATHS = ("/healthz", "/metrics", *PAGE, "/page/sample?partition=p&id=r", "/none")
 
 
 class Asked(NamedTuple):
@@ -61,15 +54,14 @@ FAR = {
 }
 
 
-def ask(server: ServerThread, listener: str, method: str, path: str, asked: Asked, token: str | None = None) -> int:
+def ask(server: ServerThread, path: str, asked: Asked, token: str | None = None) -> int:
     """The status. Streams are not read."""
-    address = server.http_address if listener == "http" else server.server.http_door_address
-    port = str(address).rpartition(":")[2]
+    port = str(server.http_address).rpartition(":")[2]
     connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=120)
-    headers = {"Host": asked.host.replace("PORT", port), "Content-Type": "application/json"}
+    headers = {"Host": asked.host.replace("PORT", port)}
     headers |= {} if asked.origin is None else {"Origin": asked.origin.replace("PORT", port)}
     headers |= {} if token is None else {"Authorization": f"Bearer {token}"}
-    connection.request(method, path, PUT if method == "POST" else None, headers)
+    connection.request("GET", path, None, headers)
     status = connection.getresponse().status
     connection.close()
     return status
@@ -83,36 +75,31 @@ def with_rows(server: ServerThread) -> ServerThread:
 
 
 @pytest.fixture
-def near(start: Start) -> Iterator[ServerThread]:
+def near(start: Start) -> ServerThread:
     """A server on loopback."""
-    server = with_rows(start(http="127.0.0.1:0", http_door="127.0.0.1:0"))
-    yield server
-    with connect(server.addresses[0]) as client:
-        assert client.partition("p").rows <= 2
+    return with_rows(start(http="127.0.0.1:0"))
 
 
-@pytest.mark.parametrize(("listener", "method", "path"), ROUTES)
-def test_no_route_on_loopback_answers_a_web_site(near: ServerThread, listener: str, method: str, path: str) -> None:
-    statuses = {name: ask(near, listener, method, path, asked) for name, asked in NEAR.items()}
+@pytest.mark.parametrize("path", PATHS)
+def test_no_route_on_loopback_answers_a_web_site(near: ServerThread, path: str) -> None:
+    statuses = {name: ask(near, path, asked) for name, asked in NEAR.items()}
     refused = {name for name, status in statuses.items() if status in (400, 403)}
     assert refused == {name for name, asked in NEAR.items() if not asked.is_answered}, statuses
 
 
-@pytest.mark.parametrize(("listener", "method", "path"), ROUTES)
-def test_other_addresses_answer_names_that_no_site_can_have(
-    start: Start, listener: str, method: str, path: str
-) -> None:
-    server = with_rows(start(http="0.0.0.0:0", http_door="0.0.0.0:0", insecure=True))
-    statuses = {name: ask(server, listener, method, path, asked) for name, asked in FAR.items()}
+@pytest.mark.parametrize("path", PATHS)
+def test_other_addresses_answer_names_that_no_site_can_have(start: Start, path: str) -> None:
+    server = with_rows(start(http="0.0.0.0:0", insecure=True))
+    statuses = {name: ask(server, path, asked) for name, asked in FAR.items()}
     assert {name for name, status in statuses.items() if status == 403} == {"a site's name", "another page"}, statuses
 
 
 def test_the_name_that_the_server_listens_by_is_its_own(start: Start) -> None:
     server = start(http="localhost:0")
-    assert ask(server, "http", "GET", "/healthz", Asked("LOCALHOST.:1")) == 200
+    assert ask(server, "/healthz", Asked("LOCALHOST.:1")) == 200
 
 
 def test_with_an_access_file_the_token_decides(start: Start, access_file: object) -> None:
     server = start(http="127.0.0.1:0", access=access_file)
-    assert ask(server, "http", "GET", "/metrics", Asked("evil.example", "http://evil.example")) == 401
-    assert ask(server, "http", "GET", "/metrics", Asked("dataplane.example"), TOKENS["everywhere"]) == 200
+    assert ask(server, "/metrics", Asked("evil.example", "http://evil.example")) == 401
+    assert ask(server, "/metrics", Asked("dataplane.example"), TOKENS["everywhere"]) == 200

@@ -48,10 +48,10 @@ def open_stream(channel: grpc.Channel, path: str) -> Any:
     return stream(iter([b""]), timeout=120)
 
 
-def http_status(url: str, ca: Path, token: str | None = None, data: bytes | None = None) -> int:
-    headers = {"Content-Type": "application/json"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
+def http_status(url: str, ca: Path, token: str | None = None) -> int:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
-        request = urllib.request.Request(url, data, headers)  # noqa: S310  # of this test's own server
+        request = urllib.request.Request(url, None, headers)  # noqa: S310  # of this test's own server
         with urllib.request.urlopen(request, context=ssl.create_default_context(cafile=ca), timeout=120) as answer:  # noqa: S310
             return int(answer.status)
     except urllib.error.HTTPError as error:
@@ -62,9 +62,9 @@ def test_without_credentials_only_health_answers(start: Start, pki: Pki, access_
     before = listening_ports()
     tls = pki.issue("server", "localhost", "127.0.0.1")
     local = "127.0.0.1:0"
-    thread = start(listen=("0.0.0.0:0",), http=local, http_door=local, health=local, tls=tls, access=access_file)
+    thread = start(listen=("0.0.0.0:0",), http=local, health=local, tls=tls, access=access_file)
     server = thread.server
-    addresses = (*server.addresses, server.http_address, server.http_door_address, server.health_address)
+    addresses = (*server.addresses, server.http_address, server.health_address)
     ports = {int(str(address).rpartition(":")[2]) for address in addresses}
     assert listening_ports() - before == ports
     answers = {}
@@ -80,10 +80,9 @@ def test_without_credentials_only_health_answers(start: Start, pki: Pki, access_
     assert set(answers.values()) == {grpc.StatusCode.UNAUTHENTICATED}, answers
     with grpc.insecure_channel(str(server.health_address)) as channel:
         assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=120).status == 1
-    metrics, door = f"https://{server.http_address}", f"https://{server.http_door_address}/v1/partitions/train-1"
+    metrics = f"https://{server.http_address}"
     statuses = [http_status(f"{metrics}/{path}", pki.ca) for path in ("healthz", "metrics", "")]
     assert statuses == [200, 401, 401]
-    assert [http_status(door, pki.ca), http_status(f"{door}/samples", pki.ca, data=b"{}")] == [401, 401]
     assert [
         http_status(f"{metrics}/metrics", pki.ca, TOKENS[name]) for name in ("producer", "reader", "everywhere")
     ] == [403, 403, 200]
@@ -179,20 +178,19 @@ def test_a_token_that_is_no_text_is_a_bad_token_on_every_transport(
 ) -> None:
     listen, local = f"unix://{tmp_path}/s", "127.0.0.1:0"
     tls = pki.issue("server", "127.0.0.1")
-    server = start(listen=(listen,), http=local, http_door=local, tls=tls, access=access_file).server
+    server = start(listen=(listen,), http=local, tls=tls, access=access_file).server
     token, statuses = b"Bearer \xff", []
     for address, path in [
         (server.http_address, "/"),
         (server.http_address, "/metrics"),
         (server.http_address, "/page/sample?partition=train-1&id=a"),
-        (server.http_door_address, "/v1/partitions/train-1"),
     ]:
         context = ssl.create_default_context(cafile=pki.ca)
         connection = http.client.HTTPSConnection(str(address), timeout=20, context=context)
         connection.request("GET", path, headers={"Authorization": token})
         statuses.append(connection.getresponse().status)
         connection.close()
-    assert statuses == [401] * 4
+    assert statuses == [401] * 3
     with contextlib.closing(Http2Peer(f"{tmp_path}/s")) as peer:
         peer.socket.settimeout(120.0)
         peer.begin(f"/{SERVICE.full_name}/GetServerStatus", authorization=token)
@@ -235,20 +233,3 @@ def test_access_file_and_its_tokens_are_read_again(
     access_file.write_text("{")  # the last good one stays
     eventually(lambda: serves(new) and "reload_failed" in caplog.text)
     assert serves(new)
-
-
-def test_the_http_door_has_the_same_callers_and_roles(secured: ServerThread, pki: Pki) -> None:
-    samples = f"https://{secured.server.http_door_address}/v1/partitions/train-1"
-    body = json.dumps({"samples": [{"sample_id": "a", "fields": {"x": 1}}]}).encode()
-    grouped = json.dumps({"samples": [{"sample_id": "b", "fields": {"x": 1}}], "group_id": "g"}).encode()
-    with connect(address_of(secured), credentials=of(pki, "everywhere")) as client:
-        client.register_partition("train-1", ["x"], 0, ["t"])
-        statuses = {
-            (name, len(data)): http_status(f"{samples}/samples", pki.ca, TOKENS[name], data)
-            for name in ("reader", "producer")
-            for data in (body, grouped)
-        }
-        assert list(statuses.values()) == [403, 403, 200, 200]
-        assert http_status(samples, pki.ca, TOKENS["reader"]) == 200
-        assert client.partition("train-1").rows == 2
-        assert client.sample("train-1", "b").events[0].who.startswith("producer: http ")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.integration.http_door.asking import Ask
 
 from dataplane_client.client import DataPlaneClient
-from dataplane_server.testing import ServerThread
+from dataplane_http.tests.asking import Ask, new_id
 
 SAMPLES = "/v1/partitions/p/samples"
 COLUMNS: dict[str, list[Any]] = {
@@ -91,11 +89,11 @@ def test_fields_that_come_later_are_added_to_rows_that_exist(client: DataPlaneCl
 def test_a_repeated_request_gets_the_same_answer_and_changes_nothing(
     client: DataPlaneClient, partition: str, ask: Ask
 ) -> None:
-    body = {"samples": samples(COLUMNS), "request_id": "r1"}
+    body = {"samples": samples(COLUMNS), "request_id": new_id()}
     first = ask("POST", SAMPLES, body)
     client.put_samples(["a"], "p", {"reward": [9.0]})
     assert ask("POST", SAMPLES, body).body == first.body
-    assert first.body == {"request_id": "r1", "created_rows": 3, "replaced_rows": 0, "consumed_rows": 0}
+    assert first.body == {"request_id": body["request_id"], "created_rows": 3, "replaced_rows": 0, "consumed_rows": 0}
     assert client.get_samples(["a"], "p", ["reward"])["reward"].tolist() == [9.0]
 
 
@@ -104,22 +102,12 @@ def test_a_partition_has_any_name_that_a_path_can_hold(client: DataPlaneClient, 
     path = "/v1/partitions/run%201%2F%C3%A9"
     assert ask("POST", f"{path}/samples", {"samples": [{"sample_id": "a", "fields": {"reward": 1}}]}).status == 200
     described = ask("GET", path)
-    assert (described.status, described.body["partition_id"], described.body["rows"]) == (200, "run 1/é", "1")
+    assert (described.status, described.body["partition_id"], described.body["rows"]) == (200, "run 1/é", 1)
 
 
-def test_the_history_of_a_sample_names_the_door(client: DataPlaneClient, partition: str, ask: Ask) -> None:
-    ask("POST", SAMPLES, {"samples": samples(COLUMNS)})
-    assert [event.who for event in client.sample("p", "a").events if event.what == "put"] == ["http 127.0.0.1"]
-
-
-def test_calls_of_the_door_are_counted_as_those_of_the_service(partition: str, ask: Ask, server: ServerThread) -> None:
-    ask("POST", SAMPLES, {"samples": samples(COLUMNS)})
-    ask("POST", SAMPLES, {"samples": []})
-    with urllib.request.urlopen(f"http://{server.http_address}/metrics", timeout=20) as response:
-        lines = response.read().decode().splitlines()
-    counted = 'dataplane_calls_total{code="%s",transport="grpc",verb="PutSamples"} 1.0'
-    assert {counted % code for code in ("OK", "INVALID_ARGUMENT")} <= set(lines)
-    assert 'dataplane_refusals_total{reason="INVALID_REQUEST",verb="PutSamples"} 1.0' in lines
+def test_the_history_of_a_sample_names_http(client: DataPlaneClient, partition: str, ask: Ask) -> None:
+    ask("POST", SAMPLES, {"samples": samples(COLUMNS, "of-http-")})
+    assert {event.who for event in client.sample("p", "of-http-a").events if event.what == "put"} == {"http"}
 
 
 def test_a_group_becomes_visible_whole_with_its_version(client: DataPlaneClient, partition: str, ask: Ask) -> None:
@@ -132,12 +120,12 @@ def test_a_group_becomes_visible_whole_with_its_version(client: DataPlaneClient,
 
 
 def test_a_group_that_is_repeated_is_there_once(client: DataPlaneClient, partition: str, ask: Ask) -> None:
-    body = {"samples": samples(COLUMNS), "group_id": "g", "request_id": "r2"}
+    body = {"samples": samples(COLUMNS), "group_id": "g", "request_id": new_id()}
     with ThreadPoolExecutor(4) as threads:
         answers = list(threads.map(lambda _: ask("POST", SAMPLES, body), range(4)))
     assert {(answer.status, answer.body["created_rows"]) for answer in answers} == {(200, 3)}
-    assert ask("POST", SAMPLES, {**body, "request_id": "r3"}).error == (409, "SAMPLE_EXISTS")
-    assert (client.partition("p").rows, client.server_status().sessions) == (3, 0)
+    assert ask("POST", SAMPLES, {**body, "request_id": new_id()}).error == (409, "SAMPLE_EXISTS")
+    assert client.partition("p").rows == 3
 
 
 @pytest.mark.parametrize(
@@ -151,26 +139,26 @@ def test_a_group_that_is_repeated_is_there_once(client: DataPlaneClient, partiti
 def test_a_group_that_is_refused_leaves_nothing_and_can_be_put_again(
     client: DataPlaneClient, partition: str, ask: Ask, change: dict[str, object], error: tuple[int, str]
 ) -> None:
-    body = {"group_id": "g", "request_id": "r4"}
+    body = {"group_id": "g", "request_id": new_id()}
     assert ask("POST", SAMPLES, {**body, "samples": [{"sample_id": "a", **change}]}).error == error
     described = client.partition("p")
-    assert (described.rows, described.open_groups, client.server_status().sessions) == (0, 0, 0)
+    assert (described.rows, described.open_groups) == (0, 0)
     assert ask("POST", SAMPLES, {**body, "samples": samples(COLUMNS)}).body["created_rows"] == 3
 
 
 def test_a_group_whose_caller_hangs_up_while_it_waits_leaves_nothing(
-    client: DataPlaneClient, partition: str, server: ServerThread, eventually: Any
+    client: DataPlaneClient, partition: str, gateway: str, eventually: Any
 ) -> None:
     client.put_samples(["big"], "p", {"answer": [b"x" * 1_000_000]})
     body = json.dumps({"samples": [{"sample_id": "a", "fields": {"answer": "y" * 100_000}}], "group_id": "g"})
-    connection = http.client.HTTPConnection(str(server.server.http_door_address))
+    connection = http.client.HTTPConnection(gateway)
     connection.request("POST", SAMPLES, body, {"Content-Type": "application/json"})
     eventually(lambda: client.server_status().waiting_puts == 1)
     assert client.partition("p").open_groups == 1
     connection.close()
     eventually(lambda: client.partition("p").open_groups == 0)
     status = client.server_status()
-    assert (status.waiting_puts, status.sessions, client.partition("p").rows) == (0, 0, 1)
+    assert (status.waiting_puts, client.partition("p").rows) == (0, 1)
 
 
 def test_a_put_that_waits_for_space_is_put_when_there_is_some(

@@ -1,0 +1,80 @@
+"""Connections of the gateway: few at a time, each for one request.
+
+When another one comes, it waits, and the connection whose request has been on its way for longest is closed, if that is
+longer than a second. So callers that send half a request keep no others out, however many they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MAX_CONNECTIONS = 64
+MAX_WAITING = 1024
+HEAD_S = 10.0
+_PATIENCE_S = 1.0
+
+
+class Places:
+    """Which connections are served, and which wait for that, the oldest first. All of one gateway."""
+
+    def __init__(self, most: int = MAX_CONNECTIONS) -> None:
+        self._most = most
+        self._served: OrderedDict[Connection, float] = OrderedDict()
+        self._waiting: OrderedDict[Connection, None] = OrderedDict()
+
+    def come(self, connection: Connection) -> None:
+        self._waiting[connection] = None
+        connection.transport.pause_reading()
+        if len(self._waiting) > MAX_WAITING:
+            connection.transport.abort()
+        self._fill()
+
+    def go(self, connection: Connection) -> None:
+        self._served.pop(connection, None)
+        self._waiting.pop(connection, None)
+        self._fill()
+
+    def _fill(self) -> None:
+        now = asyncio.get_running_loop().time()
+        while self._waiting and len(self._served) < self._most:
+            connection, _ = self._waiting.popitem(last=False)
+            self._served[connection] = now
+            connection.begin()
+        if self._waiting:
+            slowest = next((one for one in self._served if one.is_arriving), None)
+            if slowest is not None and now - self._served[slowest] > _PATIENCE_S:
+                slowest.transport.abort()
+            asyncio.get_running_loop().call_later(_PATIENCE_S / 4, self._fill)
+
+
+class Connection(H11Protocol):
+    """A connection of uvicorn's, served when there is a place for it."""
+
+    places: Places
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.places.come(self)
+
+    def begin(self) -> None:
+        self.transport.resume_reading()
+        self.loop.call_later(HEAD_S, self._end_without_head)
+
+    @property
+    def is_arriving(self) -> bool:
+        """Whether its request is not all here."""
+        cycle: Any = self.cycle  # None at first, whatever its annotation says
+        return cycle is None or bool(cycle.more_body)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.places.go(self)
+
+    def _end_without_head(self) -> None:
+        cycle: Any = self.cycle
+        if cycle is None:
+            self.transport.abort()

@@ -1,0 +1,133 @@
+"""Claims and reserved groups that the gateway holds for a caller, each for as long as the caller shows life.
+
+The session of the caller's client holds them, and sends heartbeats. So if the gateway dies, the server returns the
+rows. If no request names a claim or group for `lease_s`, the gateway gives it up: the rows of the claim return as a
+failed delivery, the group is removed. A later call in its name gets CLAIM_FENCED or GROUP_FENCED, from the gateway as
+from the server. What has ended is remembered, so that a commit, release, finish or abort that is repeated gets the
+first answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from dataplane_client.aio import AsyncClaim, AsyncGroup
+from dataplane_client.errors import (
+    ClaimFencedError,
+    ClaimNotFoundError,
+    DataPlaneError,
+    GroupFencedError,
+    OutOfSpaceError,
+)
+
+MAX_HELD = 1024
+MAX_ENDED = 4096
+
+Handle = TypeVar("Handle", AsyncClaim, AsyncGroup)
+Fenced = ClaimFencedError | GroupFencedError
+
+
+@dataclass
+class Hold(Generic[Handle]):
+    """until: by time.monotonic(). users: requests under way that name it, during which it does not end by itself."""
+
+    handle: Handle
+    lease_s: float
+    until: float
+    users: int = 0
+    ending: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Held(Generic[Handle]):
+    """Claims by claim_id, or groups by reservation_id."""
+
+    def __init__(self, what: str, fenced: type[Fenced], give_up: Callable[[Handle, str], Awaitable[int]]) -> None:
+        """what: is held. fenced: the error of what is lost. give_up: ends one, and says why."""
+        self._what, self._fenced = what, fenced
+        self._give_up: Callable[[Handle, str], Awaitable[int]] = give_up
+        self._holds: dict[str, Hold[Handle]] = {}
+        self._coming = 0
+        self._ended: OrderedDict[str, int | Fenced] = OrderedDict()
+        self._under_way: set[asyncio.Task[int]] = set()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._holds
+
+    @contextlib.contextmanager
+    def room(self) -> Iterator[None]:
+        """A block that asks for one more. Raises OutOfSpaceError."""
+        if len(self._holds) + self._coming >= MAX_HELD:
+            message = f"the gateway holds {MAX_HELD} {self._what}s for this caller; end some, or let them expire"
+            raise OutOfSpaceError(message, reason="LIMIT_REACHED", details={"max_held": str(MAX_HELD)})
+        self._coming += 1
+        try:
+            yield
+        finally:
+            self._coming -= 1
+
+    def add(self, key: str, handle: Handle, lease_s: float) -> None:
+        self._holds[key] = Hold(handle, lease_s, time.monotonic() + lease_s)
+
+    @contextlib.contextmanager
+    def using(self, key: str) -> Iterator[Hold[Handle]]:
+        """A block that needs what is held; its lease begins anew at the end. Raises the error with which it was lost,
+        or ClaimNotFoundError or GroupFencedError.
+        """
+        hold = self._holds.get(key)
+        if hold is None:
+            if isinstance(lost := self._ended.get(key), self._fenced):
+                raise self._fenced(lost.message, reason=lost.reason)
+            message = f"the gateway holds no {self._what} {key!r}: it has ended, or the gateway was started since then"
+            if self._fenced is ClaimFencedError:
+                raise ClaimNotFoundError(message, reason="CLAIM_NOT_FOUND")
+            raise GroupFencedError(message, reason="GROUP_FENCED")
+        hold.users += 1
+        try:
+            yield hold
+        except self._fenced as error:
+            self._forget(key, error)
+            raise
+        finally:
+            hold.users -= 1
+            hold.until = time.monotonic() + hold.lease_s
+
+    async def end(self, key: str, work: Callable[[Handle], Awaitable[int]]) -> int:
+        """Do what ends it, also if the caller hangs up meanwhile. Returns how many rows that concerned."""
+        if isinstance(rows := self._ended.get(key), int):
+            return rows
+        task = asyncio.create_task(self._end(key, work))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(task)
+
+    async def _end(self, key: str, work: Callable[[Handle], Awaitable[int]]) -> int:
+        with self.using(key) as hold:
+            async with hold.ending:
+                if not isinstance(rows := self._ended.get(key), int):
+                    rows = await work(hold.handle)
+                    self._forget(key, rows)
+        return rows
+
+    def _forget(self, key: str, outcome: int | Fenced) -> None:
+        if self._holds.pop(key, None) is not None:
+            self._ended[key] = outcome
+            if len(self._ended) > MAX_ENDED:
+                self._ended.popitem(last=False)
+
+    async def sweep(self) -> None:
+        """Give up what no request has named for its lease."""
+        now = time.monotonic()
+        for key, hold in list(self._holds.items()):
+            if not hold.users and now >= hold.until:
+                why = f"no request named it for {hold.lease_s:g} s"
+                lost = f"{self._what} {key!r} is lost: {why}, so its rows are given up"
+                self._forget(key, self._fenced(lost, reason=f"{self._what.upper()}_FENCED"))
+                with contextlib.suppress(DataPlaneError):  # it may have ended
+                    await self._give_up(hold.handle, why)

@@ -1,0 +1,203 @@
+"""Claims and groups over HTTP: what is held, for how long, and what is told of what was lost."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+from typing import Any
+
+import pytest
+
+from dataplane_client import DataPlaneClient
+from dataplane_client.aio import AsyncClaim
+from dataplane_client.errors import ClaimFencedError, OutOfSpaceError
+from dataplane_http.errors import error_answer
+from dataplane_http.held import MAX_HELD, Held
+from dataplane_http.tests.asking import Ask, ask_at
+from dataplane_http.tests.conftest import LOOPBACK, running_gateway
+from dataplane_server.testing import ServerThread
+
+CLAIMS = "/v1/partitions/p/tasks/train/claims"
+ROWS = {"input_ids": [5, 6, 7], "reward": 0.5, "answer": {"text": "é", "tries": [1, None]}}
+
+
+def put(ask: Ask, *names: str) -> None:
+    samples = [{"sample_id": name, "fields": ROWS, "tags": {"n": name}} for name in names]
+    assert ask("POST", "/v1/partitions/p/samples", {"samples": samples}).status == 200
+
+
+def claim(ask: Ask, rows: int = 1, **others: Any) -> str:
+    answer = ask("POST", CLAIMS, {"fields": ["reward"], "batch_size": rows, **others})
+    assert answer.status == 200, answer.body
+    return str(answer.body["claim_id"])
+
+
+def test_a_whole_round(ask: Ask, client: DataPlaneClient) -> None:
+    definition = {"fields": [*ROWS, "score"], "tasks": ["train", "judge"], "per_token_fields": ["input_ids"]}
+    assert ask("PUT", "/v1/partitions/p", definition).body["outcome"] == "created"
+    assert ask("PUT", "/v1/partitions/p", definition).body["outcome"] == "unchanged"
+    assert [partition["partition_id"] for partition in ask("GET", "/v1/partitions").body] == ["p"]
+    put(ask, "a", "b")
+    claimed = ask("POST", CLAIMS, {"fields": list(ROWS), "batch_size": 8, "min_size": 2, "where": "n != 'c'"}).body
+    assert [(row["sample_id"], row["tags"], row["sequence_length"]) for row in claimed["samples"]] == [
+        ("a", {"n": "a"}, 3),
+        ("b", {"n": "b"}, 3),
+    ]
+    at = f"/v1/claims/{claimed['claim_id']}"
+    read = ask("GET", f"{at}?field=input_ids&field=reward&field=answer")
+    assert read.body == {"samples": [{"sample_id": name, "fields": ROWS} for name in "ab"]}
+    scores = [{"sample_id": name, "fields": {"score": 1.5}} for name in "ab"]
+    turned = ask("POST", f"{at}/commit", {"samples": scores[::-1]})
+    assert turned.error == (400, "INVALID_REQUEST")
+    assert ask("POST", f"{at}/commit", {"samples": scores}).body == {"rows": 2}
+    assert ask("POST", f"{at}/commit", {"samples": scores}).body == {"rows": 2}
+    assert client.get_samples(["a", "b"], "p", ["score"])["score"].tolist() == [1.5, 1.5]
+    assert client.partition("p").task("train").consumed_rows_total == 2
+    assert ask("GET", f"{at}?field=reward").error == (404, "CLAIM_NOT_FOUND")
+    client.close_partition("p")
+    assert ask("POST", CLAIMS, {"fields": ["reward"], "batch_size": 1}).error == (410, "END_OF_DATA")
+
+
+def test_numbers_that_are_not_finite_are_null_and_what_json_has_not_is_refused(
+    ask: Ask, client: DataPlaneClient, partition: str
+) -> None:
+    answers = [{"x": float("inf")}, b"bytes"]
+    client.put_samples(["a", "b"], "p", {"reward": [float("nan"), 1.0], "logprobs": [[0.5], [float("-inf")]]})
+    client.put_samples(["a"], "p", {"answer": [answers[0]]})
+    at = f"/v1/claims/{claim(ask, 2)}"
+    rows = ask("GET", f"{at}?field=reward&field=logprobs").body["samples"]
+    assert [row["fields"] for row in rows] == [{"reward": None, "logprobs": [0.5]}, {"reward": 1.0, "logprobs": [None]}]
+    client.put_samples(["b"], "p", {"answer": [answers[1]]})
+    refused = ask("GET", f"{at}?field=answer")
+    assert refused.error == (400, "FIELD_MISMATCH")
+    assert (refused.body["error"]["field"], refused.body["error"]["sample_id"]) == ("answer", "a")
+
+
+def test_released_rows_return_to_the_task(ask: Ask, client: DataPlaneClient, partition: str) -> None:
+    put(ask, "a")
+    at = f"/v1/claims/{claim(ask)}"
+    assert ask("POST", f"{at}/release", {"reason": "judge failed"}).body == {"rows": 1}
+    assert ask("POST", f"{at}/release", {}).body == {"rows": 1}
+    again = ask("POST", CLAIMS, {"fields": ["reward"], "batch_size": 1}).body
+    assert [row["deliveries"] for row in again["samples"]] == [2]
+    assert [event.reason for event in client.sample("p", "a").events if event.what == "released"] == ["judge failed"]
+
+
+def test_a_claim_that_nobody_names_for_its_lease_is_lost_and_says_so(
+    ask: Ask, client: DataPlaneClient, partition: str, eventually: Any
+) -> None:
+    put(ask, "a", "b")
+    kept, lost = claim(ask, lease_s=2), claim(ask, lease_s=1)
+
+    def is_back() -> bool:
+        assert ask("POST", f"/v1/claims/{kept}/keep").status == 200
+        return client.partition("p").task("train").ended_deliveries.get("released") == 1
+
+    eventually(is_back)
+    for method, path, body in (("GET", "?field=reward", None), ("POST", "/commit", {}), ("POST", "/keep", None)):
+        answer = ask(method, f"/v1/claims/{lost}{path}", body)
+        assert (answer.error, lost in answer.body["error"]["message"]) == ((409, "CLAIM_FENCED"), True)
+    assert ask("POST", f"/v1/claims/{kept}/commit", {}).body == {"rows": 1}
+    second = ask("POST", CLAIMS, {"fields": ["reward"], "batch_size": 1}).body
+    assert [(row["sample_id"], row["deliveries"]) for row in second["samples"]] == [("b", 2)]
+
+
+def test_a_claim_that_the_server_has_ended_is_fenced(ask: Ask, client: DataPlaneClient, partition: str) -> None:
+    put(ask, "a")
+    at = f"/v1/claims/{claim(ask)}"
+    client.reset("p", "train")
+    for _ in range(2):
+        assert ask("POST", f"{at}/commit", {}).error == (409, "CLAIM_FENCED")
+
+
+def test_the_rows_of_a_gateway_that_ends_return(server: ServerThread, client: DataPlaneClient, partition: str) -> None:
+    with running_gateway(server.addresses[0]) as address:
+        put(ask_at(address), "a")
+        held_there = claim(ask_at(address))
+        assert client.partition("p").task("train").claimed_rows == 1
+    assert client.partition("p").task("train").claimed_rows == 0
+    with running_gateway(server.addresses[0], LOOPBACK) as address:
+        assert ask_at(address)("POST", f"/v1/claims/{held_there}/commit", {}).error == (404, "CLAIM_NOT_FOUND")
+
+
+def test_a_claim_waits_and_a_caller_who_hangs_up_takes_nothing(
+    ask: Ask, gateway: str, client: DataPlaneClient, partition: str, eventually: Any
+) -> None:
+    early = ask("POST", CLAIMS, {"fields": ["reward"], "batch_size": 1, "wait_s": 0.1})
+    assert early.error == (504, "CLAIM_TIMEOUT")
+    connection = http.client.HTTPConnection(gateway)
+    body = json.dumps({"fields": ["reward"], "batch_size": 1, "wait_s": 60})
+    connection.request("POST", CLAIMS, body, {"Content-Type": "application/json"})
+    eventually(lambda: client.server_status().waiting_claims == 1)
+    connection.close()
+    eventually(lambda: client.server_status().waiting_claims == 0)
+    put(ask, "a")
+    assert client.partition("p").task("train").claimed_rows == 0
+
+
+def test_a_claim_is_held_for_the_caller_with_its_token(ask: Ask, partition: str) -> None:
+    put(ask, "a")
+    at = f"/v1/claims/{claim(ask)}"
+    other = {"Authorization": "Bearer another-caller"}
+    assert ask("POST", f"{at}/commit", {}, headers=other).error == (404, "CLAIM_NOT_FOUND")
+    assert ask("POST", f"{at}/commit", {}).body == {"rows": 1}
+
+
+async def test_a_caller_holds_a_bounded_number_of_claims() -> None:
+    claims: Held[AsyncClaim] = Held("claim", ClaimFencedError, lambda claim, why: claim.release(reason=why))
+    with contextlib.ExitStack() as rooms:
+        for _ in range(MAX_HELD):
+            rooms.enter_context(claims.room())
+        with pytest.raises(OutOfSpaceError) as full, claims.room():
+            pass
+        answer = await error_answer(None, full.value)
+        error = json.loads(bytes(answer.body))["error"]
+        assert (answer.status_code, error["reason"], error["max_held"]) == (429, "LIMIT_REACHED", str(MAX_HELD))
+    with claims.room():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [({"batch_size": 4097}, "batch_size"), ({"wait_s": 61}, "wait_s"), ({"lease_s": 0.5}, "lease_s"), ({"x": 1}, "x")],
+)
+def test_a_claim_that_asks_for_too_much_is_refused(
+    ask: Ask, partition: str, change: dict[str, object], key: str
+) -> None:
+    answer = ask("POST", CLAIMS, {"fields": ["reward"], "batch_size": 1, **change})
+    assert (answer.error, key in answer.body["error"]["message"]) == ((400, "INVALID_REQUEST"), True)
+
+
+def reserve(ask: Ask, **others: Any) -> str:
+    answer = ask("POST", "/v1/partitions/p/groups", {"group_id": "g", **others})
+    assert answer.status == 200, answer.body
+    return str(answer.body["reservation_id"])
+
+
+def test_a_group_is_put_row_by_row_and_shown_whole(ask: Ask, client: DataPlaneClient, partition: str) -> None:
+    at = f"/v1/groups/{reserve(ask, weight_version=7)}"
+    for name in "ab":
+        rows = {"samples": [{"sample_id": name, "fields": {"reward": 1}}], "dtypes": {"reward": "float32"}}
+        assert ask("POST", f"{at}/samples", rows).body == {"rows": 1}
+    early = ask("POST", CLAIMS, {"fields": ["reward"], "batch_size": 1, "wait_s": 0.1})
+    assert early.error == (504, "CLAIM_TIMEOUT")
+    assert ask("POST", f"{at}/keep").status == 200
+    for _ in range(2):
+        assert ask("POST", f"{at}/finish", {"weight_version": 8}).body == {"rows": 2}
+    with client.claim("p", "train", ["reward"], 1, whole_groups=True) as whole:
+        (group,) = whole.groups
+        assert (group.rows, group.start_weight_version, group.end_weight_version) == (2, 7, 8)
+
+
+def test_a_group_that_is_aborted_or_left_leaves_nothing(
+    ask: Ask, client: DataPlaneClient, partition: str, eventually: Any
+) -> None:
+    at = f"/v1/groups/{reserve(ask, sample_ids=['a'])}"
+    assert ask("POST", f"{at}/finish", {}).error == (409, "GROUP_INCOMPLETE")
+    assert ask("POST", f"{at}/abort", {"reason": "stop"}).body == {"rows": 1}
+    left = reserve(ask, sample_ids=["a"], lease_s=1)
+    eventually(lambda: client.partition("p").open_groups == 0)
+    answer = ask("POST", f"/v1/groups/{left}/finish", {})
+    assert (answer.error, left in answer.body["error"]["message"]) == ((409, "GROUP_FENCED"), True)
+    assert client.partition("p").rows == 0

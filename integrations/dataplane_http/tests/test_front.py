@@ -1,0 +1,182 @@
+"""Who gets in: names, users, slow and many callers."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import textwrap
+from typing import NamedTuple
+
+import pytest
+
+from dataplane_http.connections import MAX_CONNECTIONS
+from dataplane_http.front import Door, is_own_name
+from dataplane_http.tests.asking import Ask, ask_at
+from dataplane_http.tests.conftest import running_gateway
+from dataplane_server.testing import ServerThread
+
+HEAD = (
+    b"POST /v1/partitions/p/samples HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 100\r\n\r\n"
+)
+GET = b"GET /v1/partitions/nope HTTP/1.1\r\nHost: localhost\r\n\r\n"
+ROUTES = [("GET", "/v1/partitions"), ("GET", "/openapi.json"), ("GET", "/healthz"), ("POST", "/v1/claims/x/commit")]
+
+
+class Asked(NamedTuple):
+    """What a request says. origin: PORT stands for the port that it goes to."""
+
+    host: str
+    origin: str | None = None
+    is_answered: bool = False
+
+
+NEAR = {
+    "address": Asked("127.0.0.1:PORT", is_answered=True),
+    "address without a port": Asked("127.0.0.1", is_answered=True),
+    "another address": Asked("10.0.0.7:9464", is_answered=True),
+    "IPv6": Asked("[::1]:9464", is_answered=True),
+    "localhost": Asked("localhost:PORT", is_answered=True),
+    "its own page": Asked("localhost:PORT", "http://localhost:PORT", is_answered=True),
+    "a site's name": Asked("evil.example:PORT"),
+    "a site's name, its own page": Asked("evil.example:PORT", "http://evil.example:PORT"),
+    "a name like an address": Asked("127.0.0.1.evil.example"),
+    "a name like localhost": Asked("localhost.evil.example"),
+    "a service's name": Asked("dataplane:9464"),
+    "nothing": Asked(""),
+    "no host": Asked("[::1"),
+    "another page": Asked("localhost:PORT", "http://evil.example"),
+    "a page at another port": Asked("localhost:PORT", "http://localhost:1"),
+    "a page over TLS": Asked("localhost:PORT", "https://localhost:PORT"),
+    "a page without an origin": Asked("localhost:PORT", "null"),
+}
+FAR = {
+    "10.0.0.7:9464": True,
+    "dataplane:9464": True,
+    "dataplane.rl.svc:9464": True,
+    "dataplane.rl.svc.cluster.local:9464": True,
+    f"{socket.gethostname()}:9464": True,
+    "evil.example:9464": False,
+}
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_no_route_on_loopback_answers_a_web_site(gateway: str, method: str, path: str) -> None:
+    statuses, port = {}, gateway.rpartition(":")[2]
+    for name, asked in NEAR.items():
+        connection = http.client.HTTPConnection(gateway, timeout=300)
+        headers = {"Host": asked.host.replace("PORT", port), "Content-Type": "application/json"}
+        headers |= {} if asked.origin is None else {"Origin": asked.origin.replace("PORT", port)}
+        connection.request(method, path, "{}" if method == "POST" else None, headers)
+        statuses[name] = connection.getresponse().status
+        connection.close()
+    refused = {name for name, status in statuses.items() if status in (400, 403)}
+    assert refused == {name for name, asked in NEAR.items() if not asked.is_answered}, statuses
+
+
+def test_other_addresses_answer_names_that_no_site_can_have() -> None:
+    assert {host: is_own_name(host, "192.0.2.7") for host in FAR} == FAR
+    assert is_own_name("node1.lab.example:1", "node1.lab.example")
+
+
+def test_with_tokens_a_request_needs_one_and_the_name_does_not_matter(server: ServerThread) -> None:
+    with running_gateway(server.addresses[0], Door("127.0.0.1", tokens=True)) as address:
+        ask, named = ask_at(address), {"Host": "dataplane.example", "Origin": "http://evil.example"}
+        refused = ask("GET", "/v1/partitions", headers=named)
+        assert (refused.error, refused.headers["WWW-Authenticate"]) == ((401, "UNAUTHENTICATED"), "Bearer")
+        assert ask("GET", "/v1/partitions", headers={**named, "Authorization": "Bearer t"}).status == 200
+        assert ask("GET", "/healthz").body == {"status": "serving"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+@pytest.mark.parametrize(("allowed", "status"), [((), 401), ((65532,), 200)])
+def test_loopback_is_open_to_the_gateways_own_user_and_those_that_it_allows(
+    server: ServerThread, allowed: tuple[int, ...], status: int
+) -> None:
+    with running_gateway(server.addresses[0], Door("127.0.0.1", users=frozenset(allowed))) as address:
+        program = f"""
+            import encodings.idna, http.client, os  # what a connection needs: the user may not read it
+            connection = http.client.HTTPConnection({address!r}, timeout=300)
+            os.setgroups([])
+            os.setgid(65532)
+            os.setuid(65532)
+            connection.request("GET", "/v1/partitions")
+            print(connection.getresponse().status)
+        """
+        run = [sys.executable, "-c", textwrap.dedent(program)]
+        said = subprocess.run(run, capture_output=True, text=True, check=True, timeout=300).stdout
+    assert int(said) == status
+
+
+def test_the_gateway_says_whether_it_reaches_the_server(ask: Ask) -> None:
+    assert ask("GET", "/healthz").body == {"status": "serving"}
+    with running_gateway("127.0.0.1:1") as address:
+        assert ask_at(address)("GET", "/healthz").error == (503, "UNAVAILABLE")
+
+
+# -- slow and many callers ---------------------------------------------------------------------------------------------
+
+
+async def answer_to(address: str, request: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection(*address.split(":"))
+    writer.write(request)
+    answer = await asyncio.wait_for(reader.read(), 300.0)
+    writer.close()
+    return answer
+
+
+async def test_a_body_that_is_late_is_refused_and_keeps_no_other_caller_out(server: ServerThread) -> None:
+    with running_gateway(server.addresses[0], Door("127.0.0.1", body_s=2.0)) as address:
+        slow = [await asyncio.open_connection(*address.split(":")) for _ in range(MAX_CONNECTIONS)]
+        for _, writer in slow:
+            writer.write(HEAD + b"{")
+        assert b'"PARTITION_NOT_FOUND"' in await answer_to(address, GET)
+        found = [(await asyncio.wait_for(late.read(), 300.0)).partition(b"\r\n\r\n") for late, _ in slow]
+        answers = [(head, body) for head, _, body in found if head]  # the others have lost their places
+        assert len(answers) >= MAX_CONNECTIONS // 2
+        for head, body in answers:
+            assert head.startswith(b"HTTP/1.1 408 ")
+            assert json.loads(body)["error"]["reason"] == "INVALID_REQUEST"
+        for _, writer in slow:
+            writer.close()
+
+
+async def test_requests_that_do_not_come_lose_their_places_to_those_that_wait(server: ServerThread) -> None:
+    with running_gateway(server.addresses[0], Door("127.0.0.1", body_s=1000.0)) as address:
+        slow = [await asyncio.open_connection(*address.split(":")) for _ in range(MAX_CONNECTIONS + 8)]
+        for number, (_, writer) in enumerate(slow):
+            writer.write(HEAD + b"{" if number % 2 else HEAD[:9])
+        assert b'"PARTITION_NOT_FOUND"' in await answer_to(address, GET)
+        for _, writer in slow:
+            writer.close()
+
+
+@pytest.mark.parametrize("ends", ["closed", "reset"])
+async def test_a_caller_that_hangs_up_within_its_body_is_no_error(
+    gateway: str, ends: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, leaving = await asyncio.open_connection(*gateway.split(":"))
+    leaving.write(HEAD.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
+    assert b"100 Continue" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 300.0)
+    if ends == "reset":
+        linger = struct.pack("ii", 1, 0)
+        leaving.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    leaving.close()
+    for _ in range(3):  # the gateway has noticed by then
+        assert b'"PARTITION_NOT_FOUND"' in await answer_to(gateway, GET)
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
+@pytest.mark.parametrize(
+    ("said", "status"), [(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 404), (b"\x16\x03\x01\r\n\r\n", 400)]
+)
+def test_what_is_not_http_1_is_refused(gateway: str, said: bytes, status: int) -> None:
+    with socket.create_connection(("127.0.0.1", int(gateway.rpartition(":")[2])), timeout=300) as peer:
+        peer.sendall(said)
+        assert peer.recv(4096).startswith(b"HTTP/1.1 %d " % status)
