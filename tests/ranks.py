@@ -1,4 +1,4 @@
-"""Ranks as processes of their own."""
+"""Ranks as processes of their own, for tests that end them or whose ranks are like no others; else see rank_pool.py."""
 
 from __future__ import annotations
 
@@ -71,12 +71,17 @@ def run_ranks(
             process.join()
 
 
-def _rank(play: Callable[..., None], arguments: tuple[Any, ...], warning: WarningAction, gpus: bool) -> None:
+def become_a_rank(gpus: bool) -> None:
+    """What a process does first."""
     os.environ.update(_ENVIRONMENT)
     if not gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    warnings.simplefilter(warning)
     torch.set_num_threads(1)
+
+
+def _rank(play: Callable[..., None], arguments: tuple[Any, ...], warning: WarningAction, gpus: bool) -> None:
+    become_a_rank(gpus)
+    warnings.simplefilter(warning)
     play(*arguments)
 
 

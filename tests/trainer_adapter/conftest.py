@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.rank_pool import RankPool
 
 from trainer_adapter.automodel.rank import choose_device
 
@@ -26,6 +27,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def rank_pool() -> Iterator[RankPool]:
+    """Ranks on the CPU. Tests that use them belong into the xdist group "ranks": one pool for all."""
+    pool = RankPool()
+    yield pool
+    pool.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,7 @@
-"""Four real ranks on gloo that divide sequences by context or sequence parallelism; see test_divided_between_ranks.py.
-
-Each rank runs every case of CASES that it belongs to and writes its results.
-"""
+"""Real ranks on gloo that divide sequences by context or sequence parallelism; see test_divided_between_ranks.py."""
 
 from __future__ import annotations
 
-import functools
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,9 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed
-from safetensors.torch import load_file, save_file
-from tests.ranks import environment, free_port, run_ranks
-from tests.trainer_adapter.automodel.setup_cases import policy_config, save_models, whole_weights
+from tests.trainer_adapter.automodel.setup_cases import policy_config, whole_weights
 from tests.trainer_adapter.automodel.tiny_policy import batch_of
 from tests.trainer_adapter.automodel.train_worker import older_loss
 from tests.trainer_adapter.planning import dynamic_args, packing_args
@@ -71,17 +64,13 @@ LOSSES: dict[str, Any] = {"nll": NLLLoss(), "older": small_older_loss}
 
 @dataclass(frozen=True)
 class Case:
-    """A model of setup_cases laid out over the ranks first to last; batches: one of BLOCKS."""
+    """A model of setup_cases laid out over ranks; batches: one of BLOCKS."""
 
     model: str
     batches: str
     layout: dict[str, Any]
-    ranks: tuple[int, int]
+    ranks: int = 2
     loss: str = "nll"
-
-    @property
-    def world_size(self) -> int:
-        return self.ranks[1] - self.ranks[0] + 1
 
 
 def divided_by_context(cp: int, tp: int = 1, **others: Any) -> dict[str, Any]:
@@ -90,24 +79,23 @@ def divided_by_context(cp: int, tp: int = 1, **others: Any) -> dict[str, Any]:
 
 RERUN = {"activation_checkpointing": True}
 BY_TOKENS = {"tensor_parallel_size": 2, "sequence_parallel": True}
-LEFT, RIGHT, ALL = (0, 1), (2, 3), (0, 3)
 CASES = {
-    "context llama": Case("llama", "plain", {"context_parallel_size": 2}, LEFT, "older"),
-    "context qwen2 dynamic": Case("qwen2", "dynamic", divided_by_context(2, **RERUN), LEFT),
-    "context qwen3 packed": Case("qwen3", "packed", divided_by_context(2, **RERUN), LEFT),
-    "tokens llama": Case("llama", "plain", BY_TOKENS, RIGHT, "older"),
-    "tokens qwen2 dynamic": Case("qwen2", "dynamic", {**BY_TOKENS, **RERUN}, RIGHT),
-    "tokens qwen3 packed": Case("qwen3", "packed", {**BY_TOKENS, **RERUN}, RIGHT),
-    "context x4 llama": Case("llama", "plain", divided_by_context(4), ALL),
-    "context x tensors qwen3 packed": Case("qwen3", "packed", divided_by_context(2, 2, **RERUN), ALL),
-    "data x context qwen2 dynamic": Case("qwen2", "dynamic", divided_by_context(2), ALL),
-    "data x context llama packed": Case("llama", "packed", divided_by_context(2, dp_replicate_size=2), ALL, "older"),
-    "data x tokens qwen3": Case("qwen3", "plain", BY_TOKENS, ALL),
+    "context llama": Case("llama", "plain", {"context_parallel_size": 2}, loss="older"),
+    "context qwen2 dynamic": Case("qwen2", "dynamic", divided_by_context(2, **RERUN)),
+    "context qwen3 packed": Case("qwen3", "packed", divided_by_context(2, **RERUN)),
+    "tokens llama": Case("llama", "plain", BY_TOKENS, loss="older"),
+    "tokens qwen2 dynamic": Case("qwen2", "dynamic", {**BY_TOKENS, **RERUN}),
+    "tokens qwen3 packed": Case("qwen3", "packed", {**BY_TOKENS, **RERUN}),
+    "context x4 llama": Case("llama", "plain", divided_by_context(4), 4),
+    "context x tensors qwen3 packed": Case("qwen3", "packed", divided_by_context(2, 2, **RERUN), 4),
+    "data x context qwen2 dynamic": Case("qwen2", "dynamic", divided_by_context(2), 4),
+    "data x context llama packed": Case("llama", "packed", divided_by_context(2, dp_replicate_size=2), 4, "older"),
+    "data x tokens qwen3": Case("qwen3", "plain", BY_TOKENS, 4),
 }
 GPU_CASES = {
-    "ring llama": Case("llama", "plain", {"context_parallel_size": 2, "device": "cuda"}, LEFT),
-    "ring qwen3": Case("qwen3", "dynamic", {"context_parallel_size": 2, "device": "cuda", **RERUN}, LEFT),
-    "offloaded llama": Case("llama", "plain", {"cpu_offload": True, "device": "cuda"}, LEFT),
+    "ring llama": Case("llama", "plain", {"context_parallel_size": 2, "device": "cuda"}),
+    "ring qwen3": Case("qwen3", "dynamic", {"context_parallel_size": 2, "device": "cuda", **RERUN}),
+    "offloaded llama": Case("llama", "plain", {"cpu_offload": True, "device": "cuda"}),
 }
 """For two GPUs, over NCCL."""
 
@@ -209,8 +197,10 @@ def prepared(folder: Path, case: Case) -> Rank:
     return Rank(config, context, state, shard)
 
 
-def play(folder: Path, name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def play(_rank: int, folder: Path, name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Tensors by name, and everything else."""
+    disable_progress_bar()
+    os.environ["LOCAL_RANK"] = os.environ["RANK"]
     case = (CASES | GPU_CASES)[name]
     rank = prepared(folder, case)
     before = rank.shard["input_ids"].clone()
@@ -239,34 +229,3 @@ def _refused(rank: Rank, name: str) -> Iterator[str]:
         plain.inferred(plain.processor(LogprobsPostProcessor), SAMPLING)
     except ValueError as error:
         yield str(error)
-
-
-@functools.cache
-def play_cases(folder: Path, device: str) -> list[dict[str, tuple[dict[str, torch.Tensor], dict[str, Any]]]]:
-    """Start the ranks, once for all tests; what each saw, by the cases that it is part of."""
-    folder.mkdir(exist_ok=True)
-    save_models(folder)
-    names = GPU_CASES if device == "cuda" else CASES
-    cases = [(name, free_port()) for name in names]
-    run_ranks(be_a_rank, [(rank, folder, cases) for rank in range(4)], timeout_s=150, gpus=device == "cuda")
-    return [_seen_by(folder, rank) for rank in range(4)]
-
-
-def _seen_by(folder: Path, rank: int) -> dict[str, tuple[dict[str, torch.Tensor], dict[str, Any]]]:
-    said: dict[str, Any] = json.loads((folder / f"rank{rank}.json").read_text())
-    return {name: (load_file(folder / f"{name}.{rank}.safetensors"), said[name]) for name in said}
-
-
-def be_a_rank(rank: int, folder: Path, cases: list[tuple[str, int]]) -> None:
-    disable_progress_bar()
-    said = {}
-    for name, port in cases:
-        case = (CASES | GPU_CASES)[name]
-        first, last = case.ranks
-        if not first <= rank <= last:
-            continue
-        os.environ.update(environment(rank - first, case.world_size, port) | {"LOCAL_RANK": str(rank)})
-        tensors, said[name] = play(folder, name)
-        save_file({key: value.contiguous() for key, value in tensors.items()}, folder / f"{name}.{rank}.safetensors")
-        torch.distributed.destroy_process_group()
-    (folder / f"rank{rank}.json").write_text(json.dumps(said))

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.rank_pool import RankPool
 from tests.trainer_adapter.automodel import lora_cases, rank_processes
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
 
 @pytest.fixture(scope="module")
-def ranks(folder: Path) -> list[dict[str, Any]]:
+def ranks(rank_pool: RankPool, folder: Path) -> list[dict[str, Any]]:
     """What each rank saw, by case."""
-    return rank_processes.play_cases(lora_cases.__name__, folder, list(lora_cases.CASES))
+    return rank_processes.play_cases(rank_pool, lora_cases.__name__, folder, list(lora_cases.CASES))
 
 
 @pytest.mark.parametrize("case", lora_cases.STEPPED)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.rank_pool import RankPool
 from tests.ranks import be_the_only_rank
 from tests.trainer_adapter.automodel import lora_cases, rank_processes, setup_cases, tiny_policy
 from tests.trainer_adapter.automodel import nemo_automodel_cases as cases
@@ -30,9 +31,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ranks(folder: Path) -> list[dict[str, Any]]:
+def ranks(rank_pool: RankPool, folder: Path) -> list[dict[str, Any]]:
     """What each rank saw, by case."""
-    return rank_processes.play_cases(cases.__name__, folder, list(cases.CASES), warning="default", timeout_s=280)
+    return rank_processes.play_cases(rank_pool, cases.__name__, folder, list(cases.CASES), warning="default")
 
 
 @pytest.mark.parametrize("case", cases.STEPPED)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.rank_pool import RankPool
 from tests.trainer_adapter.automodel import qkv_cases, rank_processes
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -17,11 +18,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def ranks(model: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(rank_pool: RankPool, model: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank found, by case."""
     folder: Path = tmp_path_factory.mktemp("qkv")
     model.save_pretrained(folder / "qwen3")
-    return rank_processes.play_cases(qkv_cases.__name__, folder, list(qkv_cases.CASES))
+    return rank_processes.play_cases(rank_pool, qkv_cases.__name__, folder, list(qkv_cases.CASES))
 
 
 @pytest.mark.parametrize("case", qkv_cases.CASES)

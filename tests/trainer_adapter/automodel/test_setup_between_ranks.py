@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.rank_pool import RankPool
 from tests.trainer_adapter.automodel import rank_processes, setup_cases
 from transformers import AutoModelForCausalLM
 
@@ -14,9 +15,9 @@ pytestmark = pytest.mark.xdist_group("ranks")
 
 
 @pytest.fixture(scope="module")
-def ranks(folder: Path) -> list[dict[str, Any]]:
+def ranks(rank_pool: RankPool, folder: Path) -> list[dict[str, Any]]:
     """What each rank saw, by case."""
-    return rank_processes.play_cases(setup_cases.__name__, folder, list(setup_cases.CASES))
+    return rank_processes.play_cases(rank_pool, setup_cases.__name__, folder, list(setup_cases.CASES))
 
 
 @pytest.mark.parametrize("case", setup_cases.STEPPED)

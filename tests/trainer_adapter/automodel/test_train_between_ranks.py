@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trainer_adapter.automodel import rank_processes, tiny_policy, train_worker
+from tests.rank_pool import RankPool
+from tests.trainer_adapter.automodel import tiny_policy, train_worker
 from tests.trainer_adapter.automodel.tiny_policy import batch_of, processed
 from torch import Tensor
 
@@ -18,9 +19,9 @@ Ranks = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+def ranks(rank_pool: RankPool) -> Ranks:
     """What each rank got, by case."""
-    return rank_processes.play_in_one_group(train_worker.__name__, tmp_path_factory.mktemp("gloo"))
+    return rank_pool.play(train_worker.play_cases)
 
 
 def assert_close(found: Any, expected: Tensor) -> None:

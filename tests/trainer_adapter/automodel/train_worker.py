@@ -1,4 +1,4 @@
-"""The cases of test_train_between_ranks, which rank_processes.py runs."""
+"""The cases of test_train_between_ranks, which two ranks play in one group."""
 
 from __future__ import annotations
 
@@ -172,6 +172,14 @@ def counts(mesh: DeviceMesh, batch: dict[str, Any], loss_fn: Any = ANY_LOSS) -> 
         return {"error": str(error)}
     seqs, toks = result["global_valid_seqs"], result["global_valid_toks"]
     return {"seqs": seqs.item(), "toks": toks.item(), "dtype": str(toks.dtype)}
+
+
+def play_cases(rank: int) -> dict[str, Any]:
+    """What this rank saw, by case."""
+    torch.distributed.init_process_group("gloo")
+    return {
+        name: play() for name, play in cases(rank, init_device_mesh("cpu", (2,), mesh_dim_names=("ranks",))).items()
+    }
 
 
 def cases(rank: int, mesh: DeviceMesh) -> dict[str, Callable[[], dict[str, Any]]]:

@@ -6,14 +6,13 @@ replica_cases.py has the cases and their data.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tests.ranks import run_ranks
+from tests.rank_pool import RankPool
 from tests.trainer_adapter.data_plane import replica_cases
 from tests.trainer_adapter.data_plane.replica_cases import IDS, LENGTHS, ORDERS, PAD, WORLD, counters, tokens
 
@@ -40,7 +39,7 @@ class Played(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+def played(rank_pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     folder = tmp_path_factory.mktemp("ranks")
     server = ServerThread(ServerConfig(listen=(f"unix://{folder}/socket",), http="127.0.0.1:0"))
     try:
@@ -48,9 +47,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
             for name in replica_cases.CASES:
                 client.register_partition(name, DECLARED, 8, ["train"], per_token_fields=["prev_logprobs"])
                 kv_first_write(replica_cases.first_batch(), sample_ids=IDS, dp_client=client, partition_id=name)
-            arguments = [(rank, server.addresses[0], folder) for rank in range(WORLD)]
-            run_ranks(replica_cases.be_a_rank, arguments)
-            ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
+            ranks = rank_pool.play(replica_cases.play_cases, server.addresses[0], ranks=WORLD)
             yield Played(ranks, counters(server.http_address), client)
     finally:
         server.stop()

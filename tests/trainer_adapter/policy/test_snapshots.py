@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.integration.histories.mortal_server import MortalServer
-from tests.ranks import environment, free_port, run_ranks
+from tests.rank_pool import RankPool
 from tests.trainer_adapter.policy.serial_group import SerialGroup, config_of
 from tests.trainer_adapter.worker_groups.gloo_worker import GlooWorker
 
@@ -47,18 +46,18 @@ def server(tmp_path: Path) -> Iterator[MortalServer]:
         yield server
 
 
-def test_the_driver_alone_saves_and_restores_while_the_others_wait(tmp_path: Path, server: MortalServer) -> None:
-    port = free_port()
+def test_the_driver_alone_saves_and_restores_while_the_others_wait(
+    tmp_path: Path, server: MortalServer, rank_pool: RankPool
+) -> None:
     with running_server() as forgetful:
-        run_ranks(be_a_rank, [(rank, port, tmp_path, server.address, forgetful) for rank in range(2)])
+        rank_pool.play(be_a_rank, tmp_path, server.address, forgetful)
     (snapshot,) = (tmp_path / "data" / "snapshots").iterdir()
     saved = json.loads((tmp_path / "step-7" / "weights" / "data_plane.json").read_text())
     assert saved["snapshot"] == snapshot.name
     assert snapshot.name.startswith("step-7-")
 
 
-def be_a_rank(rank: int, port: int, folder: Path, address: str, forgetful: str) -> None:
-    os.environ.update(environment(rank, 2, port))
+def be_a_rank(rank: int, folder: Path, address: str, forgetful: str) -> None:
     policy = DataPlanePolicy(config_of(), TorchrunWorkerGroup(SavingWorker, {}))
     good, without, failed = (str(folder / name / "weights") for name in ("step-7", "without", "failed"))
     with connect(address) if rank == 0 else nullcontext() as client:

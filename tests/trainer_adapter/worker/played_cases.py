@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from tests.trainer_adapter.worker import worker_cases
 from tests.trainer_adapter.worker.plain_policy import grpo_loss, logits_alone, logprobs_of, model_alone
-from tests.trainer_adapter.worker.worker_cases import TEMPERATURE, Layout, batch
+from tests.trainer_adapter.worker.worker_cases import TEMPERATURE, Layout, Played, batch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -29,38 +26,34 @@ def trained_alone(folder: Path, max_grad_norm: float) -> tuple[float, float, dic
     return loss.item(), norm.item(), model.state_dict()
 
 
-def seen(folder: Path, case: str, ranks: int) -> list[dict[str, Any]]:
-    return [json.loads((folder / f"{case}.{rank}.json").read_text()) for rank in range(ranks)]
-
-
-def whole(folder: Path, case: str, layout: Layout, name: str) -> Tensor:
+def whole(played: Played, case: str, layout: Layout, name: str) -> Tensor:
     """One tensor over all rows; it must be the same on all ranks of a model."""
-    parts = [load_file(folder / f"{case}.{rank}.safetensors")[name] for rank in range(layout.ranks)]
+    parts = [tensors[name] for tensors in played.tensors(case)]
     model_ranks = layout.cp * layout.tp
     for rank, part in enumerate(parts):
         assert torch.equal(part, parts[rank - rank % model_ranks])
     return torch.cat(parts[::model_ranks])
 
 
-def assert_logprobs(folder: Path, case: str, layout: Layout) -> None:
+def assert_logprobs(played: Played, case: str, layout: Layout) -> None:
     with torch.no_grad():
-        expected = logprobs_of(logits_alone(model_alone(folder / "model"), TEMPERATURE))
-    torch.testing.assert_close(whole(folder, case, layout, "logprobs"), expected, rtol=1e-5, atol=1e-5)
+        expected = logprobs_of(logits_alone(model_alone(played.folder / "model"), TEMPERATURE))
+    torch.testing.assert_close(whole(played, case, layout, "logprobs"), expected, rtol=1e-5, atol=1e-5)
 
 
-def assert_one_step(folder: Path, case: str, layout: Layout, max_grad_norm: float = worker_cases.MAX_GRAD_NORM) -> None:
+def assert_one_step(played: Played, case: str, max_grad_norm: float = worker_cases.MAX_GRAD_NORM) -> None:
     """Loss, gradient norm before clipping, and weights afterwards."""
-    loss, norm, weights = trained_alone(folder, max_grad_norm)
-    for rank in seen(folder, case, layout.ranks):
+    loss, norm, weights = trained_alone(played.folder, max_grad_norm)
+    for rank in played.ranks(case):
         assert rank["loss"] == pytest.approx([loss], rel=1e-5)
         assert rank["grad_norm"] == pytest.approx(norm, rel=1e-5)
-    after = load_file(folder / f"{case}.0.safetensors")
+    after = played.tensors(case)[0]
     for name, value in weights.items():
         torch.testing.assert_close(after[name], value, rtol=1e-5, atol=1e-6)
 
 
-def assert_only_the_sound_step_was_applied(folder: Path, case: str, layout: Layout) -> None:
-    for rank in seen(folder, case, layout.ranks):
+def assert_only_the_sound_step_was_applied(played: Played, case: str) -> None:
+    for rank in played.ranks(case):
         assert math.isnan(rank["skipped"])
         assert rank["unchanged"]
-    assert_one_step(folder, case, layout, max_grad_norm=math.inf)
+    assert_one_step(played, case, max_grad_norm=math.inf)

@@ -1,7 +1,4 @@
-"""Shared by the tests of the worker: a tiny model on disk, configurations, a batch, and the cases of real ranks.
-
-Each rank writes its results as safetensors and JSON.
-"""
+"""Shared by the tests of the worker: a tiny model on disk, configurations, a batch, and the cases of real ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
-from safetensors.torch import save_file
+from tests.rank_pool import RankPool
 from tests.ranks import WarningAction, environment, free_port, run_ranks
 from tests.trainer_adapter.automodel.setup_cases import SHAPE, policy_config, whole_weights
 from tokenizers import Tokenizer, models
@@ -128,11 +125,6 @@ def worker(*arguments: Any, **keywords: Any) -> Iterator[AutomodelPolicyWorker]:
 # --- cases ---
 
 EVERYWHERE = [(layout, packing) for layout in LAYOUTS for packing in PACKINGS]
-QUICK = {(Layout(dp=2, tp=2), "sequence")}
-SLOW = [place for place in EVERYWHERE if place[0].ranks == 4 and place not in QUICK] + [(Layout(tp=2), "dynamic")]
-"""DTensor's bookkeeping takes seconds for each case of four ranks on two cores, and for each shape of dynamic batching.
-Elsewhere tests of sequence parallelism cover tensor-parallel dynamic batching.
-"""
 
 Tensors = dict[str, torch.Tensor]
 Case = Callable[[int, Path], tuple[Tensors, dict[str, Any]]]
@@ -230,7 +222,7 @@ ADAM = {"name": "torch.optim.AdamW", "kwargs": {"lr": 0.01}}
 WARM_UP = {"name": "torch.optim.lr_scheduler.LinearLR", "kwargs": {"start_factor": 0.25, "total_iters": 4}}
 
 
-def killed_after_a_checkpoint(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
+def killed_after_a_checkpoint(rank: int, folder: Path) -> None:
     """Two steps, a checkpoint, and two further steps; then the process is killed."""
     layout = Layout(dp=2)
     made = AutomodelPolicyWorker(config(folder / "model", layout, optimizer=ADAM, scheduler=WARM_UP))
@@ -238,10 +230,10 @@ def killed_after_a_checkpoint(rank: int, folder: Path) -> tuple[Tensors, dict[st
     saved = folder / "saved"
     made.save_checkpoint(str(saved / "weights"), str(saved / "optimizer"), str(saved / "tokenizer"), {})
     losses += [train_once(made, rank, layout) for _ in range(2)]
-    (folder / f"killed.{rank}.json").write_text(json.dumps(losses))
+    if rank == 0:
+        (folder / "killed.json").write_text(json.dumps(losses))
     torch.distributed.barrier()
     os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError
 
 
 def resumed(layout: Layout) -> Case:
@@ -260,7 +252,6 @@ def train_once(made: AutomodelPolicyWorker, rank: int, layout: Layout) -> float:
 
 
 CASES: dict[str, tuple[int, Case]] = {
-    "killed": (2, killed_after_a_checkpoint),
     "in_16_bits": (2, in_16_bits),
     **{f"communicated_{deferred}": (2, communicated(deferred)) for deferred in (True, False)},
     **{f"resumed_{layout}": (layout.ranks, resumed(layout)) for layout in (Layout(dp=2), Layout(tp=2), Layout())},
@@ -283,23 +274,43 @@ CASES |= {
 }
 
 
-def play_cases(
-    folder: Path, names: list[str], *, exit_code: int = 0, warning: WarningAction = "error", timeout_s: float = 110.0
-) -> None:
-    """Start the ranks and wait for them; each leaves `{name}.{rank}.safetensors` and `.json` behind."""
-    cases = [(name, free_port()) for name in names]
-    ranks = max(CASES[name][0] for name in names)
-    arguments = [(rank, folder, cases) for rank in range(ranks)]
-    run_ranks(be_a_rank, arguments, exit_codes=[exit_code] * ranks, warning=warning, timeout_s=timeout_s)
+class Played:
+    """Cases and what their ranks saw, each played when it is first asked for. folder: has the model."""
+
+    def __init__(self, pool: RankPool, folder: Path, warning: WarningAction = "error") -> None:
+        self.folder = folder
+        self._pool, self._warning = pool, warning
+        self._seen: dict[str, list[tuple[Tensors, dict[str, Any]]]] = {}
+
+    def ranks(self, name: str) -> list[dict[str, Any]]:
+        """What each rank saw."""
+        return [seen for _, seen in self._of(name)]
+
+    def tensors(self, name: str) -> list[Tensors]:
+        """What each rank computed."""
+        return [tensors for tensors, _ in self._of(name)]
+
+    def _of(self, name: str) -> list[tuple[Tensors, dict[str, Any]]]:
+        if name not in self._seen:
+            ranks = CASES[name][0]
+            self._seen[name] = self._pool.play(play, name, self.folder, ranks=ranks, warning=self._warning)
+        return self._seen[name]
 
 
-def be_a_rank(rank: int, folder: Path, cases: list[tuple[str, int]]) -> None:
+def play(rank: int, name: str, folder: Path) -> tuple[Tensors, dict[str, Any]]:
     disable_progress_bar()
-    for name, port in cases:
-        ranks, case = CASES[name]
-        if rank >= ranks:
-            continue
-        os.environ.update(environment(rank, ranks, port))
-        tensors, seen = case(rank, folder)
-        save_file({key: value.contiguous() for key, value in tensors.items()}, folder / f"{name}.{rank}.safetensors")
-        (folder / f"{name}.{rank}.json").write_text(json.dumps(seen))
+    return CASES[name][1](rank, folder)
+
+
+def kill_ranks(folder: Path) -> list[float]:
+    """The losses of ranks that ended with `killed_after_a_checkpoint`."""
+    port = free_port()
+    arguments = [(rank, folder, port) for rank in range(2)]
+    run_ranks(_be_killed, arguments, exit_codes=[-signal.SIGKILL] * 2, timeout_s=500.0)
+    losses: list[float] = json.loads((folder / "killed.json").read_text())
+    return losses
+
+
+def _be_killed(rank: int, folder: Path, port: int) -> None:
+    os.environ.update(environment(rank, 2, port))
+    killed_after_a_checkpoint(rank, folder)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from tests.rank_pool import RankPool
 from tests.ranks import be_the_only_rank
 from tests.trainer_adapter.automodel import rank_processes
 from tests.trainer_adapter.worker import worker_cases
@@ -26,11 +27,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ranks(folder: Path) -> Seen:
+def ranks(rank_pool: RankPool, folder: Path) -> Seen:
     """What each rank saw, by case."""
     with running_server() as address:
         (folder / "address").write_text(address)
-        return rank_processes.play_cases(torchrun_cases.__name__, folder, list(torchrun_cases.CASES))
+        return rank_processes.play_cases(rank_pool, torchrun_cases.__name__, folder, list(torchrun_cases.CASES))
 
 
 def test_each_rank_works_on_its_shard_and_every_rank_gets_the_whole_result(ranks: Seen) -> None:
