@@ -1,18 +1,20 @@
-"""The whole path with real processes: rollouts are put on a server; Ray actors recompute log-probabilities, write them
-back, and train on them. Every number is that of one process with a plain model.
+"""The whole path with real processes: rollouts are put on a server; ranks recompute log-probabilities, write them back,
+and train on them. Every number is that of one process with a plain model.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from scripts.page_blocks import ADDRESS, ROOT, programs_of
+from tests.rank_pool import RankPool
 from tests.trainer_adapter.data_plane.replica_cases import counters
 from tests.trainer_adapter.worker import worker_cases
 from tests.trainer_adapter.worker.plain_policy import grpo_loss, logits_alone, logprobs_of, model_alone
@@ -21,15 +23,15 @@ from torch import Tensor
 
 from dataplane_client import kv_first_write
 from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.meta import KVBatchMeta
 from dataplane_server.config import ServerConfig
 from dataplane_server.testing import ServerThread, running_server
 from trainer_adapter.losses import ClippedPolicyGradientLoss
 from trainer_adapter.policy import DataPlanePolicy
 from trainer_adapter.worker import AutomodelPolicyWorker
-from trainer_adapter.worker_groups import RayGroupOptions, RayWorkerGroup
+from trainer_adapter.worker_groups import RayGroupOptions, RayWorkerGroup, TorchrunWorkerGroup, WorkerGroup
 
-pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.timeout(400)]  # two Ray workers import torch on busy cores
-LAYOUT = Layout(tp=2)
+pytestmark = pytest.mark.xdist_group("ranks")
 ROLLOUT_FIELDS = ("input_ids", "input_lengths", "token_mask", "sample_mask", "generation_logprobs")
 TRAIN_FIELDS = (*ROLLOUT_FIELDS, "prev_logprobs", "reference_policy_logprobs", "advantages")
 PER_TOKEN = [name for name in TRAIN_FIELDS if name not in ("input_lengths", "sample_mask")]
@@ -53,36 +55,87 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def played(folder: Path, ray_cluster: None) -> Iterator[Played]:
-    server = ServerThread(ServerConfig(listen=(f"unix://{folder}/socket",), http="127.0.0.1:0"))
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(("torchrun", Layout(tp=2)), id="replicas"),
+        pytest.param(("torchrun", Layout(dp=2)), id="shards"),
+        pytest.param(("ray", Layout(tp=2)), id="actors", marks=pytest.mark.soak),
+    ],
+)
+def played(request: pytest.FixtureRequest, folder: Path, rank_pool: RankPool) -> Iterator[Played]:
+    """By processes that each run a script, and by actors, which take 6 s of a core each to start, and their driver."""
+    launcher, layout = request.param
+    server = ServerThread(ServerConfig(listen=(f"unix://{folder}/{launcher}_{layout}",), http="127.0.0.1:0"))
+    script = Script(folder / "model", layout, server.addresses[0])
     try:
-        with connect(server.addresses[0]) as client:
-            yield play(folder, client, server)
+        with connect(script.address) as client:
+            register_rollouts(client)
+            put_rollouts(client)
+            if launcher == "torchrun":
+                reports, others = rank_pool.play(train_as_rank, script, ranks=layout.ranks)
+                assert shown(others) == shown(reports)
+            else:
+                request.getfixturevalue("ray_cluster")
+                reports = train_by_actors(script)
+            counts = counters(server.http_address)
+            consumed = {task.task: task.consumed_rows_total for task in client.partition("train").tasks}
+            yield Played({sample_id: columns_of(client, sample_id) for sample_id in IDS}, reports, counts, consumed)
     finally:
         server.stop()
 
 
-def play(folder: Path, client: DataPlaneClient, server: ServerThread) -> Played:
-    register_rollouts(client)
-    put_rollouts(client)
-    config = worker_cases.config(folder / "model", LAYOUT, "sequence")
-    options = RayGroupOptions(num_workers=LAYOUT.ranks, gpus_per_worker=0, start_timeout_s=200, call_timeout_s=100)
-    arguments = {"config": config, "data_plane": server.addresses[0]}
-    policy = DataPlanePolicy(config, RayWorkerGroup(AutomodelPolicyWorker, arguments, options))
-    try:
-        with client.claim("train", "prev_lp", ROLLOUT_FIELDS, len(IDS)) as claim:
-            policy.get_logprobs_from_meta(claim.meta)
-        with client.claim("train", "ref_lp", ROLLOUT_FIELDS, len(IDS)) as claim:
-            policy.get_reference_policy_logprobs_from_meta(claim.meta)
-        reports = []
-        with client.claim("train", "train", TRAIN_FIELDS, len(IDS)) as claim:
-            reports = [policy.train_from_meta(claim.meta, ClippedPolicyGradientLoss()) for _ in range(2)]
-    finally:
-        assert policy.shutdown()
-    counts = counters(server.http_address)
-    consumed = {task.task: task.consumed_rows_total for task in client.partition("train").tasks}
-    return Played({sample_id: columns_of(client, sample_id) for sample_id in IDS}, reports, counts, consumed)
+class Script(NamedTuple):
+    """What a user writes once for any group of workers."""
+
+    model: Path
+    layout: Layout
+    address: str
+
+    @property
+    def config(self) -> Any:
+        return worker_cases.config(self.model, self.layout, "sequence")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {"config": self.config, "data_plane": self.address}
+
+    def train(self, group: WorkerGroup) -> list[dict[str, Any]]:
+        """Both log-probabilities, and two updates, of which it returns the reports."""
+        policy = DataPlanePolicy(self.config, group)
+        with connect(self.address) if group.is_driver else nullcontext() as client:
+
+            @contextmanager
+            def claimed(task: str, fields: Sequence[str]) -> Iterator[KVBatchMeta]:
+                with client.claim("train", task, fields, len(IDS)) if client is not None else nullcontext() as claim:
+                    meta = group.from_driver(None if claim is None else claim.meta)
+                    assert meta is not None
+                    yield meta
+
+            try:
+                with claimed("prev_lp", ROLLOUT_FIELDS) as meta:
+                    policy.get_logprobs_from_meta(meta)
+                with claimed("ref_lp", ROLLOUT_FIELDS) as meta:
+                    policy.get_reference_policy_logprobs_from_meta(meta)
+                with claimed("train", TRAIN_FIELDS) as meta:
+                    return [policy.train_from_meta(meta, ClippedPolicyGradientLoss()) for _ in range(2)]
+            finally:
+                assert policy.shutdown()
+
+
+def train_as_rank(_rank: int, script: Script) -> list[dict[str, Any]]:
+    return script.train(TorchrunWorkerGroup(AutomodelPolicyWorker, script.arguments))
+
+
+def train_by_actors(script: Script) -> list[dict[str, Any]]:
+    options = RayGroupOptions(
+        num_workers=script.layout.ranks, gpus_per_worker=0, start_timeout_s=300, call_timeout_s=300
+    )
+    return script.train(RayWorkerGroup(AutomodelPolicyWorker, script.arguments, options))
+
+
+def shown(reports: list[dict[str, Any]]) -> list[Any]:
+    return [(report["loss"].tolist(), float(report["grad_norm"]), report["all_mb_metrics"]) for report in reports]
 
 
 def register_rollouts(client: DataPlaneClient) -> None:
@@ -114,7 +167,7 @@ def test_columns_read_back_are_those_of_a_plain_forward_row_by_row(folder: Path,
 
 
 def test_leaders_alone_write_and_read(played: Played) -> None:
-    """Of two ranks one: each row is written once by each stage, and read once by each of four."""
+    """One rank for each row: it is written once by each stage, and read once by each of four."""
     assert played.counts["dataplane_put_rows_total", "train"] == 3 * len(IDS)
     assert played.counts["dataplane_read_rows_total", "train"] == 4 * len(IDS)
 

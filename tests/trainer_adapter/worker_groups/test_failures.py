@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from tests.rank_pool import RankPool
+from tests.ranks import run_ranks
 
 from dataplane_client.meta import KVBatchMeta
 from trainer_adapter.worker_groups._digest import digest_of_call
@@ -147,13 +147,13 @@ def test_without_ray_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPat
         require_ray()
 
 
-def require_ray_before_init(_rank: int) -> None:
+def require_ray_before_init() -> None:
     with pytest.raises(RuntimeError, match=r"call ray.init\(\)"):
         require_ray()
 
 
 @pytest.mark.xdist_group("ranks")  # where processes are forked anyway
-def test_before_ray_init_a_group_says_what_to_call(rank_pool: RankPool) -> None:
-    """In another process, because other tests may have started a cluster in this one."""
+def test_before_ray_init_a_group_says_what_to_call() -> None:
+    """In a new process: other tests may have started a cluster in this one, and shared ranks must not import Ray."""
     pytest.importorskip("ray")
-    rank_pool.play(require_ray_before_init, ranks=1, warning="default")
+    run_ranks(require_ray_before_init, [()], warning="default")

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 from tests.rank_pool import RankPool
-from tests.ranks import be_the_only_rank
 from tests.trainer_adapter.automodel import rank_processes
-from tests.trainer_adapter.worker import worker_cases
-from tests.trainer_adapter.worker_groups import torchrun_cases, training_script
-
-from dataplane_server.testing import running_server
+from tests.trainer_adapter.worker_groups import torchrun_cases
 
 pytestmark = pytest.mark.xdist_group("ranks")
 Seen = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("torchrun")
-    worker_cases.save_model(folder / "model")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def ranks(rank_pool: RankPool, folder: Path) -> Seen:
+def ranks(rank_pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """What each rank saw, by case."""
-    with running_server() as address:
-        (folder / "address").write_text(address)
-        return rank_processes.play_cases(rank_pool, torchrun_cases.__name__, folder, list(torchrun_cases.CASES))
+    folder, cases = tmp_path_factory.mktemp("torchrun"), list(torchrun_cases.CASES)
+    return rank_processes.play_cases(rank_pool, torchrun_cases.__name__, folder, cases)
 
 
 def test_each_rank_works_on_its_shard_and_every_rank_gets_the_whole_result(ranks: Seen) -> None:
@@ -103,13 +89,3 @@ def test_a_failure_in_the_midst_of_a_collective_call_keeps_nobody_for_ever(ranks
     assert "(rank(s) 0 did not finish)" in failed["failed"]
     assert waiting["failed"].startswith("WorkerFailed: fail_alone: ")  # it may have been told by then which rank it was
     assert max(waiting["seconds"], failed["seconds"]) < 20
-
-
-@pytest.mark.usefixtures("ranks")
-def test_processes_that_run_a_training_script_train_as_one_worker_does(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    be_the_only_rank(monkeypatch)
-    ranks = [load_file(folder / f"trained{rank}.safetensors") for rank in range(2)]
-    training_script.check(ranks, folder, "sequence")
-    assert [set(training_script.WRITTEN) <= found.keys() for found in ranks] == [True, False]

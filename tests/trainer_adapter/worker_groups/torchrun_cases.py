@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from tests.trainer_adapter.automodel.rank_processes import Case
-from tests.trainer_adapter.worker_groups import training_script
 from tests.trainer_adapter.worker_groups.gloo_worker import GlooWorker
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.meta import KVBatchMeta
-from trainer_adapter.worker import AutomodelPolicyWorker
 from trainer_adapter.worker_groups import TorchrunWorkerGroup
 
 META = KVBatchMeta("train", "train", ["a", "b"], ["x"], [3, 4], {"step": 7}, [{"g": 1}, {"g": 2}], [5, 6])
@@ -81,15 +78,6 @@ def everywhere(rank: int, _folder: Path) -> dict[str, Any]:
         }
 
 
-def trained(rank: int, folder: Path) -> dict[str, Any]:
-    """The folder holds the model and the address of a server; what the script found is in a file of its own."""
-    address = (folder / "address").read_text()
-    settings = training_script.config(folder, "sequence")
-    group = TorchrunWorkerGroup(AutomodelPolicyWorker, {"config": settings, "data_plane": address})
-    save_file(training_script.trained(group, settings, address), folder / f"trained{rank}.safetensors")
-    return {}
-
-
 def agreed(_rank: int, _folder: Path) -> dict[str, Any]:
     with group_of() as group:
         ours = group.is_driver
@@ -143,5 +131,5 @@ def failed_in_the_midst(_rank: int, _folder: Path) -> dict[str, Any]:
     return {"failed": failed, "seconds": time.monotonic() - began}
 
 
-WHOLE = [dealt, replicated, everywhere, trained, agreed, disagreeing, refused]
+WHOLE = [dealt, replicated, everywhere, agreed, disagreeing, refused]
 CASES: dict[str, Case] = {case.__name__: case for case in [*WHOLE, failed_at_its_end, failed_in_the_midst]}
