@@ -28,10 +28,10 @@ def received(values: dict[str, Any]) -> dict[str, Any]:
     return unpack_message(CollectiveMessage(message.header, buffers))
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_values_arrive_as_they_were(seed: int) -> None:
-    values = mapping_of(random.Random(seed)) | {"one more": value_of(random.Random(-seed), 0)}
-    assert equal(received(values), values)
+def test_values_arrive_as_they_were() -> None:
+    for seed in range(100):
+        values = mapping_of(random.Random(seed)) | {"one more": value_of(random.Random(-seed), 0)}
+        assert equal(received(values), values), seed
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in WIRE_DTYPES])
