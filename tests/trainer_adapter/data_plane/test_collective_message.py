@@ -34,10 +34,10 @@ def test_values_arrive_as_they_were() -> None:
         assert equal(received(values), values), seed
 
 
-@pytest.mark.parametrize("name", [entry.name for entry in WIRE_DTYPES])
-def test_every_element_type_of_the_data_plane_arrives(name: str) -> None:
-    tensor = torch.arange(32, dtype=torch.uint8).view(getattr(torch, name)) if name != "bool" else torch.ones(3) > 0
-    assert equal(received({"x": tensor}), {"x": tensor})
+def test_every_element_type_of_the_data_plane_arrives() -> None:
+    for name in (entry.name for entry in WIRE_DTYPES):
+        tensor = torch.arange(32, dtype=torch.uint8).view(getattr(torch, name)) if name != "bool" else torch.ones(3) > 0
+        assert equal(received({"x": tensor}), {"x": tensor}), name
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,14 @@ def sent_and_decoded(error: BaseException) -> Exception:
     return decode_error(encoded, 3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_error_of_the_data_plane_keeps_its_class_and_what_it_says(kind: type[errors.DataPlaneError]) -> None:
-    error = sent_and_decoded(kind("no room", reason="FULL", details={"field": "x"}, retry_after_s=0.5))
-    assert type(error) is kind
-    assert isinstance(error, errors.DataPlaneError)
-    assert str(error) == "rank 3: no room"
-    assert (error.reason, error.details, error.retry_after_s) == ("FULL", {"field": "x"}, 0.5)
+def test_an_error_of_the_data_plane_keeps_its_class_and_what_it_says() -> None:
+    assert len(KINDS) > 10
+    for kind in KINDS:
+        error = sent_and_decoded(kind("no room", reason="FULL", details={"field": "x"}, retry_after_s=0.5))
+        assert type(error) is kind
+        assert isinstance(error, errors.DataPlaneError)
+        assert str(error) == "rank 3: no room"
+        assert (error.reason, error.details, error.retry_after_s) == ("FULL", {"field": "x"}, 0.5)
 
 
 @pytest.mark.parametrize(

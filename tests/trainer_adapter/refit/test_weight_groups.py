@@ -15,34 +15,32 @@ SIZES = [3, 100, 5000, 0, 7, 512, 1, 2000, 2000, 30]
 INFO = {f"w{index}": (torch.Size([size]), torch.bfloat16) for index, size in enumerate(SIZES)}
 
 
-@pytest.mark.parametrize("limit", [0, 1, 1000, 4608, 100_000])
-@pytest.mark.parametrize("alignment", [1, 512])
-def test_groups_are_as_full_as_order_alignment_and_limit_allow(limit: int, alignment: int) -> None:
-    groups = plan_groups(INFO, limit, alignment)
-    assert [place.name for group in groups for place in group.places] == list(INFO)
-    for group in groups:
-        assert group.size_bytes <= limit or len(group.places) == 1
-        end = 0
-        for place in group.places:
-            assert place.start == -(-end // alignment) * alignment
-            end = place.start + 2 * int(place.shape[0])
-            assert place.end == end
-    for group, after in itertools.pairwise(groups):
-        padded = -(-group.size_bytes // alignment) * alignment
-        assert padded + after.places[0].end > limit
+def test_groups_are_as_full_as_order_alignment_and_limit_allow() -> None:
+    for limit, alignment in itertools.product([0, 1, 1000, 4608, 100_000], [1, 512]):
+        groups = plan_groups(INFO, limit, alignment)
+        assert [place.name for group in groups for place in group.places] == list(INFO)
+        for group in groups:
+            assert group.size_bytes <= limit or len(group.places) == 1
+            end = 0
+            for place in group.places:
+                assert place.start == -(-end // alignment) * alignment
+                end = place.start + 2 * int(place.shape[0])
+                assert place.end == end
+        for group, after in itertools.pairwise(groups):
+            padded = -(-group.size_bytes // alignment) * alignment
+            assert padded + after.places[0].end > limit
 
 
-@pytest.mark.parametrize("start", [0, 1, 2, 7])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.bool])
-@pytest.mark.parametrize("shape", [(), (3, 2), (0, 4)])
-def test_weights_come_out_of_a_buffer_as_they_went_in(start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    place = Place("w", torch.Size(shape), dtype, start)
-    weight = (torch.arange(place.shape.numel()).reshape(shape) % 2).to(dtype)
-    buffer = torch.full((place.end + 3,), 99, dtype=torch.uint8)
-    group = plan_groups({"w": (place.shape, dtype)}, 0, 1)[0]
-    fill(buffer[start:], group, iter([("w", weight)]))
-    assert torch.equal(place.weight_in(buffer), weight)
-    assert buffer[place.end :].tolist() == [99] * 3
+def test_weights_come_out_of_a_buffer_as_they_went_in() -> None:
+    dtypes, shapes = [torch.bfloat16, torch.float64, torch.bool], [(), (3, 2), (0, 4)]
+    for start, dtype, shape in itertools.product([0, 1, 2, 7], dtypes, shapes):
+        place = Place("w", torch.Size(shape), dtype, start)
+        weight = (torch.arange(place.shape.numel()).reshape(shape) % 2).to(dtype)
+        buffer = torch.full((place.end + 3,), 99, dtype=torch.uint8)
+        group = plan_groups({"w": (place.shape, dtype)}, 0, 1)[0]
+        fill(buffer[start:], group, iter([("w", weight)]))
+        assert torch.equal(place.weight_in(buffer), weight), place
+        assert buffer[place.end :].tolist() == [99] * 3, place
 
 
 @pytest.mark.parametrize(
