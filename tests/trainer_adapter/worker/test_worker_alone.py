@@ -243,11 +243,11 @@ def test_a_tensor_with_another_width_is_refused(make_worker: MakeWorker) -> None
         make_worker().train(rows, ClippedPolicyGradientLoss())
 
 
-@pytest.mark.parametrize("mbs", [3, 5, 7, 8, 100])
-def test_microbatches_need_not_divide_the_rows_of_inference(make_worker: MakeWorker, mbs: int) -> None:
+def test_microbatches_need_not_divide_the_rows_of_inference(make_worker: MakeWorker) -> None:
     worker = make_worker()
     expected = worker.get_logprobs(batch(), micro_batch_size=1)["logprobs"]
-    torch.testing.assert_close(worker.get_logprobs(batch(), micro_batch_size=mbs)["logprobs"], expected)
+    for mbs in (3, 5, 7, 8, 100):
+        torch.testing.assert_close(worker.get_logprobs(batch(), micro_batch_size=mbs)["logprobs"], expected)
 
 
 @pytest.mark.parametrize("mbs", [0, -2])
