@@ -125,7 +125,7 @@ MUTANTS = (
         f"{_CORE}/tasks/task.py",
         'self.deliveries.ended.get("committed", 0) + int(self._counts[CLAIMED])',
         'self.deliveries.ended.get("committed", 0)',
-        ("tests/core/test_flow.py", "tests/core/test_freshness.py"),
+        ("tests/semantics/test_flow.py", "tests/semantics/test_freshness.py"),
     ),
     Mutant(
         "tasks: the claim that came last is served first",
@@ -173,7 +173,7 @@ MUTANTS = (
         f"{_CORE}/rows/group_table.py",
         '        self._rows["hidden"][slots] = True\n',
         "",
-        ("tests/core/test_groups.py", "tests/core/test_growing_groups.py"),
+        ("tests/semantics/test_groups.py", "tests/semantics/test_growing_groups.py"),
     ),
     Mutant(
         "groups: a cleared row stays a member",
@@ -181,7 +181,7 @@ MUTANTS = (
         f"{_CORE}/rows/group_table.py",
         '        members: Slots = slots[self._rows["group"][slots] == number]\n',
         "        members: Slots = slots\n",
-        ("tests/core/test_groups.py", "tests/core/test_group_views.py"),
+        ("tests/semantics/test_groups.py", "tests/semantics/test_group_views.py"),
     ),
     Mutant(
         "groups: the version at a group's end is not seen",
@@ -189,7 +189,7 @@ MUTANTS = (
         f"{_CORE}/rows/group_table.py",
         "            self._rows.see_weight_version(weight_version)\n",
         "            pass\n",
-        ("tests/core/test_freshness.py",),
+        ("tests/semantics/test_freshness.py",),
     ),
     Mutant(
         "groups: anyone may write to reserved rows",
@@ -197,7 +197,7 @@ MUTANTS = (
         f"{_CORE}/verbs/writes.py",
         "            partition.groups.check_free(existing)\n",
         "            pass\n",
-        ("tests/core/test_groups.py",),
+        ("tests/semantics/test_groups.py",),
     ),
     Mutant(
         "group views: rows without a group are not counted",
@@ -205,7 +205,7 @@ MUTANTS = (
         f"{_CORE}/tasks/group_view.py",
         "            self.ready_rows += len(single)\n",
         "",
-        ("tests/core/test_group_views.py",),
+        ("tests/semantics/test_group_views.py",),
     ),
     Mutant(
         "flow: one row fewer than max_rows",
@@ -213,7 +213,7 @@ MUTANTS = (
         f"{_CORE}/state/room.py",
         "held + rows > policy.max_rows:",
         "held + rows >= policy.max_rows:",
-        ("tests/core/test_flow.py",),
+        ("tests/semantics/test_flow.py",),
     ),
     Mutant(
         "flow: rows on their way do not count",
@@ -221,7 +221,7 @@ MUTANTS = (
         f"{_CORE}/state/room.py",
         "    held = len(partition.rows) + entrance.coming_rows\n",
         "    held = len(partition.rows)\n",
-        ("tests/core/test_flow.py",),
+        ("tests/semantics/test_flow.py",),
     ),
     Mutant(
         "flow: a small put overtakes those that wait",
@@ -229,7 +229,7 @@ MUTANTS = (
         f"{_CORE}/verbs/flow.py",
         "        if not entrance.waiting and self._has_room(partition, entry):\n",
         "        if self._has_room(partition, entry):\n",
-        ("tests/core/test_flow.py",),
+        ("tests/semantics/test_flow.py",),
     ),
     Mutant(
         "flow: a put that broke keeps its room",
@@ -237,7 +237,7 @@ MUTANTS = (
         f"{_CORE}/verbs/writes.py",
         "        self._forget(ticket)\n        self._flow.leave(ticket)\n        self._shared.discard(ticket)\n",
         "        self._forget(ticket)\n        self._shared.discard(ticket)\n",
-        ("tests/core/test_flow.py", "tests/core/test_writes.py"),
+        ("tests/semantics/test_flow.py", "tests/core/test_writes.py"),
     ),
     Mutant(
         "flow: delayed rows may be evicted",
@@ -245,7 +245,7 @@ MUTANTS = (
         f"{_CORE}/verbs/eviction.py",
         "np.isin(task.states[slots], (CLAIMED, DELAYED))",
         "(task.states[slots] == CLAIMED)",
-        ("tests/core/test_flow.py",),
+        ("tests/semantics/test_flow.py",),
     ),
     Mutant(
         "flow: half a group is evicted",
@@ -253,7 +253,7 @@ MUTANTS = (
         f"{_CORE}/verbs/eviction.py",
         '    return ~with_groups(rows["group"][slots], kept)\n',
         "    return ~kept\n",
-        ("tests/core/test_flow.py",),
+        ("tests/semantics/test_flow.py",),
     ),
     Mutant(
         "freshness: one version too strict",
@@ -261,7 +261,7 @@ MUTANTS = (
         f"{_CORE}/tasks/eligibility.py",
         "(versions < oldest) |",
         "(versions <= oldest) |",
-        ("tests/core/test_freshness.py",),
+        ("tests/semantics/test_freshness.py",),
     ),
     Mutant(
         "freshness: rows of unknown version are delivered",
@@ -269,7 +269,7 @@ MUTANTS = (
         f"{_CORE}/tasks/eligibility.py",
         "    return np.asarray((versions < oldest) | (versions == UNKNOWN_VERSION))\n",
         "    return np.asarray((versions < oldest) & (versions != UNKNOWN_VERSION))\n",
-        ("tests/core/test_freshness.py",),
+        ("tests/semantics/test_freshness.py",),
     ),
     Mutant(
         "freshness: rows that lack a tag are rejected",
@@ -277,7 +277,7 @@ MUTANTS = (
         f"{_CORE}/tasks/eligibility.py",
         "    if found.any():\n        found[found]",
         "    if not found.any():\n        found[found]",
-        ("tests/core/test_task_filters.py",),
+        ("tests/semantics/test_task_filters.py",),
     ),
     Mutant(
         "filters: != fits rows without the tag",
@@ -285,7 +285,7 @@ MUTANTS = (
         f"{_CORE}/rows/matching.py",
         '    return fits & ~np.isnan(values.numbers) if term.operator == "!=" else fits\n',
         "    return fits\n",
-        ("tests/core/test_filters.py",),
+        ("tests/semantics/test_filters.py",),
     ),
     Mutant(
         "filters: < is <=",
@@ -293,7 +293,7 @@ MUTANTS = (
         f"{_CORE}/rows/matching.py",
         '    "<": operator.lt,\n',
         '    "<": operator.le,\n',
-        ("tests/core/test_filters.py",),
+        ("tests/semantics/test_filters.py",),
     ),
     Mutant(
         "filters: a new row has the strings of its slot's last row",
@@ -301,7 +301,7 @@ MUTANTS = (
         f"{_CORE}/rows/tag_columns.py",
         "        self._numbers[slots] = np.nan\n        self._codes[slots] = 0\n",
         "        self._numbers[slots] = np.nan\n",
-        ("tests/core/test_task_filters.py",),
+        ("tests/semantics/test_task_filters.py",),
     ),
     Mutant(
         "space: a free range is not merged with the one before",
@@ -333,7 +333,7 @@ MUTANTS = (
         f"{_CORE}/rows/shared_payloads.py",
         "                key = (field, size, digests",
         "                key = (0, size, digests",
-        ("tests/core/test_values_put_once.py",),
+        ("tests/semantics/test_values_put_once.py",),
     ),
     Mutant(
         "space: the releases of a node are not counted",
@@ -413,7 +413,7 @@ MUTANTS = (
         f"{_CORE}/verbs/draws.py",
         '    sieve.keep(~rows["hidden"][sieve.slots], "belong to groups that are still reserved")\n',
         "",
-        ("tests/core/test_draws.py",),
+        ("tests/semantics/test_draws.py",),
     ),
     Mutant(
         "draws: a row is drawn once more than it may",
@@ -421,7 +421,7 @@ MUTANTS = (
         f"{_CORE}/verbs/draws.py",
         'rows["draws"][sieve.slots] < call.max_times_sampled',
         'rows["draws"][sieve.slots] <= call.max_times_sampled',
-        ("tests/core/test_draws.py",),
+        ("tests/semantics/test_draws.py",),
     ),
     Mutant(
         "appends: only a row with all of its revisions changed conflicts",

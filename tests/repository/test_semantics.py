@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SEMANTICS = (ROOT / "docs" / "semantics.md").read_text()
-FOLDERS = "integrations|core|integration|client|server|trainer_adapter|deploy|repository"
+FOLDERS = "integrations|core|semantics|integration|client|server|trainer_adapter|deploy|repository"
 NAMED = sorted(set(re.findall(rf"`((?:{FOLDERS})/[\w/]+\.py(?:::\w+)?|conftest\.py)`", SEMANTICS)))
 
 
