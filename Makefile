@@ -215,7 +215,7 @@ FAULTS ?= latency slices resets
 
 test-faults: $(VENV)/.dev  ## the client's tests through a network with each of FAULTS (latency slices resets)
 	@for fault in $(FAULTS); do \
-		FAULT=$$fault $(BIN)/python -m pytest $(PYTEST_ARGS) tests/integration/test_*.py tests/integration/loader || exit 1; done
+		FAULT=$$fault $(BIN)/python -m pytest $(PYTEST_ARGS) tests/integration/test_*.py tests/integration/loader tests/semantics || exit 1; done
 
 SOAK_MINUTES ?= 30
 

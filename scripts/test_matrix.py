@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SUITE = (  # without the test of a script, which needs the formatter
     *("tests/client", "--ignore=tests/client/test_unasync.py"),
     *(f"integrations/dataplane_{name}/tests" for name in ("rollout", "training_figures")),
-    *(f"tests/integration/test_{name}.py" for name in ("round_trip", "claims", "groups")),
+    *(f"tests/integration/test_{name}.py" for name in ("round_trip", "claims")),
+    "tests/semantics/test_groups.py",
 )
 SHOWN = ("torch", "tensordict", "protobuf", "grpcio", "numpy", "wandb", "mlflow")
 CUDA_BUILD_BYTES = 10 << 30

@@ -110,7 +110,7 @@ def address(way: str, listen: str, reach: Reach, request: pytest.FixtureRequest)
         with request.getfixturevalue("three_nodes").emptied() as address:
             yield address
     else:
-        server = _ReachedServer(ServerConfig(listen=(listen,), direct=ANY_PORT, limits=_LIMITS), reach)
+        server = ReachedServer(ServerConfig(listen=(listen,), direct=ANY_PORT, limits=_LIMITS), reach)
         try:
             yield server.addresses[0]
         finally:
@@ -131,7 +131,7 @@ async def async_client(address: str, transport: TransportChoice) -> AsyncIterato
         yield client
 
 
-class _ReachedServer(ServerThread):
+class ReachedServer(ServerThread):
     """A server whose addresses are those by which clients reach it, and so is the direct port that it names."""
 
     def __init__(self, config: ServerConfig, reach: Reach) -> None:
@@ -158,7 +158,7 @@ def start_server(reach: Reach, request: pytest.FixtureRequest) -> Iterator[Calla
         ) -> ServerThread:
             bounds = Limits(**limits)
             config = ServerConfig(listen=listen, http=http, direct=ANY_PORT, insecure=insecure, limits=bounds)
-            server = _ReachedServer(config, reach)
+            server = ReachedServer(config, reach)
             running.callback(server.stop)
             return server
 

@@ -165,7 +165,7 @@ MUTANTS = (
         f"{_CORE}/verbs/groups.py",
         '    empty = slots[partition.rows["produced"][slots] == 0]\n    if empty.size:\n',
         '    empty = slots[partition.rows["produced"][slots] == 0]\n    if empty.size == slots.size:\n',
-        ("tests/integration/test_groups.py",),
+        ("tests/semantics/test_groups.py",),
     ),
     Mutant(
         "groups: rows that join are visible",

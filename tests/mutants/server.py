@@ -142,7 +142,7 @@ MUTANTS = (
         f"{_SERVER}/service/translate_claims.py",
         "        end_weight_version=part.end_weight_version,\n",
         "        end_weight_version=part.start_weight_version,\n",
-        ("tests/server/test_translate_claims.py", "tests/integration/test_groups.py"),
+        ("tests/server/test_translate_claims.py", "tests/semantics/test_groups.py"),
     ),
     Mutant(
         "listings: a page begins with the last of the one before",

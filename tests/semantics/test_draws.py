@@ -9,7 +9,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 from tests.core.caller import Caller
+from tests.semantics.callers import Caller as AnyCaller
+from tests.semantics.conftest import ON_ONE_WAY
 
+from dataplane_client.client import DataPlaneClient
+from dataplane_client.errors import InvalidArgumentError, NotFoundError, UnsupportedTypeError
 from dataplane_server.core.calls.answers import Drawn
 from dataplane_server.core.calls.filters import Filter, Term
 from dataplane_server.core.calls.refusal import Reason
@@ -92,6 +96,52 @@ def test_fifo_and_lifo_follow_the_arrival_of_rows_not_their_places(caller: Calle
     assert caller.draw(batch_size=3, strategy="lifo").sample_ids == ("a", "e", "d")
 
 
+def test_drawn_rows_are_told_as_claimed_ones_and_stay_for_their_tasks(via: AnyCaller) -> None:
+    via.register(per_token_fields=["a"])
+    for number, row in enumerate("uvwxyz"):
+        via.put(row, "a", size=number + 1, version=number, tags={"n": number})
+    drawn = via.draw("a", size=4)
+    numbers = ["uvwxyz".index(row) for row in drawn.ids]
+    assert len(set(drawn.ids)) == 4
+    assert (drawn.draws, drawn.probabilities) == ([1] * 4, [1 / 6] * 4)
+    assert drawn.staleness == [5 - number for number in numbers]
+    assert drawn.sequence_lengths == [number + 1 for number in numbers]
+    assert [tags["n"] for tags in drawn.tags] == numbers
+    assert via.claim("a", size=6).ids == "uvwxyz"
+    again = via.draw("a", size=6, strategy="lifo")
+    assert again.ids == "zyxwvu"
+    assert again.draws == [1 + (row in drawn.ids) for row in again.ids]
+    assert again.generations == sorted(again.generations, reverse=True)
+
+
+def test_draws_keep_to_what_they_name(via: AnyCaller) -> None:
+    for number, row in enumerate("uvwxyz"):
+        via.put(row, "a", version=number, tags={"p": 0.0 if row == "z" else 2.0**number})
+    by_priority = {"strategy": "prioritized", "priority_tag": "p"}
+    drawn = via.draw(size=9, least=1, **by_priority)
+    expected = {row: 2.0**number / 31 for number, row in enumerate("uvwxy")}
+    assert dict(zip(drawn.ids, drawn.probabilities, strict=True)) == pytest.approx(expected, rel=1e-6)
+    via.put("uvwxyz", tags=[{"p": 1.0}] * 5 + [{"p": 16.0}])
+    drawn = via.draw(size=6, priority_exponent=0.5, **by_priority)
+    shown = dict(zip(drawn.ids, drawn.probabilities, strict=True))
+    assert shown == pytest.approx({row: (4.0 if row == "z" else 1.0) / 9 for row in "uvwxyz"}, rel=1e-6)
+    via.set_policy(max_staleness=2)
+    assert via.draw(size=9, least=1, strategy="fifo", task="train").ids == "xyz"
+    rest = via.draw(size=9, least=1, strategy="fifo", max_times_sampled=3, where="age_s < 3600")
+    assert rest.ids == "uvwz"
+    assert via.draw(size=3, seed=7).ids == via.draw(size=3, seed=7).ids
+
+
+def test_a_draw_of_more_than_there_is_says_what_the_others_lack(via: AnyCaller) -> None:
+    via.put("wx", "a")
+    via.put("yz", "a", "b")
+    via.reserve("g", "v")
+    words = ("at least 3 rows wanted; 2 of 5 resident rows", "1 belong to groups that are", "2 lack field 'b'")
+    with via.refuses("TOO_FEW_ROWS", *words):
+        via.draw("a", "b", size=9, least=3)
+    assert sorted(via.draw("b", size=9, least=2).ids) == ["y", "z"]
+
+
 # -- how often ---------------------------------------------------------------------------------------------------------
 
 
@@ -141,7 +191,7 @@ def test_draws_are_as_probable_as_their_weights_say(exponent: float, strategy: D
         put(caller, name, {"p": priority})
     call = caller.draw_call(batch_size=2, strategy=strategy, priority_tag="p" * (strategy == "prioritized"))
     firsts, pairs = Counter[str](), Counter[str]()
-    for seed in range(trials := 4000):
+    for seed in range(trials := 2000):
         call = dataclasses.replace(call, request_id=f"r{seed}", seed=seed, priority_exponent=exponent)
         drawn = DataPlane.apply(caller.plane, call, 0.0)
         assert isinstance(drawn, Drawn)
@@ -174,16 +224,6 @@ def test_priorities_change_with_tags_and_extreme_ones_do_no_harm(caller: Caller)
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_draw_of_more_than_there_is_says_what_the_others_lack(caller: Caller) -> None:
-    put(caller, "wxyz")
-    caller.put_rows(["y", "z"], "b")
-    caller.reserve("g", ["g0"])
-    words = ("at least 3 rows wanted; 2 of 5 resident rows", "1 belong to groups that are", "2 lack field 'b'")
-    with caller.refuses(Reason.TOO_FEW_ROWS, *words):
-        caller.draw("a", "b", batch_size=9, min_size=3)
-    assert sorted(caller.draw("b", batch_size=9, min_size=2).sample_ids) == ["y", "z"]
-
-
 @pytest.mark.parametrize(
     ("wishes", "words"),
     [
@@ -202,6 +242,20 @@ def test_a_malformed_draw_is_refused_by_name(caller: Caller, wishes: Mapping[str
     put(caller, "x")
     with caller.refuses(Reason.INVALID_REQUEST, words):
         caller.draw(**wishes)
+
+
+@ON_ONE_WAY
+def test_what_is_wrong_in_a_draw_is_told_to_a_client(client: DataPlaneClient) -> None:
+    client.register_partition("p", ["x"], 0, ["train"])
+    for wrong, error, words in (
+        ({"strategy": "best"}, InvalidArgumentError, "strategy must be one of"),
+        ({"priority_exponent": "1"}, UnsupportedTypeError, "priority_exponent must be a number"),
+        ({"max_times_sampled": 0}, InvalidArgumentError, "max_times_sampled must be 1 to"),
+        ({"seed": -1}, InvalidArgumentError, "seed must be 0 to"),
+        ({"task_name": "judge"}, NotFoundError, "no task 'judge'"),
+    ):
+        with pytest.raises(error, match=words):
+            client.draw_samples("p", ["x"], 1, **wrong)
 
 
 def test_remembered_draws_count_as_memory_of_answers(new_caller: Callable[..., Caller]) -> None:

@@ -6,20 +6,30 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.caller import Caller
 from tests.core.row_filters import fits
+from tests.semantics.callers import Caller as AnyCaller
+from tests.semantics.callers import Refused
+from tests.semantics.conftest import ON_ONE_WAY
 
+from dataplane_client import aio
+from dataplane_client._requests import new_request_id
+from dataplane_client.client import DataPlaneClient
+from dataplane_client.errors import ConditionFailedError, InvalidArgumentError
 from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.filters import MAX_TERMS, MAX_TEXT_BYTES, Filter, Term
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import ClearSamples
 from dataplane_server.core.calls.values import Tags
+from rl_dataplane.v1 import data_plane_pb2 as pb
 
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 AND, OR, NOT = Term("and"), Term("or"), Term("not")
@@ -221,6 +231,40 @@ def test_a_wrong_filter_is_refused_by_the_place_of_its_term(caller: Caller, wher
 # -- clears and puts ---------------------------------------------------------------------------------------------------
 
 
+WHERE_ROWS = {
+    "std > 0.1": "wxy",
+    "not std > 0.1": "uvz",
+    "0.1 <= std < 0.3 or std is null": "vwz",
+    "source == 'm' and staleness >= 1": "uw",
+    "source != 'm'": "vx",
+    "staleness is null or staleness == 0": "yz",
+    "sequence_length in (2, 6, 'x')": "vz",
+    "source not in ['m']": "vxz",
+    "tags['source'] is null": "z",
+    "age_s < 600 and weight_version == 1": "wx",
+    "nothing == 1": "",
+}
+"""Which of the rows u to z fit."""
+
+
+def test_rows_are_listed_and_cleared_as_an_expression_says(via: AnyCaller) -> None:
+    sources = [{"source": source} for source in ("m", "c", "m", "c", "m", None)]
+    tags = [{"weight_version": row // 2, "std": row / 10} for row in range(5)]
+
+    def put() -> None:
+        via.put("uvwxyz", tags=sources, sequence_lengths=[1, 2, 3, 4, 5, 6])
+        via.put("uvwxy", tags=tags)
+
+    put()
+    assert {where: via.listed(where) for where in WHERE_ROWS} == WHERE_ROWS
+    for where, fitting in WHERE_ROWS.items():
+        assert via.clear("u", where=where) == ("u" in fitting)
+        assert via.clear(where=where) == len(set(fitting) - {"u"})
+        assert via.listed() == "".join(row for row in "uvwxyz" if row not in fitting)
+        via.clear()
+        put()
+
+
 def test_a_clear_removes_those_of_the_named_rows_that_fit(caller: Caller) -> None:
     put_tags(caller, {f"s{row}": {"std": row} for row in range(4)})
     assert clear_where(caller, (Term(">=", "std", values=(1,)),), ["s0", "s1", "s2", "gone"]) == 2
@@ -259,15 +303,76 @@ def test_of_two_that_take_a_row_at_once_one_is_refused_and_changes_nothing(calle
     assert caller.used == 1
 
 
-def test_a_put_of_rows_that_do_not_exist_under_a_condition_is_refused_by_the_first(caller: Caller) -> None:
-    put_tags(caller, {"s1": {"state": "new"}, "s2": {"state": "taken"}})
-    with caller.refuses(Reason.CONDITION_FAILED, "sample 's3' (and 1 more of the call) does not exist"):
-        take(caller, "s1", "s3", "s2")
-    with caller.refuses(Reason.CONDITION_FAILED, "sample 's2' (and 1 more of the call) does not fit only_if"):
-        take(caller, "s1", "s2", "s3")
+def test_a_put_of_rows_that_do_not_exist_or_do_not_fit_its_condition_is_refused_by_the_first(via: AnyCaller) -> None:
+    via.put("x", tags={"state": "new"})
+    via.put("y", tags={"state": "taken"})
+    taken = {"tags": {"state": "taken"}, "only_if": "state == 'new'"}
+    with via.refuses("CONDITION_FAILED", "sample 'z' (and 1 more of the call) does not exist"):
+        via.put("xzy", "a", **taken)
+    with via.refuses("CONDITION_FAILED", "sample 'y' (and 1 more of the call) does not fit only_if; nothing was put"):
+        via.put("xyz", "a", **taken)
+    with pytest.raises(Refused) as caught:
+        via.put("y", "a", **taken)
+    assert dict(caught.value.details) == {"partition_id": "p", "sample_id": "y"}
+    via.put("x", "a", **taken)
+    assert via.listed("state == 'new'") == ""
+
+
+def test_rows_of_a_group_are_put_under_a_condition_as_well(via: AnyCaller) -> None:
+    group = via.reserve("g", "x", version=3)
+    group.put("x", "a", only_if="weight_version == 3")
+    with via.refuses("CONDITION_FAILED", "'x'"):
+        group.put("x", tags={"std": 1}, only_if="std == 0")
+
+
+@ON_ONE_WAY
+def test_of_many_callers_that_take_a_row_one_does(client: DataPlaneClient, threads: ThreadPoolExecutor) -> None:
+    client.register_partition("p", ["a"], 1, ["train"])
+    client.put_samples(["s0"], "p", tags=[{"state": "new"}])
+
+    def take(caller: int) -> bool:
+        try:
+            client.put_samples(["s0"], "p", tags=[{"state": "taken", "by": caller}], only_if="state == 'new'")
+        except ConditionFailedError:
+            return False
+        return True
+
+    took = list(threads.map(take, range(8)))
+    assert took.count(True) == 1
+    assert client.list_samples("p", where={"state": "taken", "by": took.index(True)}).meta.sample_ids == ["s0"]
 
 
 def test_a_shared_put_takes_no_condition(caller: Caller) -> None:
     reservation_id = caller.reserve("g", ["g1"]).reservation_id
     with caller.refuses(Reason.INVALID_REQUEST, "a shared put", "only_if"):
         caller.apply(caller.put_call((), {"b": [1]}, reservation_id=reservation_id, shared=True, only_if=NEW))
+
+
+EQUAL = pb.FILTER_OPERATOR_EQUAL
+
+
+@ON_ONE_WAY
+@pytest.mark.parametrize(
+    ("term", "words"),
+    [
+        (pb.FilterTerm(tag="a"), "filter, term 1: operator 0 is unknown to this server; it knows 1, 2, "),
+        (pb.FilterTerm(operator=99, tag="a"), "filter, term 1: operator 99 is unknown"),  # type: ignore[arg-type]
+        (pb.FilterTerm(operator=EQUAL, fact=9), "fact 9 is unknown to this server; it knows 1, 2, 3"),  # type: ignore[arg-type]
+        (pb.FilterTerm(operator=EQUAL, fact=1, tag="a"), "it names a fact and the tag 'a'"),  # type: ignore[arg-type]
+        (pb.FilterTerm(operator=EQUAL, tag="a", values=b"\xc1"), "its values are not valid msgpack"),
+        (pb.FilterTerm(operator=EQUAL, tag="a", values=msgpack.packb(1)), "must be a msgpack array, got int"),
+        (pb.FilterTerm(operator=EQUAL, tag="a", values=msgpack.packb([[1]])), "a value is a number of at most 64 bits"),
+        (pb.FilterTerm(operator=EQUAL, tag="a"), "term 1 ('==' of 'a'): it has 1 values, got 0"),
+    ],
+)
+async def test_a_term_that_the_server_does_not_understand_is_refused_in_words(
+    address: str, term: pb.FilterTerm, words: str
+) -> None:
+    request = pb.ClearSamplesRequest(
+        request_id=new_request_id(), partition_id="p", whole_partition=True, where=pb.Filter(terms=[term])
+    )
+    async with await aio.connect(address) as client:
+        await client.register_partition("p", ["a"], 0, ["train"])
+        with pytest.raises(InvalidArgumentError) as caught:
+            await client._transport.unary("ClearSamples", request, None)
+    assert words in str(caught.value)

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 import random
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from tests.core.caller import Caller
+from tests.forked import forking
+from tests.integration.command.conftest import Command
+from tests.integration.conftest import Eventually
+from tests.semantics.callers import Caller as AnyCaller
+from tests.semantics.callers import Refused
+from tests.semantics.conftest import ON_ONE_WAY
 
+from dataplane_client import aio, flow
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.errors import InvalidArgumentError, OutOfSpaceError, PartitionFullError
+from dataplane_client.options import TransportChoice
+from dataplane_client.policies import TaskPolicy
 from dataplane_server.core.calls.answers import Admitted, Answered, Drawn, Failed, Reservation, Waiting
 from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.flow import DrawBand
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import AbortWrite, GiveUpWrite, PutSamples
+from dataplane_server.core.calls.requests import AbortWrite, PutSamples
 from dataplane_server.core.calls.values import Tags
-
-
-@pytest.fixture
-def caller(caller: Caller) -> Caller:
-    caller.register(tasks=("train", "score"))
-    return caller
 
 
 def new(caller: Caller, ids: Sequence[str], size: int = 1) -> PutSamples:
@@ -41,6 +55,19 @@ def admitted(caller: Caller) -> list[int]:
     for ticket in tickets:
         caller.finish(ticket)
     return tickets
+
+
+def waiting(client: DataPlaneClient, count: int = 1) -> Callable[[], bool]:
+    return lambda: client.partition("p").waiting_calls == count
+
+
+@pytest.fixture
+def full(client: DataPlaneClient) -> DataPlaneClient:
+    """Partition p has the rows a and b, and room for no more."""
+    client.register_partition("p", ["x"], 0, ["train"])
+    client.set_policies("p", flow=flow.FlowPolicy(max_rows=2))
+    client.put_samples(["a", "b"], "p", {"x": torch.arange(2)})
+    return client
 
 
 def rows(caller: Caller) -> str:
@@ -110,30 +137,119 @@ def test_what_can_never_come_is_refused_at_once_and_when_a_policy_makes_it_so(
         caller.apply(new(caller, ["u", "v", "w"], 10))
 
 
-def test_a_full_partition_that_rejects_says_what_would_make_room(caller: Caller) -> None:
-    caller.set_flow(max_rows=2, when_full="reject")
-    caller.put_rows(["x", "y"], "a")
-    for task in ("train", "score"):
-        caller.take("a", task=task, consume=True)
-    words = ("no room for 1 new rows", "2 of max_rows 2", "1 rows are done with by every task: clear them")
-    with caller.refuses(Reason.PARTITION_FULL, "'p'", *words):
-        caller.apply(new(caller, ["z"]))
-    with caller.refuses(Reason.PARTITION_FULL, *words):
-        caller.reserve("g", ["z"])
-
-
 # -- those that wait ---------------------------------------------------------------------------------------------------
 
 
-def test_a_put_that_waited_in_vain_says_why_and_the_partition_does_before(caller: Caller) -> None:
-    caller.set_flow(max_rows=1)
-    caller.put_rows(["x"], "a")
-    ticket = waits(caller, "y")
-    why = caller.plane.partition_info("p").waits_because
-    refusal = caller.apply(GiveUpWrite(ticket))
-    assert (refusal.reason, refusal.message.startswith(why)) == (Reason.PARTITION_FULL, True)
-    assert "1 of max_rows 1 rows are here" in why
-    assert caller.plane.partition_info("p").waits_because == ""
+@pytest.mark.parametrize("size", [None, 0, 1, 300_000], ids=["tags alone", "empty", "small", "large"])
+def test_a_put_waits_in_the_data_plane_and_goes_on_when_rows_are_cleared(via: AnyCaller, size: int | None) -> None:
+    via.set_flow(max_rows=2)
+    via.put("ab", "a")
+    waiter = via.begin_put("c", *("b" * (size is not None)), size=size or 0, tags={"n": 1})
+    assert (via.waiting(), via.partition().waiting_calls) == (1, 1)
+    via.clear("a")
+    assert len(waiter.answer()) == 1
+    assert (via.listed(), via.waiting()) == ("bc", 0)
+    if size is not None:
+        assert via.sizes("c", "b") == [size]
+
+
+def test_a_call_that_waits_in_vain_says_what_would_make_room_as_the_partition_does_while_it_waits(
+    via: AnyCaller,
+) -> None:
+    via.set_flow(max_rows=2)
+    via.put("ab", "a")
+    via.commit(via.claim())
+    via.commit(via.claim(task="score"))
+    waiter = via.begin_put("c", "a", timeout_s=2.0)
+    why = via.partition().waits_because
+    refused = waiter.in_vain()
+    assert "'p' has no room for 1 new rows" in why
+    assert "2 of max_rows 2 rows are here" in why
+    assert "1 rows are done with by every task: clear them, or register with clear_when_consumed" in why
+    assert why in refused.message
+    assert refused.reason == "PARTITION_FULL"
+    assert (refused.details["partition_id"], refused.details["rows"]) == ("p", "2")
+    assert (via.partition().waits_because, via.listed()) == ("", "ab")
+
+
+def test_a_partition_that_rejects_does_so_at_once_and_changes_nothing(via: AnyCaller) -> None:
+    via.set_flow(max_rows=2, when_full="reject")
+    via.put("ab", "a")
+    words = ("no room for 1 new rows", "2 of max_rows 2")
+    with via.refuses("PARTITION_FULL", "'p'", *words):
+        via.put("c", "a", timeout_s=10_000.0)
+    with via.refuses("PARTITION_FULL", *words):
+        via.reserve("g", "c", timeout_s=10_000.0)
+    via.put("ab", "a")  # rows that exist need no room
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda via: via.set_flow(max_rows=4), ""),
+        (lambda via: via.set_flow(max_rows=1), "PUT_TOO_LARGE"),
+        (lambda via: via.close(), "PARTITION_CLOSED"),
+        (lambda via: via.drop(), "PARTITION_NOT_FOUND"),
+    ],
+    ids=["raised", "lowered", "closed", "dropped"],
+)
+def test_calls_that_wait_follow_what_becomes_of_the_partition(
+    via: AnyCaller, change: Callable[[AnyCaller], object], reason: str
+) -> None:
+    via.set_flow(max_rows=2)
+    via.put("ab", "a")
+    put, group = via.begin_put("cd", "a"), via.begin_reserve("g", "ef")
+    assert via.waiting() == 2
+    change(via)
+    if reason:
+        for waiter in (put, group):
+            with pytest.raises(Refused) as caught:
+                waiter.answer()
+            assert caught.value.reason == reason
+    else:
+        put.answer()
+        via.clear()
+        assert group.answer().abort() == 2
+
+
+async def test_a_waiting_group_does_not_block_the_event_loop_and_leaves_nothing_when_it_is_cancelled(
+    full: DataPlaneClient, transport: TransportChoice, eventually: Eventually
+) -> None:
+    async with await aio.connect(full.target, timeout_s=60.0, transport=transport) as async_client:
+        first = asyncio.create_task(async_client.reserve_group("p", "g", ["c"]))
+        await asyncio.to_thread(eventually, waiting(full))
+        second = asyncio.create_task(async_client.reserve_group("p", "h", ["d"]))
+        await asyncio.to_thread(eventually, waiting(full, 2))
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        await asyncio.to_thread(eventually, waiting(full))
+        full.clear_samples(None, "p")
+        assert await (await second).abort() == 1
+        await asyncio.to_thread(eventually, lambda: full.partition("p").open_groups == 0)
+    assert (full.partition("p").rows_put_total, full.partition("p").waiting_calls) == (3, 0)
+
+
+def _reserve(address: str, transport: TransportChoice, ready: Connection) -> None:
+    with connect(address, transport=transport) as client:
+        ready.send(None)
+        client.reserve_group("p", "g", ["c"])
+
+
+def test_a_client_that_is_killed_while_its_group_waits_leaves_nothing_behind(
+    full: DataPlaneClient, transport: TransportChoice, eventually: Eventually
+) -> None:
+    context = forking()
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_reserve, args=(full.target, transport, sender), daemon=True)
+    process.start()
+    assert receiver.poll(60)
+    eventually(waiting(full))
+    process.kill()
+    process.join()
+    eventually(waiting(full, 0))
+    full.clear_samples(None, "p")
+    assert (full.partition("p").open_groups, full.partition("p").rows_put_total) == (0, 2)
 
 
 # -- eviction ----------------------------------------------------------------------------------------------------------
@@ -263,27 +379,58 @@ def test_rows_that_became_too_stale_hold_nobody_up(caller: Caller) -> None:
     assert admitted(caller) == [ticket]
 
 
+@ON_ONE_WAY
+def test_a_producer_is_paced_so_that_no_row_turns_stale(
+    client: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
+) -> None:
+    client.register_partition("p", ["x"], 0, ["train"])
+    client.set_policies("p", {"train": TaskPolicy(max_staleness=1, when_stale="drop", rows_per_version=2)})
+    client.set_weight_version("p", 0)
+
+    def produce() -> None:
+        for number in range(24):
+            with client.reserve_group("p", f"g{number}", [f"s{number}"]) as group:
+                version = client.partition("p").weight_version  # with room, generation begins
+                group.put(group.meta.sample_ids, {"x": [1.0]}, [{"weight_version": version}])
+
+    producer = threads.submit(produce)
+    staleness = []
+    for version in range(1, 13):
+        eventually(partial(_has_put, client, min(2 * version + 2, 24)))  # the rows of two versions
+        with client.claim("p", "train", ["x"], 2) as claim:
+            staleness += claim.staleness
+        client.set_weight_version("p", version)
+    producer.result(60)
+    assert (len(staleness), max(staleness)) == (24, 1)
+    assert client.partition("p").removed_rows["stale"] == 0
+
+
+def _has_put(client: DataPlaneClient, rows: int) -> bool:
+    return client.partition("p").rows_put_total == rows
+
+
 # -- band --------------------------------------------------------------------------------------------------------------
 
 
-def test_draws_and_puts_wait_for_each_other_within_the_band(caller: Caller) -> None:
-    caller.set_flow(band=DrawBand(1.0, 0.0, 2.0))
-    draw = caller.apply(caller.draw_call("a", batch_size=2))
-    assert isinstance(draw, Waiting)
-    caller.put_rows(["x", "y"], "a")
-    (answered,) = caller.plane.take_effects()
-    assert isinstance(answered, Answered)
-    assert isinstance(answered.answer, Drawn)
-    assert answered.answer.sample_ids in (("x", "y"), ("y", "x"))
-    caller.put_rows(["v", "w"], "a")
-    ticket = waits(caller, "z")
-    caller.draw("a")
-    assert admitted(caller) == [ticket]
-    with caller.refuses(Reason.INVALID_REQUEST, "'p'", "3 rows can never stay in the band from 0 to 2"):
-        caller.draw("a", batch_size=3)
+def test_draws_and_puts_wait_for_each_other_within_the_band(via: AnyCaller) -> None:
+    via.set_flow(band=(1.0, 0.0, 2.0))
+    draw = via.begin_draw("a", size=2)
+    assert "rows put are 0 ahead of draws" in via.partition().waits_because
+    via.put("xy", "a")
+    assert sorted(draw.answer().ids) == ["x", "y"]
+    refused = via.begin_draw("a", timeout_s=0.5).in_vain()
+    assert (refused.reason, "below the band's 0; new rows make room" in refused.message) == ("TOO_FEW_ROWS", True)
+    via.put("vw", "a")
+    put = via.begin_put("z", "a")
+    via.draw("a")
+    put.answer()
+    refused = via.begin_put("u", "a", timeout_s=0.5).in_vain()
+    assert (refused.reason, "beyond the band's 2; draws make room" in refused.message) == ("PARTITION_FULL", True)
+    with via.refuses("INVALID_REQUEST", "'p'", "3 rows can never stay in the band from 0 to 2"):
+        via.draw("a", size=3)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_the_band_holds_over_random_interleavings(caller: Caller, seed: int) -> None:
     dice = random.Random(seed)
     ratio = dice.choice([0.5, 1.0, 3.0])
@@ -338,3 +485,103 @@ def test_a_policy_that_contradicts_itself_is_refused(
 def test_a_pace_needs_a_bound(caller: Caller) -> None:
     with caller.refuses(Reason.INVALID_REQUEST, "rows_per_version", "max_staleness"):
         caller.set_policy(None, rows_per_version=4)
+
+
+PACE = TaskPolicy(max_staleness=1, rows_per_version=1)
+
+
+@ON_ONE_WAY
+@pytest.mark.parametrize(
+    "policy",
+    [
+        flow.FlowPolicy(),
+        flow.FlowPolicy(max_rows=1, max_bytes=(1 << 62) - 1, max_versions=3, when_full="reject"),
+        flow.FlowPolicy(9, when_full="evict", evict_first="oldest_version", evict_where="score < 3 and age_s > 60"),
+        flow.FlowPolicy(band=flow.DrawBand(0.5, -8.0, 8.25)),
+    ],
+)
+def test_a_description_tells_the_policy_that_was_set(client: DataPlaneClient, policy: flow.FlowPolicy) -> None:
+    client.register_partition("p", ["x"], 0, ["train"])
+    assert client.set_policies("p", {"train": PACE}, flow=policy).flow == policy
+    client.set_policies("p", {"train": TaskPolicy()})
+    assert client.partition("p").flow == policy  # a call without flow keeps it
+    assert client.set_policies("p", flow=flow.FlowPolicy()).flow == flow.FlowPolicy()
+
+
+def test_a_policy_that_the_client_cannot_send_is_refused_before_anything_changes(client: DataPlaneClient) -> None:
+    client.register_partition("p", ["x"], 0, ["train"])
+    wrong: list[tuple[dict[str, TaskPolicy], dict[str, Any], str]] = [
+        ({}, {"max_rows": 0}, "set_policies of 'p': max_rows must be"),
+        ({}, {"max_bytes": 1 << 62}, "max_bytes must be"),
+        ({}, {"max_versions": -1}, "max_versions must be"),
+        ({}, {"when_full": "wait"}, "when_full must be one of"),
+        ({}, {"evict_first": "newest"}, "evict_first must be one of"),
+        ({}, {"max_rows": 1, "when_full": "evict", "evict_where": "score <"}, "filter 'score <', column"),
+        ({}, {"max_rows": 1, "evict_where": "score < 3"}, "evict_where needs when_full 'evict', got 'block'"),
+        ({}, {"band": flow.DrawBand("1", 0.0, 9.0)}, "a band has three numbers"),  # type: ignore[arg-type]
+        ({"train": TaskPolicy(rows_per_version=4)}, {}, "rows_per_version paces producers by max_staleness"),
+        ({"train": TaskPolicy(1, rows_per_version=-1)}, {}, "task 'train': rows_per_version must be"),
+    ]
+    for tasks, of_flow, words in wrong:
+        with pytest.raises(InvalidArgumentError, match=words):
+            client.set_policies("p", tasks, flow=flow.FlowPolicy(**of_flow))
+    described = client.partition("p")
+    assert (described.flow, described.task("train").policy) == (flow.FlowPolicy(), TaskPolicy())
+
+
+# -- the next life of a server -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tasks", "policy", "words", "transport"),
+    [
+        ({}, flow.FlowPolicy(max_rows=2), "2 of max_rows 2 rows", "grpc"),
+        ({}, flow.FlowPolicy(band=flow.DrawBand(1.0, 0.0, 2.0)), "rows put are 2 ahead of draws", "shm"),
+        ({"train": PACE}, None, "task 'train' has 2 rows before it or taken", "shm"),
+    ],
+    ids=["budget", "band", "pace"],
+)
+def test_what_holds_producers_up_does_so_after_the_server_was_killed_and_a_put_that_waited_goes_on_there(
+    tmp_path: Path,
+    threads: ThreadPoolExecutor,
+    eventually: Eventually,
+    transport: TransportChoice,
+    tasks: dict[str, TaskPolicy],
+    policy: flow.FlowPolicy | None,
+    words: str,
+) -> None:
+    address = f"unix://{tmp_path}/s"
+    arguments = ["--listen", address, "--data-dir", str(tmp_path / "data"), "--memory", "1MiB", "--http", ""]
+
+    def put(sample_id: str, version: int | None = None, timeout_s: float | None = None) -> None:
+        tags = None if version is None else [{"weight_version": version}]
+        client.put_samples([sample_id], "p", {"x": torch.arange(1)}, tags, timeout_s=timeout_s)
+
+    with contextlib.ExitStack() as running:
+        first = running.enter_context(contextlib.closing(Command(arguments, tmp_path / "first.log")))
+        client = running.enter_context(connect(address, timeout_s=60.0, transport=transport))
+        client.register_partition("p", ["x"], 0, ["train"])
+        client.set_weight_version("p", 0)
+        put("past", 0)
+        client.claim("p", "train", ["x"], 1).commit()
+        client.clear_samples(["past"], "p")
+        client.set_weight_version("p", 1)
+        client.set_policies("p", tasks, flow=policy)
+        put("a", 1)
+        client.claim("p", "train", ["x"], 1).commit()
+        put("b", 1)
+        waiter = threads.submit(put, "c")
+        eventually(waiting(client))
+        first.end(signal.SIGKILL)
+        second = running.enter_context(contextlib.closing(Command(arguments, tmp_path / "second.log")))
+        eventually(waiting(client))
+        assert words in client.partition("p").waits_because
+        with pytest.raises(PartitionFullError, match=words) as full:
+            put("d", timeout_s=0.05)
+        assert isinstance(full.value, OutOfSpaceError)
+        client.draw_samples("p", ["x"], 1)
+        client.set_weight_version("p", 2)
+        client.clear_samples(["b"], "p")
+        waiter.result(60)
+        assert client.list_samples("p").meta.sample_ids == ["a", "c"]
+        second.check_books()

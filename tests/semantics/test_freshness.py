@@ -6,18 +6,17 @@ from typing import Any
 
 import pytest
 from tests.core.caller import Caller
+from tests.semantics.callers import Caller as AnyCaller
+from tests.semantics.conftest import ON_ONE_WAY
 
+from dataplane_client import policies
+from dataplane_client.client import DataPlaneClient
+from dataplane_client.errors import InvalidArgumentError, NotFoundError
 from dataplane_server.core.calls.answers import Granted, Retired, Waiting
 from dataplane_server.core.calls.policies import TaskPolicy
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import GiveUpClaim
 from dataplane_server.core.calls.values import Tags
-
-
-@pytest.fixture
-def caller(caller: Caller) -> Caller:
-    caller.register(("a", "b"), ("train", "score"))
-    return caller
 
 
 def ready(caller: Caller, task: str = "train", **more: object) -> tuple[str, ...]:
@@ -33,13 +32,49 @@ def ready(caller: Caller, task: str = "train", **more: object) -> tuple[str, ...
 # -- the bound ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_row_beyond_the_bound_is_withheld_from_that_task_only(caller: Caller) -> None:
-    caller.put_versions(old=3, edge=5, new=7, unknown=None)
-    caller.set_policy(2)
-    assert ready(caller) == ("edge", "new")
-    assert ready(caller, "score") == ("old", "edge", "new", "unknown")
-    assert caller.task().stale_rows == 2
-    assert caller.task("score").stale_rows == 0
+def test_a_row_beyond_the_bound_is_withheld_from_that_task_only(via: AnyCaller) -> None:
+    for row, version in (("x", 3), ("y", 5), ("z", 7)):
+        via.put(row, "a", version=version)
+    via.put("u", "a")
+    via.set_policy(max_staleness=2, order="newest_version")
+    assert via.partition().weight_version == 7
+    claim = via.claim("a", size=9, least=1)
+    assert (claim.ids, claim.staleness) == ("zy", [0, 2])
+    assert (via.task().stale_rows, via.task("score").stale_rows) == (2, 0)
+    others = via.claim("a", size=9, least=1, task="score", order="oldest_version")
+    assert (others.ids, others.staleness) == ("xyzu", [4, 2, 0, -1])
+
+
+def test_a_grant_tells_how_stale_its_rows_are(caller: Caller) -> None:
+    caller.put_versions(x=1, y=4, z=None, ahead=9)
+    caller.set_version(5)
+    caller.set_policy(1, when_stale="deliver")
+    assert caller.take("a", batch_size=4).staleness.tolist() == [4, 1, -1, 0]
+
+
+def test_a_timeout_says_that_rows_are_too_stale(via: AnyCaller) -> None:
+    via.put("x", "a", version=1)
+    via.put("y", "a", version=5)
+    via.put("z", "a")
+    via.set_policy(max_staleness=2)
+    refused = via.begin_claim("a", size=2, timeout_s=0.5).in_vain()
+    assert refused.reason == "CLAIM_TIMEOUT"
+    words = "2 of 3 untaken rows are staler than max_staleness 2 (the weight version is 5), or of an unknown"
+    assert words in refused.message
+
+
+def test_the_trainer_retires_old_rows_and_groups_and_producers_are_told_before(via: AnyCaller) -> None:
+    via.put("x", "a", version=3)
+    via.put("y", "a", version=5)
+    via.set_policy(max_staleness=1)
+    group = via.reserve("g", "z", version=4)
+    assert group.put("z", "a") == ""
+    assert via.set_version(6) == 0
+    assert group.put("z", "a") == "weight version 4 is 2 behind 6; task 'train' takes at most 1"
+    assert via.set_version(7, retire_below=5) == 2
+    with via.refuses("GROUP_FENCED"):
+        group.finish()
+    assert (via.listed(), via.partition().removed_rows["retired"]) == ("y", 2)
 
 
 def test_rows_turn_stale_in_the_queue_when_the_trainer_moves_on(caller: Caller) -> None:
@@ -106,25 +141,6 @@ def test_a_waiting_claim_is_served_by_another_policy(caller: Caller) -> None:
     assert effect.grant.staleness.tolist() == [0, 2]
 
 
-def test_a_grant_tells_how_stale_its_rows_are(caller: Caller) -> None:
-    caller.put_versions(x=1, y=4, z=None, ahead=9)
-    caller.set_version(5)
-    caller.set_policy(1, when_stale="deliver")
-    assert caller.take("a", batch_size=4).staleness.tolist() == [4, 1, -1, 0]
-
-
-def test_a_timeout_says_that_rows_are_too_stale(caller: Caller) -> None:
-    caller.put_versions(x=1, y=5, z=None)
-    caller.set_policy(2)
-    waiting = caller.apply(caller.claim_call("a", batch_size=2))
-    assert isinstance(waiting, Waiting)
-    refusal = caller.apply(GiveUpClaim(waiting.ticket))
-    assert (
-        "2 of 3 untaken rows are staler than max_staleness 2 (the weight version is 5), or of an unknown"
-        in refusal.message
-    )
-
-
 # -- rows that go ------------------------------------------------------------------------------------------------------
 
 
@@ -172,16 +188,6 @@ def test_retiring_removes_rows_and_reserved_groups_of_old_versions_in_any_state(
     assert ready(caller, "score") == ("y", "z", "unknown")
 
 
-def test_a_producer_of_a_group_that_is_too_stale_is_told_at_its_next_put(caller: Caller) -> None:
-    caller.set_policy(2)
-    reserved = caller.reserve("g", ["g0"], weight_version=3)
-    put = {"lengths": {"a": [1]}, "reservation_id": reserved.reservation_id}
-    assert caller.put(caller.put_call(["g0"], **put)).abort_hint == ""  # type: ignore[arg-type]
-    caller.set_version(6)
-    hint = caller.put(caller.put_call(["g0"], **put)).abort_hint  # type: ignore[arg-type]
-    assert hint == "weight version 3 is 3 behind 6; task 'train' takes at most 2"
-
-
 # -- order -------------------------------------------------------------------------------------------------------------
 
 
@@ -213,13 +219,13 @@ def test_rows_and_groups_come_in_the_order_of_the_claim_or_of_the_policy(
     assert "".join(ready(caller, "score", whole_groups=whole)) == expected
 
 
-def test_a_row_whose_tag_changes_takes_its_new_place(caller: Caller) -> None:
-    for name in "xyz":
-        caller.put(caller.put_call([name], {"a": [1]}, tags=[{"score": 1}]))
-    claim = {"order": "highest_tag", "order_tag": "score"}
-    assert ready(caller, **claim) == ("x", "y", "z")
-    caller.put(caller.put_call(["z", "x"], tags=[{"score": 2}, {"score": 0}]))
-    assert ready(caller, **claim) == ("z", "y", "x")
+def test_a_row_whose_tag_changes_takes_its_new_place(via: AnyCaller) -> None:
+    via.put("xyz", "a", tags={"score": 1})
+    order = {"size": 3, "order": "highest_tag", "order_tag": "score"}
+    via.release(claim := via.claim("a", **order))
+    assert claim.ids == "xyz"
+    via.put("zx", tags=[{"score": 2}, {"score": 0}])
+    assert via.claim("a", **order).ids == "zyx"
 
 
 @pytest.mark.parametrize(
@@ -272,3 +278,19 @@ def test_a_group_of_what_is_no_weight_version_is_refused(caller: Caller) -> None
     group = caller.reserve("g", ["s1"], weight_version=0)
     with caller.refuses(Reason.INVALID_REQUEST, "group 'g'", "weight_version", "got -1"):
         caller.finish_group(group.reservation_id, -1)
+
+
+@ON_ONE_WAY
+def test_what_is_wrong_in_a_policy_is_told_to_a_client_before_anything_changes(client: DataPlaneClient) -> None:
+    client.register_partition("p", ["a"], 0, ["train"])
+    with pytest.raises(InvalidArgumentError, match="task 'train': max_staleness must be"):
+        client.set_policies("p", {"train": policies.TaskPolicy(max_staleness=-1)})
+    with pytest.raises(InvalidArgumentError, match="when_stale must be one of"):
+        client.set_policies("p", {"train": policies.TaskPolicy(when_stale="forget")})  # type: ignore[arg-type]
+    with pytest.raises(NotFoundError, match="no task 'judge'"):
+        client.set_policies("p", {"train": policies.TaskPolicy(3), "judge": policies.TaskPolicy()})
+    with pytest.raises(InvalidArgumentError, match="needs the name of the tag"):
+        client.claim("p", "train", ["a"], 1, order="highest_tag")
+    assert client.partition("p").task("train").policy == policies.TaskPolicy()
+    policy = policies.TaskPolicy(max_staleness=2, order="newest_version")
+    assert client.set_policies("p", {"train": policy}).task("train").policy == policy

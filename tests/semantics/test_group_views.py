@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
+import torch
 from tests.core.caller import Caller
+from tests.semantics.callers import Caller as AnyCaller
+from tests.semantics.conftest import ON_ONE_WAY
 
-from dataplane_server.core.calls.answers import Granted, GroupPart, Waiting
-from dataplane_server.core.calls.refusal import Reason
+from dataplane_client.client import DataPlaneClient
+from dataplane_client.errors import InvalidArgumentError
+from dataplane_server.core.calls.answers import Granted, Waiting
 from dataplane_server.core.calls.requests import AbandonClaim
 
 
@@ -44,23 +49,25 @@ def two(caller: Caller) -> Caller:
     return caller
 
 
-def test_sizes_count_groups(two: Caller) -> None:
-    grant = two.take("a", batch_size=2, whole_groups=True)
-    assert grant.sample_ids == ("g1", "g2", "h1", "h2", "h3")
-    assert grant.groups == (GroupPart("g", 2), GroupPart("h", 3))
+def test_whole_groups_are_claimed_with_their_weight_versions_and_a_row_without_one_is_a_group(via: AnyCaller) -> None:
+    via.put("s", "a")
+    for group_id, ids, start, end in (("g", "xy", 3, 4), ("h", "z", 5, None)):
+        group = via.reserve(group_id, ids, version=start)
+        group.put(ids, "a", sequence_lengths=[10] * len(ids))
+        group.finish(end)
+    via.put("t", "a")
+    claim = via.claim("a", size=4, whole_groups=True)
+    assert claim.ids == "sxyzt"
+    assert claim.groups == [("", 1, None, None), ("g", 2, 3, 4), ("h", 1, 5, None), ("", 1, None, None)]
+    assert claim.deliveries == [1] * 5
+    via.release(claim)
+    assert via.claim("a", size=9, least=1, whole_groups=True, max_tokens=29).ids == "sxy"
 
 
 def test_a_claim_waits_for_as_many_groups_as_it_needs(two: Caller) -> None:
     ticket = waits(two, 3)
     two.put_group("i", ["i1"], "a")
     assert granted(two) == [(ticket, ("g1", "g2", "h1", "h2", "h3", "i1"))]
-
-
-def test_a_row_outside_of_groups_is_a_group_of_its_own(two: Caller) -> None:
-    two.put_rows(["s1", "s2"], "a")
-    grant = two.take("a", batch_size=4, whole_groups=True)
-    assert grant.groups == (GroupPart("g", 2), GroupPart("h", 3), GroupPart("", 1), GroupPart("", 1))
-    assert grant.sample_ids[-2:] == ("s1", "s2")
 
 
 def test_a_group_of_which_a_row_lacks_a_field_is_passed_over(two: Caller) -> None:
@@ -251,22 +258,47 @@ def test_rows_outside_of_groups_count_as_rows(two: Caller) -> None:
     assert by_rows(two, 6, 6) == ("g1", "g2", "h1", "h2", "h3", "s1")
 
 
-def test_tokens_bound_a_claim_that_counts_rows(caller: Caller) -> None:
-    for group in "gh":
-        reservation_id = caller.reserve(group, []).reservation_id
-        caller.put(caller.add_call(reservation_id, [f"{group}1", f"{group}2"], {"a": [1, 1]}, sequence_lengths=[5, 5]))
-        caller.finish_group(reservation_id)
-    assert by_rows(caller, 4, max_tokens=19) == ("g1", "g2")
+def test_a_claim_that_waits_for_rows_is_served_when_that_many_are_ready_in_whole_groups(via: AnyCaller) -> None:
+    waiting = via.begin_claim("a", size=9, least=4, whole_groups=True, unit="rows")
+    via.put_group("g", "uvw")
+    group = via.reserve("h", "xy")
+    group.put("xy", "a", sequence_lengths=[5, 5])
+    assert via.waiting() == 1
+    group.finish()
+    assert waiting.answer().ids == "uvwxy"
+    via.reset()
+    assert via.claim("a", size=9, least=1, whole_groups=True, unit="rows", max_tokens=9).ids == "uvw"
 
 
-def test_a_claim_that_waits_for_rows_is_served_when_that_many_are_ready_in_whole_groups(caller: Caller) -> None:
-    ticket = by_rows(caller, 9, 4)
-    caller.put_group("g", ["g1", "g2", "g3"], "a")
-    reservation_id = caller.reserve("h", ["h1", "h2"]).reservation_id
-    caller.put(caller.put_call(["h1", "h2"], {"a": [1, 1]}, reservation_id=reservation_id))
-    assert granted(caller) == []
-    caller.finish_group(reservation_id)
-    assert granted(caller) == [(ticket, ("g1", "g2", "g3", "h1", "h2"))]
+@ON_ONE_WAY
+def test_a_unit_that_makes_no_sense_is_refused(client: DataPlaneClient) -> None:
+    client.register_partition("p", ["a"], 4, ["train"])
+    wrong: dict[str, dict[str, Any]] = {
+        "unit 'groups' needs whole_groups=True": {"unit": "groups"},
+        r"unit must be one of \('rows', 'groups'\) or None": {"unit": "tokens"},
+        "balance 'groups' needs whole_groups=True": {"balance": "groups"},
+    }
+    for words, call in wrong.items():
+        with pytest.raises(InvalidArgumentError, match=words):
+            client.claim_shard("p", "train", ["a"], 2, step=0, dp_rank=0, dp_world=2, **call)
+
+
+@ON_ONE_WAY
+@pytest.mark.parametrize(
+    ("balance", "split"), [("rows", ["g", "hij"]), ("tokens", ["gi", "hj"]), ("groups", ["gh", "ij"])]
+)
+def test_prompts_of_different_sizes_are_split_by_what_the_balance_names(
+    client: DataPlaneClient, balance: str, split: list[str]
+) -> None:
+    client.register_partition("p", ["a"], 4, ["train"])
+    for group_id, rows, tokens in (("g", 6, 1), ("h", 1, 9), ("i", 3, 1), ("j", 2, 1)):
+        with client.reserve_group("p", group_id) as group:
+            ids = [f"{group_id}{row}" for row in range(rows)]
+            group.add(ids, {"a": torch.zeros(rows)}, sequence_lengths=[tokens] * rows)
+    of_rank: dict[str, Any] = {"step": 0, "dp_world": 2, "whole_groups": True, "unit": "rows", "balance": balance}
+    shards = [client.claim_shard("p", "train", ["a"], 12, min_size=12, dp_rank=rank, **of_rank) for rank in range(2)]
+    assert ["".join(group.group_id for group in shard.groups) for shard in shards] == split
+    assert sum(shard.meta.size for shard in shards) == 12
 
 
 def test_claims_that_count_rows_and_claims_that_count_groups_are_served_in_turn(caller: Caller) -> None:
@@ -283,11 +315,6 @@ def test_rows_that_are_cleared_or_taken_alone_do_not_count(two: Caller) -> None:
     assert two.take("a").sample_ids == ("g1",)
     assert by_rows(two, 9, 2) == ("h2", "h3")
     assert isinstance(by_rows(two, 9), int)
-
-
-def test_a_unit_of_groups_needs_whole_groups(two: Caller) -> None:
-    with two.refuses(Reason.INVALID_REQUEST, "whole_groups"):
-        two.take("a", unit="groups")
 
 
 # -- against a model ---------------------------------------------------------------------------------------------------

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 
 import pytest
+import torch
 from tests.core.caller import Caller
 from tests.core.replayed import RecordedPlane
+from tests.forked import forking
+from tests.integration.conftest import Eventually
+from tests.semantics.callers import Caller as AnyCaller
+from tests.semantics.conftest import ON_ONE_WAY
 
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.errors import GroupFencedError, PreconditionError
+from dataplane_client.options import TransportChoice
 from dataplane_server.core.calls.answers import (
     Effect,
     Granted,
@@ -116,15 +125,6 @@ def test_a_put_to_reserved_rows_must_name_their_reservation(caller: Caller) -> N
     caller.put_rows(["s0"], "a")
 
 
-def test_a_put_may_not_name_the_reservation_of_another_group(caller: Caller) -> None:
-    first = caller.reserve("g", ["s1"]).reservation_id
-    caller.reserve("h", ["s2"])
-    caller.put_rows(["single"], "a")
-    for stranger in ("s2", "single"):
-        with caller.refuses(Reason.INVALID_REQUEST, repr(stranger), "'g'"):
-            caller.apply(caller.put_call(["s1", stranger], {"a": [1, 1]}, reservation_id=first))
-
-
 def finish(caller: Caller, reservation_id: str) -> None:
     caller.finish_group(reservation_id)
 
@@ -199,16 +199,51 @@ def test_rows_become_visible_to_all_tasks_when_their_group_is_finished(caller: C
     assert granted(caller.plane.take_effects()) == [(train, ("s1", "s2")), (score, ("s1",))]
 
 
-def test_a_finished_group_is_told_with_its_weight_versions(caller: Caller) -> None:
-    first = caller.reserve("g", ["s1", "s2"], weight_version=7).reservation_id
-    second = caller.reserve("h", ["s3"]).reservation_id
-    put_into(caller, first, "s1", "s2")
-    put_into(caller, second, "s3")
-    caller.finish_group(first, 9)
-    caller.finish_group(second)
-    grant = caller.take("a", batch_size=2, whole_groups=True)
-    parts = [(part.group_id, part.rows, part.start_weight_version, part.end_weight_version) for part in grant.groups]
-    assert parts == [("g", 2, 7, 9), ("h", 1, None, None)]
+def test_rows_are_what_was_put_into_them_and_a_waiting_claim_gets_them_together(via: AnyCaller) -> None:
+    waiting = via.begin_claim("a", size=2)
+    group = via.reserve("g", "xy")
+    assert (via.partition().rows, via.partition().open_groups) == (2, 1)
+    group.put("yx", "a", tags=[{"n": 1}, {}], sequence_lengths=[3, 4])
+    assert via.waiting() == 1
+    assert group.finish() == 2
+    claim = waiting.answer()
+    assert (claim.ids, claim.sequence_lengths, claim.tags) == ("xy", [4, 3], [{}, {"n": 1}])
+    assert (via.sizes("xy", "a"), via.partition().open_groups) == ([1, 1], 0)
+
+
+def test_a_group_with_a_row_that_has_nothing_cannot_be_finished_yet(via: AnyCaller) -> None:
+    group = via.reserve("g", "xy")
+    group.put("x", "a")
+    with via.refuses("GROUP_INCOMPLETE", "'y'"):
+        group.finish()
+    group.put("y", "a")
+    assert group.finish() == 2
+
+
+def test_a_group_takes_its_own_rows_only_and_nobody_else_puts_into_them(via: AnyCaller) -> None:
+    group = via.reserve("g", "x")
+    via.reserve("h", "y")
+    with via.refuses("ROW_RESERVED", "'x'", "'g'"):
+        via.put("x", "a")
+    with via.refuses("SAMPLE_NOT_FOUND", "'z'"):
+        group.put("z", "a")
+    via.put("z", "a")
+    for stranger in "yz":
+        with via.refuses("INVALID_REQUEST", repr(stranger), "'g'"):
+            group.put(f"x{stranger}", "a")
+
+
+@pytest.mark.parametrize("size", [24, 400_000], ids=["small", "large"])
+def test_what_rows_have_in_common_is_stored_once_and_read_from_each(via: AnyCaller, size: int) -> None:
+    group = via.reserve("g", "xy")
+    group.put("xy", "a")
+    before = via.used()
+    group.share("b", size)
+    assert via.used() == before + size
+    group.finish()
+    assert via.sizes(via.claim("a", "b", size=2).ids, "b") == [size, size]
+    via.clear("x")
+    assert via.sizes("y", "b") == [size]
 
 
 # -- rolled back -------------------------------------------------------------------------------------------------------
@@ -245,3 +280,74 @@ def test_groups_that_a_session_reserved_are_rolled_back_when_it_dies_and_others_
     info = caller.plane.partition_info("p")
     assert (info.rows, info.open_groups, info.removed_rows["rolled_back"]) == (3, 2, 2)
     assert [caller.abort_group(reservation_id) for reservation_id in kept] == [GroupAborted(1)] * 2
+
+
+# -- clients -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def flow(client: DataPlaneClient) -> DataPlaneClient:
+    client.register_partition("p", ["a"], 4, ["train"])
+    return client
+
+
+def test_a_late_put_of_a_group_that_was_rolled_back_is_fenced_and_creates_nothing(
+    flow: DataPlaneClient, address: str, transport: TransportChoice
+) -> None:
+    group = flow.reserve_group("p", "g", ["g0"])
+    with connect(address, transport=transport) as other:
+        group.reservation_id = other.reserve_group("p", "h", ["h0"]).reservation_id
+    for late in (lambda: group.put(["h0"], {"a": torch.zeros(1)}), group.commit):
+        with pytest.raises(GroupFencedError):
+            late()
+        assert group.state == "fenced"
+    assert flow.partition("p").rows == 1
+
+
+@ON_ONE_WAY
+def test_an_exception_aborts_the_group_and_says_why(flow: DataPlaneClient) -> None:
+    group = flow.reserve_group("p", "g", ["g0", "g1"])
+    group.put(["g0", "g1"], {"a": torch.zeros(2)})
+    with pytest.raises(ZeroDivisionError), group:
+        raise ZeroDivisionError
+    assert (group.state, flow.partition("p").rows) == ("aborted", 0)
+    event = flow.sample("p", "g0").events[-1]
+    assert (event.what, event.reason) == ("rolled_back", "ZeroDivisionError")
+    with pytest.raises(PreconditionError, match="g1"), flow.reserve_group("p", "g", ["g0", "g1"]) as group:
+        group.put(["g0"], {"a": torch.zeros(1)})  # the commit is refused
+    assert (group.state, flow.partition("p").rows) == ("aborted", 0)
+    assert flow.partition("p").removed_rows["rolled_back"] == 4
+    assert flow.server_status().memory_used_bytes == 0
+
+
+@ON_ONE_WAY
+def test_a_group_that_has_ended_takes_nothing_more(flow: DataPlaneClient) -> None:
+    with flow.reserve_group("p", "g", ["g0"]) as group:
+        group.put(["g0"], {"a": torch.zeros(1)})
+    assert group.state == "committed"
+    with pytest.raises(PreconditionError, match="committed"):
+        group.put(["g0"], {"a": torch.zeros(1)})
+    with pytest.raises(PreconditionError, match="committed"):
+        group.abort()
+
+
+def _reserve(pipe: Connection, address: str, transport: TransportChoice) -> None:
+    client = connect(address, transport=transport, session_grace_s=2.0)
+    pipe.send(client.reserve_group("p", "g", ["g0", "g1"]).state)
+    pipe.recv()
+
+
+@pytest.mark.parametrize("way", ["grpc", "shm"], indirect=True)
+def test_a_group_of_a_client_that_was_killed_vanishes(
+    flow: DataPlaneClient, address: str, transport: TransportChoice, eventually: Eventually
+) -> None:
+    context = forking()
+    pipe, theirs = context.Pipe()
+    process = context.Process(target=_reserve, args=(theirs, address, transport), daemon=True)
+    process.start()
+    assert pipe.recv() == "open"
+    assert flow.partition("p").rows == 2
+    process.kill()
+    process.join(60)
+    eventually(lambda: flow.partition("p").rows == 0)
+    assert flow.reserve_group("p", "g", ["g0", "g1"]).abort() == 2

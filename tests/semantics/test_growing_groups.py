@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
+import torch
 from tests.core.caller import Caller
+from tests.semantics.callers import Caller as AnyCaller
+from tests.semantics.conftest import ON_ONE_WAY
 
+from dataplane_client import aio
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.options import TransportChoice
 from dataplane_server.core.calls.answers import (
     ClearResult,
     GroupAborted,
-    GroupFinished,
     PutResult,
     Reservation,
-    Waiting,
 )
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import DropPartition, EndRead, RegisterPartition
@@ -30,25 +35,58 @@ def add(caller: Caller, reservation_id: str, *sample_ids: str, size: int = 1, fi
     return caller.put(caller.add_call(reservation_id, sample_ids, {field: [size] * len(sample_ids)}))
 
 
-def test_rows_are_added_until_the_group_is_finished_and_then_seen_together(caller: Caller, group: str) -> None:
-    waiting = caller.apply(caller.claim_call("a"))
-    assert isinstance(waiting, Waiting)
-    assert add(caller, group, "s1") == PutResult(1, 1)
-    assert add(caller, group, "s2", "s3") == PutResult(2, 2)
-    assert caller.plane.take_effects() == []
-    assert caller.finish_group(group) == GroupFinished(3)
-    assert caller.plane.take_effects() != []
-    assert caller.take("a", batch_size=2).sample_ids == ("s2", "s3")
+def test_rows_are_added_until_the_group_is_finished_and_then_seen_together(via: AnyCaller) -> None:
+    waiting = via.begin_claim("a", "b", whole_groups=True)
+    group = via.reserve("g")
+    group.put("x", "a", add=True, tags={"n": 1}, sequence_lengths=[3])
+    group.share("b", 200_000)
+    group.put("yz", "a", add=True, sequence_lengths=[4, 5])
+    assert via.waiting() == 1
+    assert group.finish() == 3
+    claim = waiting.answer()
+    assert (claim.ids, claim.groups) == ("xyz", [("g", 3, None, None)])
+    assert (claim.tags, claim.sequence_lengths) == ([{"n": 1}, {}, {}], [3, 4, 5])
+    assert (via.sizes("xyz", "a"), via.sizes("x", "b")) == ([1, 1, 1], [200_000])
+
+
+def test_rows_vanish_with_the_client_that_added_them(
+    client: DataPlaneClient, address: str, transport: TransportChoice
+) -> None:
+    client.register_partition("p", ["a", "image"], 4, ["train"])
+    with connect(address, transport=transport) as other:
+        group, empty = other.reserve_group("p", "g"), other.reserve_group("p", "empty")
+        for one in (group, empty):
+            one.put_shared({"image": torch.zeros(1, 9)})
+        group.add(["g0"], {"a": torch.zeros(1)})
+        assert (client.partition("p").rows, client.partition("p").open_groups) == (1, 2)
+    described = client.partition("p")
+    assert (described.rows, described.size_bytes, described.open_groups) == (0, 0, 0)
+
+
+@ON_ONE_WAY
+async def test_the_asynchronous_client_adds_rows_at_once(address: str) -> None:
+    async with await aio.connect(address, timeout_s=60.0) as client:
+        await client.register_partition("p", ["a"], 8, ["train"])
+        async with await client.reserve_group("p", "g", weight_version=1) as group:
+            await asyncio.gather(*(group.add([f"g{row}"], {"a": torch.tensor([row])}) for row in range(8)))
+        gone = await client.reserve_group("p", "h", ["h0"])
+        with pytest.raises(ZeroDivisionError):
+            async with gone:
+                raise ZeroDivisionError
+        assert (group.state, gone.state) == ("committed", "aborted")
+        assert sorted(group.meta.sample_ids) == [f"g{row}" for row in range(8)]
+        assert (await client.claim("p", "train", ["a"], 1, whole_groups=True)).meta.size == 8
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def test_a_group_without_rows_cannot_be_finished(caller: Caller, group: str) -> None:
-    with caller.refuses(Reason.GROUP_INCOMPLETE, "'g'", "no row", "add one or abort"):
-        caller.finish_group(group)
-    assert caller.abort_group(group) == GroupAborted(0)
-    assert caller.plane.totals().open_groups == 0
+def test_a_group_without_rows_cannot_be_finished(via: AnyCaller) -> None:
+    group = via.reserve("g")
+    with via.refuses("GROUP_INCOMPLETE", "'g'", "no row", "add one or abort"):
+        group.finish()
+    assert group.abort() == 0
+    assert via.partition().open_groups == 0
 
 
 @pytest.mark.parametrize("end", ["finish", "abort", "expire", "drop"])

@@ -6,7 +6,13 @@ from collections.abc import Callable
 
 import pytest
 from tests.core.caller import Caller
+from tests.semantics.callers import Caller as AnyCaller
+from tests.semantics.callers import Refused
+from tests.semantics.conftest import ON_ONE_WAY
 
+from dataplane_client import policies
+from dataplane_client.client import DataPlaneClient
+from dataplane_client.errors import InvalidArgumentError
 from dataplane_server.core.calls.answers import Failed, Granted, Waiting
 from dataplane_server.core.calls.filters import Filter, Term
 from dataplane_server.core.calls.refusal import Reason
@@ -22,12 +28,6 @@ ROWS: dict[str, Tags] = {
     "code": {"std": 0.5, "source": "code"},
     "bare": {},
 }
-
-
-@pytest.fixture
-def caller(caller: Caller) -> Caller:
-    caller.register(("a", "b"), ("train", "score"))
-    return caller
 
 
 def put_tags(caller: Caller, **rows: Tags) -> None:
@@ -91,6 +91,26 @@ def test_no_claim_or_draw_of_a_task_gets_a_row_that_does_not_fit_its_filter(
     put_tags(caller, g0={"std": 1}, g1={"std": 1}, h0={"std": 1}, h1={"std": 0})
     caller.set_policy(where=SPREAD)
     assert take(caller) == expected
+
+
+def put_spread(via: AnyCaller) -> None:
+    """Rows whose std is 0, 1, 2, 3 in a row that is truncated, and unknown."""
+    via.put("vwxyz", "a", tags=[{"std": 0}, {"std": 1}, {"std": 2}, {"std": 3, "truncated": True}, {}])
+
+
+def test_a_task_gets_rows_that_fit_its_filter_and_others_are_withheld(via: AnyCaller) -> None:
+    put_spread(via)
+    via.set_policy(where="std > 0 and truncated is null", order="highest_tag", order_tag="std")
+    assert via.task().excluded_rows == 1  # `truncated` may come where it is null
+    via.commit(claim := via.claim("a", size=9, least=1))
+    assert claim.ids == "xw"
+    assert sorted(via.draw("a", size=9, least=1, task="train").ids) == ["w", "x"]
+    refused = via.begin_claim("a", timeout_s=0.5).in_vain()
+    assert refused.reason == "CLAIM_TIMEOUT"
+    assert "3 of 3 untaken rows do not fit the filter of task 'train'" in refused.message
+    via.put("z", tags={"std": 4})
+    assert via.claim("a").ids == "z"
+    assert via.claim("a", task="score", size=5).ids == "vwxyz"
 
 
 def test_a_group_of_which_one_row_does_not_fit_is_not_given_whole(caller: Caller) -> None:
@@ -171,6 +191,25 @@ def test_a_reserved_group_is_dropped_when_it_is_finished(caller: Caller) -> None
     assert resident(caller) == ()
 
 
+def test_groups_that_do_not_fit_are_dropped_when_they_are_finished_and_do_not_delay_the_end_of_data(
+    via: AnyCaller,
+) -> None:
+    put_spread(via)
+    via.set_policy(where="std > 0", when_excluded="drop")
+    assert (via.listed(), via.partition().removed_rows["filtered"]) == ("wxyz", 1)
+    via.put_group("flat", "fl", tags={"std": 0.0})
+    via.put_group("good", "go", tags={"std": 0.5})
+    assert via.partition().removed_rows["filtered"] == 3
+    via.commit(claim := via.claim("a", size=4, whole_groups=True))
+    assert claim.ids == "wxygo"
+    waiting = via.begin_claim("a")
+    assert via.close() == 0
+    via.put("z", tags={"std": 0})
+    with pytest.raises(Refused) as caught:
+        waiting.answer()
+    assert caught.value.reason == "END_OF_DATA"
+
+
 # -- what callers are told ---------------------------------------------------------------------------------------------
 
 
@@ -225,3 +264,21 @@ def test_the_filters_of_policies_count_as_bookkeeping(new_caller: Callable[..., 
         caller.set_policy(task="score", where=long)
     caller.set_policy()
     caller.set_policy(task="score", where=long)
+
+
+@ON_ONE_WAY
+def test_a_filter_that_no_claim_could_have_is_refused_to_a_client_and_its_policy_is_told(
+    client: DataPlaneClient,
+) -> None:
+    client.register_partition("p", ["a"], 0, ["train"])
+    wrong = {
+        r"task 'train': filter 'std >', column": {"where": "std >"},
+        "when_excluded must be one of": {"where": "std > 0", "when_excluded": "forget"},
+        "age changes without a call": {"where": "age_s > 60"},
+    }
+    for words, terms in wrong.items():
+        with pytest.raises(InvalidArgumentError, match=words):
+            client.set_policies("p", {"train": policies.TaskPolicy(**terms)})  # type: ignore[arg-type]
+    assert client.partition("p").task("train").policy == policies.TaskPolicy()
+    policy = policies.TaskPolicy(where="std > 0 and truncated is null", order="highest_tag", order_tag="std")
+    assert client.set_policies("p", {"train": policy}).task("train").policy == policy

@@ -14,7 +14,6 @@ _UNFIT = {
         "histories and the ids of requests outlive partitions, and one cluster has served other tests": (
             "test_a_request_id_commits_one_claim",
             "test_a_dropped_claim_gives_its_rows_back_and_says_so",
-            "test_an_exception_aborts_the_group_and_says_why",
             "test_the_story_of_a_sample_tells_who_wrote_what",
         ),
         "its clients are forked processes, which have not joined the Ray cluster": (
@@ -35,8 +34,10 @@ _UNFIT = {
             "test_those_behind_a_put_that_gives_up_are_admitted",
             "test_another_generator_goes_on_where_one_was_killed_and_the_trainer_gets_the_group_when_it_is_whole",
         ),
-        "a claim that is cut off does not wait just then": (
-            "test_a_commit_wakes_a_claim_that_waits_for_more_than_one_row",
+        "a call that is cut off does not wait just then": (
+            "test_rows_are_what_was_put_into_them_and_a_waiting_claim_gets_them_together",
+            "test_rows_are_added_until_the_group_is_finished_and_then_seen_together",
+            "test_a_claim_that_waits_for_rows_is_served_when_that_many_are_ready_in_whole_groups",
         ),
         "a read that is repeated is counted twice": (
             "test_two_context_parallel_ranks_that_read_halves_have_the_whole",

@@ -285,3 +285,14 @@ def test_a_copy_of_a_loader_loads_the_same_task(fill: Rows, loader: Loader) -> N
 def test_worker_processes_are_refused_with_what_to_use_instead(loader: Loader) -> None:
     with pytest.raises(ValueError, match=r"num_workers must be 0, got 2: .* torch\.utils\.data\.DataLoader"):
         loader(4, num_workers=2)
+
+
+def test_a_loader_takes_rows_in_its_order_that_fit_and_does_not_wait_for_others(client: DataPlaneClient) -> None:
+    client.register_partition("p", ["x"], 4, ["train", "score"])
+    client.put_samples(["s0", "s1", "s2", "s3"], "p", {"x": torch.arange(4)}, [{"std": std} for std in range(4)])
+    client.set_policies("p", {"train": TaskPolicy(where="std > 0"), "score": TaskPolicy(where="std > 0")})
+    order = {"order": "highest_tag", "order_tag": "std"}
+    with ClaimLoader(client.target, "p", "train", ["x"], 2, **order) as loader:  # type: ignore[arg-type]
+        assert [batch.meta.sample_ids for batch in loader] == [["s3", "s2"], ["s1"]]
+    with ClaimLoader(client.target, "p", "score", ["x"], 1, where="std > 1", max_batches=2) as loader:
+        assert [batch.meta.sample_ids for batch in loader] == [["s2"], ["s3"]]
