@@ -37,7 +37,7 @@ MUTANTS = (
         f"{_CORE}/verbs/claims.py",
         "                self._table.hold(claim, call.session_id)\n                who",
         "                who",
-        ("tests/core/test_sessions.py",),
+        ("tests/semantics/test_sessions.py",),
     ),
     Mutant(
         "claims: a commit consumes slots, not rows",
@@ -85,7 +85,7 @@ MUTANTS = (
         f"{_CORE}/verbs/claims.py",
         "            if not claim.sessions:\n                by_task",
         "            if claim.slots.size:\n                by_task",
-        ("tests/core/test_steps.py", "tests/core/test_sessions.py"),
+        ("tests/core/test_steps.py", "tests/semantics/test_sessions.py"),
     ),
     Mutant(
         "claims: an adopted claim still belongs to its former session",
@@ -109,7 +109,7 @@ MUTANTS = (
         f"{_CORE}/state/claim_table.py",
         '("committed", "released", "abandoned")',
         '("committed", "released", "abandoned", "expired")',
-        ("tests/core/test_ended_claims.py", "tests/core/test_sessions.py"),
+        ("tests/core/test_ended_claims.py", "tests/semantics/test_sessions.py"),
     ),
     Mutant(
         "tasks: the hold of a cleared row stays",
@@ -373,7 +373,7 @@ MUTANTS = (
         f"{_CORE}/state/sessions.py",
         "                session.deadline += stalled_s\n",
         "                pass\n",
-        ("tests/core/test_sessions.py",),
+        ("tests/semantics/test_sessions.py",),
     ),
     Mutant(
         "sessions: coming back is no heartbeat",
@@ -381,7 +381,7 @@ MUTANTS = (
         f"{_CORE}/state/sessions.py",
         "            self.heartbeat(call.session_id, now)\n            return SessionInfo",
         "            return SessionInfo",
-        ("tests/core/test_sessions.py",),
+        ("tests/semantics/test_sessions.py",),
     ),
     Mutant(
         "steps: the rest of a division goes to one rank",
@@ -429,7 +429,7 @@ MUTANTS = (
         f"{_CORE}/verbs/appends.py",
         "!= revisions).any(axis=0)",
         "!= revisions).all(axis=0)",
-        ("tests/core/test_appends.py",),
+        ("tests/semantics/test_appends.py",),
     ),
     Mutant(
         "writes: memory that a client writes to is freed",
