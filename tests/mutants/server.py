@@ -78,7 +78,7 @@ MUTANTS = (
         f"{_SERVER}/service/local_calls.py",
         "        self._values.complete(reservation)\n",
         "",
-        ("tests/integration/test_appends.py",),
+        ("tests/semantics/test_appends.py",),
     ),
     Mutant(
         "local: bytes of puts that waited count for ever",

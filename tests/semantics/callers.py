@@ -68,7 +68,7 @@ class Group(abc.ABC):
         """Returns why its producer may stop, "" if it need not."""
 
     @abc.abstractmethod
-    def append(self, ids: str, size: int = 1, *, field: str = "a") -> None:
+    def append(self, ids: str, size: int = 1, *, field: str = "a", tags: Tags | None = None) -> None:
         """Add `size` entries to each of the rows."""
 
     @abc.abstractmethod

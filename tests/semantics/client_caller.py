@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
-from tests.semantics.callers import Begun, Caller, Group, Refused, Rows, each
+from tests.semantics.callers import Begun, Caller, Group, Refused, Rows, Tags, each
 from torch.nested import nested_tensor
 
 import dataplane_client
@@ -247,9 +247,9 @@ class ClientGroup(Group):
         self._caller.wrote(ids, columns)
         return self._held.abort_hint
 
-    def append(self, ids: str, size: int = 1, *, field: str = "a") -> None:
+    def append(self, ids: str, size: int = 1, *, field: str = "a", tags: Tags | None = None) -> None:
         columns = self._caller.columns(ids, [field], size)
-        did(lambda: self._held.append_tokens(list(ids), columns))  # type: ignore[arg-type]
+        did(lambda: self._held.append_tokens(list(ids), columns, each(ids, tags, None)))  # type: ignore[arg-type]
         self._caller.wrote(ids, columns, after=True)
 
     def share(self, field: str, size: int) -> None:

@@ -21,6 +21,9 @@ from tests.core.conftest import caller as caller
 from tests.core.conftest import new_caller as new_caller
 from tests.integration.conftest import ReachedServer
 from tests.integration.conftest import eventually as eventually
+from tests.integration.conftest import reach as reach
+from tests.integration.conftest import small_server as small_server
+from tests.integration.conftest import start_server as start_server
 from tests.integration.conftest import threads as threads
 from tests.integration.conftest import unchanged as unchanged
 from tests.integration.faults.harmless import reach_through

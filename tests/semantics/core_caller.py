@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tests.core import caller as core
-from tests.semantics.callers import Begun, Caller, Group, Refused, Rows, each
+from tests.semantics.callers import Begun, Caller, Group, Refused, Rows, Tags, each
 
 from dataplane_client.filters import filter_message
 from dataplane_server.core.calls.answers import (
@@ -242,8 +242,9 @@ class CoreGroup(Group):
         assert isinstance(result, PutResult)
         return result.abort_hint
 
-    def append(self, ids: str, size: int = 1, *, field: str = "a") -> None:
-        self._caller.apply(self._caller.put_call(ids, field, size=size, append=True, reservation_id=self._id))
+    def append(self, ids: str, size: int = 1, *, field: str = "a", tags: Tags | None = None) -> None:
+        call = self._caller.put_call(ids, field, size=size, append=True, reservation_id=self._id, tags=tags)
+        self._caller.apply(call)
 
     def share(self, field: str, size: int) -> None:
         self._caller._did(lambda: self._caller.core.share(self._id, **{field: size}))

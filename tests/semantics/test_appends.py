@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
+import torch
 from tests.core.caller import Caller, int64
+from tests.integration.conftest import Eventually
+from tests.semantics.callers import Caller as AnyCaller
+from tests.semantics.conftest import ON_ONE_WAY
+from tests.semantics.token_rows import FIELDS, Columns, assert_rows, generated, jagged
+from torch.nested import nested_tensor
 
+from dataplane_client import aio
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.errors import AppendConflictError, InvalidArgumentError, OutOfSpaceError
+from dataplane_client.options import TransportChoice
 from dataplane_server.core.calls.answers import Admitted, PutResult, Reservation, Waiting
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import EndRead, PutSamples
 from dataplane_server.core.calls.values import Copy, Run
+from dataplane_server.testing import ServerThread
 
 
 @pytest.fixture
@@ -82,15 +96,28 @@ def test_tags_come_with_an_append_and_the_story_tells_of_it(two: Caller) -> None
 # -- who may append ----------------------------------------------------------------------------------------------------
 
 
-def test_rows_of_a_reserved_group_grow_under_its_name_only(caller: Caller) -> None:
-    reservation_id = caller.reserve("g", ["s1"]).reservation_id
-    for _ in range(3):
-        caller.put(caller.put_call(["s1"], {"a": [2]}, reservation_id=reservation_id, append=True))
-    with caller.refuses(Reason.ROW_RESERVED, "'s1'"):
-        caller.apply(append(caller, "s1", a=[1]))
-    caller.put(caller.add_call(reservation_id, ["s2"], {"a": [2]}, append=True))
+def test_rows_of_a_reserved_group_grow_unseen_and_under_its_name_only(via: AnyCaller) -> None:
+    via.register(per_token_fields=["a", "b"])
+    group = via.reserve("g", "xy")
+    group.append("xy", 2, tags={"n": 1})
+    group.append("xy", 3, tags={"last": 3})
+    group.append("y", 1)
+    with via.refuses("ROW_RESERVED", "'x'", "'g'"):
+        via.append("x")
+    with via.refuses("SAMPLE_NOT_FOUND", "'z'"):
+        group.append("z")
+    group.finish()
+    claim = via.claim("a", size=2)
+    assert (claim.ids, claim.sequence_lengths, claim.tags) == ("xy", [5, 6], [{"n": 1, "last": 3}] * 2)
+    assert via.sizes("xy", "a") == [5, 6]
+
+
+def test_a_row_joins_a_group_by_an_append(caller: Caller) -> None:
+    reservation_id = caller.reserve("g", []).reservation_id
+    caller.put(caller.add_call(reservation_id, ["s1"], {"a": [2]}, append=True))
+    caller.put(caller.put_call(["s1"], {"a": [3]}, reservation_id=reservation_id, append=True))
     caller.finish_group(reservation_id)
-    assert caller.take("a", batch_size=2).sequence_lengths.tolist() == [6, 2]
+    assert caller.take("a").sequence_lengths.tolist() == [5]
 
 
 def test_a_claimed_row_grows_as_it_can_be_put(two: Caller) -> None:
@@ -266,3 +293,157 @@ def test_an_append_waits_for_space_for_old_and_new_entries(new_caller: Callable[
     assert caller.used == 40 + 48
     caller.finish(waiting.ticket)
     assert caller.used == 48
+
+
+# -- clients -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def flow(client: DataPlaneClient) -> DataPlaneClient:
+    """Partition p with three per-token fields (experts: 8 a token in each of 2 layers), reward, and the task train."""
+    client.register_partition("p", FIELDS, 4, ["train"], per_token_fields=FIELDS[:3])
+    return client
+
+
+def part(columns: Columns, begin: int, end: int) -> Columns:
+    """The same tokens of all rows."""
+    return {name: jagged([row[begin:end] for row in rows.unbind()]) for name, rows in columns.items()}
+
+
+@pytest.mark.parametrize("step", [7, 3000], ids=["small", "large"])
+def test_rows_that_grow_step_by_step_are_what_they_would_be_if_they_were_put_at_once(
+    flow: DataPlaneClient, step: int
+) -> None:
+    whole = generated([4 * step] * 3)
+    for begin in range(0, 4 * step, step):
+        receipt = flow.append_tokens(["a", "b", "c"], "p", part(whole, begin, begin + step))
+    assert_rows(flow.get_samples(["a", "b", "c"], "p", FIELDS[:3]), whole)
+    meta = flow.claim("p", "train", ["tokens"], 3).meta
+    assert meta.sequence_lengths == [4 * step] * 3
+    assert meta.generations == receipt.generations
+    info = flow.partition("p")
+    assert info.size_bytes == info.written_bytes_total == 3 * 4 * step * (8 + 4 + 16)
+
+
+@ON_ONE_WAY
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param(torch.tensor([[3, 4], [5, 6]]), id="k tokens each"),
+        pytest.param(nested_tensor([torch.tensor([3, 4]), torch.tensor([5, 6])], layout=torch.jagged), id="jagged"),
+    ],
+)
+def test_new_tokens_may_come_as_a_rectangle(flow: DataPlaneClient, more: torch.Tensor) -> None:
+    flow.put_samples(["a", "b"], "p", {"tokens": jagged([torch.tensor([1]), torch.tensor([2, 2])])})
+    flow.append_tokens(["a", "b"], "p", {"tokens": more})
+    flow.append_tokens(["a", "b"], "p", {"tokens": torch.tensor([7, 8])})
+    got = flow.get_samples(["a", "b"], "p", ["tokens"])["tokens"]
+    assert [row.tolist() for row in got.unbind()] == [[1, 3, 4, 7], [2, 2, 5, 6, 8]]
+
+
+def test_readers_see_a_row_before_or_after_an_append(
+    flow: DataPlaneClient, threads: ThreadPoolExecutor, address: str, transport: TransportChoice
+) -> None:
+    """A row's every field has the row's length, and its tokens count up."""
+    steps, step = 30, 2000
+    flow.append_tokens(["a"], "p", {name: torch.zeros(1, 0, dtype=torch.int64) for name in ("tokens", "logprobs")})
+
+    def write() -> None:
+        with connect(address, transport=transport) as writer:
+            for begin in range(0, steps * step, step):
+                more = torch.arange(begin, begin + step).reshape(1, step)
+                writer.append_tokens(["a"], "p", {"tokens": more, "logprobs": more})
+
+    writing = threads.submit(write)
+    while True:
+        over = writing.done()
+        got = flow.get_samples(["a"], "p", ["tokens", "logprobs"])
+        tokens = got["tokens"][0]
+        assert len(tokens) % step == 0
+        assert torch.equal(tokens, torch.arange(len(tokens)))
+        assert torch.equal(got["logprobs"][0], tokens)
+        if over:
+            break
+    writing.result()
+    assert len(tokens) == steps * step
+
+
+@ON_ONE_WAY
+async def test_appends_of_many_writers_to_their_own_rows_lose_nothing(flow: DataPlaneClient) -> None:
+    async def grow(client: aio.AsyncDataPlaneClient, row: int) -> None:
+        for token in range(20):
+            await client.append_tokens([f"s{row}"], "p", {"tokens": torch.full((1, 3), 100 * row + token)})
+
+    async with await aio.connect(flow.target) as client:
+        await asyncio.gather(*(grow(client, row) for row in range(8)))
+    got = flow.get_samples([f"s{row}" for row in range(8)], "p", ["tokens"])["tokens"]
+    for row, tokens in enumerate(got.unbind()):
+        assert tokens.tolist() == [100 * row + token for token in range(20) for _ in range(3)]
+
+
+@pytest.mark.parametrize("way", ["grpc", "shm"], indirect=True)
+def test_of_two_appends_to_a_row_at_once_one_is_refused_or_both_are_in_it(
+    flow: DataPlaneClient, threads: ThreadPoolExecutor
+) -> None:
+    n = 400_000  # tokens, so that an append takes some time
+
+    def append(value: int) -> str:
+        try:
+            flow.append_tokens(["a"], "p", {"tokens": torch.full((1, n), value)})
+        except AppendConflictError as conflict:
+            return str(conflict)
+        return str(value)
+
+    said = list(threads.map(append, range(1, 5)))
+    done = [one for one in said if one.isdecimal()]
+    assert all("sample 'a'" in one for one in said if one not in done)
+    assert done
+    tokens = flow.get_samples(["a"], "p", ["tokens"])["tokens"][0]
+    assert len(tokens) == n * len(done)
+    assert sorted(tokens[::n].tolist()) == sorted(map(int, done))
+    assert torch.equal(tokens, tokens[::n].repeat_interleave(n))
+
+
+@pytest.fixture
+def tight(small_server: ServerThread, transport: TransportChoice) -> Iterator[DataPlaneClient]:
+    """A client of a server with 64 KiB; partition p with one per-token field."""
+    with connect(small_server.addresses[0], timeout_s=20.0, transport=transport) as client:
+        client.register_partition("p", ["tokens"], 4, ["train"], per_token_fields=["tokens"])
+        yield client
+
+
+@pytest.mark.parametrize("way", ["grpc", "shm"], indirect=True)
+def test_an_append_needs_space_for_old_and_new_tokens_for_a_moment(
+    tight: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
+) -> None:
+    tight.append_tokens(["a", "b"], "p", {"tokens": torch.zeros(2, 20 << 10, dtype=torch.uint8)})
+    more = {"tokens": torch.ones(1, 10 << 10, dtype=torch.uint8)}
+    with pytest.raises(OutOfSpaceError, match="the append, with what its rows have, holds 30 KiB of values"):
+        tight.append_tokens(["a"], "p", more, timeout_s=0.05)
+    waiting = threads.submit(tight.append_tokens, ["a"], "p", more)
+    eventually(lambda: tight.server_status().waiting_puts == 1)
+    tight.clear_samples(["b"], "p")
+    waiting.result(20)
+    assert tight.server_status().memory_used_bytes == 30 << 10
+    with pytest.raises(InvalidArgumentError, match="beside the 30 KiB that its rows have"):
+        tight.append_tokens(["a"], "p", {"tokens": torch.ones(1, 10 << 10, dtype=torch.uint8)})
+    tokens = tight.get_samples(["a"], "p", ["tokens"])["tokens"][0]
+    assert tokens.tolist() == [0] * (20 << 10) + [1] * (10 << 10)
+
+
+@ON_ONE_WAY
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        pytest.param(torch.ones(2, 2, dtype=torch.int64), "2 rows", id="rows"),
+        pytest.param(np.array([{"n": 1}], object), "'tokens'.*object", id="objects"),
+    ],
+)
+def test_columns_that_no_row_could_grow_by_are_refused_to_a_client_and_change_nothing(
+    flow: DataPlaneClient, tokens: torch.Tensor, words: str
+) -> None:
+    flow.put_samples(["a"], "p", generated([3]))
+    before = flow.partition("p")
+    with pytest.raises(InvalidArgumentError, match=words):
+        flow.append_tokens(["a"], "p", {"tokens": tokens})
+    assert flow.partition("p") == before
