@@ -20,7 +20,7 @@ $(VENV)/.torch: | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --no-compile '$(TORCH)'
 	@touch $@
 
-KERNELS := hatch_build.py client/dataplane_client/row_kernels/row_kernels.c
+KERNELS := hatch_build.py client/dataplane_client/_values/row_kernels/row_kernels.c
 
 $(VENV)/.demo: pyproject.toml $(KERNELS) | $(VENV)/.torch
 	$(BIN)/python -m pip install --quiet --no-compile --group demo --editable '.[server,trainer,http,ray]'
@@ -305,5 +305,5 @@ bench: $(VENV)/.dev  ## which goals of speed and memory hold here, beside the fl
 
 clean:  ## remove everything that is not tracked: environment, caches, runs
 	rm -rf $(VENV) $(VENV)-core $(VENV)-automodel $(VENV)-trl $(VENV)-transfer-queue $(VENV)-pins $(VENV)-audit $(VENV)-bench-* .venv-matrix-* build runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -f client/dataplane_client/row_kernels/*.so
+	rm -f client/dataplane_client/_values/row_kernels/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -16,7 +16,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FOLDER = "client/dataplane_client/row_kernels"
+FOLDER = "client/dataplane_client/_values/row_kernels"
 FLAGS = ("-O3", "-fPIC", "-shared", "-pthread", "-std=c11")
 
 

@@ -21,7 +21,7 @@ from dataplane_client import (
     pack_jagged_fields,
     read_columns,
 )
-from dataplane_client.columns_layout import Layout
+from dataplane_client._values.columns_layout import Layout
 from dataplane_client.meta import KVBatchMeta
 from timing import seconds, undisturbed
 

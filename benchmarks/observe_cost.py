@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from prometheus_client import CollectorRegistry
 
 from dataplane_client import observe
-from dataplane_client._requests import put_request
+from dataplane_client._requests.requests import put_request
 from dataplane_client.observe._call import begin_call
 from rl_dataplane.v1 import data_plane_pb2 as pb
 

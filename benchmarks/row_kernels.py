@@ -21,10 +21,10 @@ import torch
 from rich.console import Console
 
 from batches import Batch, G, build
+from dataplane_client._values.row_kernels import ByteArray, RowCopy, copy_rows
+from dataplane_client._values.row_kernels._copies import check_copies
+from dataplane_client._values.row_kernels._plain import copy_rows_in_numpy
 from dataplane_client.codec import pack_per_token_field
-from dataplane_client.row_kernels import ByteArray, RowCopy, copy_rows
-from dataplane_client.row_kernels._copies import check_copies
-from dataplane_client.row_kernels._plain import copy_rows_in_numpy
 from floor import Floor
 from machine import describe
 from session import table

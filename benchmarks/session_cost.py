@@ -33,8 +33,8 @@ import grpc
 from rich.console import Console
 from rich.table import Table
 
-from dataplane_client._channel import CHANNEL_OPTIONS
-from dataplane_client._session import beat_interval_s, until_next_beat_s
+from dataplane_client._connect.channel import CHANNEL_OPTIONS
+from dataplane_client._connect.session import beat_interval_s, until_next_beat_s
 from dataplane_client.options import ClientOptions
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc

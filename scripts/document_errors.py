@@ -13,7 +13,7 @@ from pathlib import Path
 
 import grpc
 
-from dataplane_client._error_table import BY_CODE, BY_REASON
+from dataplane_client._connect.error_table import BY_CODE, BY_REASON
 from dataplane_client.errors import DataPlaneError, InternalError
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.service.error_table import ERROR_TABLE, RETRY_DELAY_S

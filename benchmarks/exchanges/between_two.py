@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from batches import Spec
-from dataplane_client.columns_layout import Layout
+from dataplane_client._values.columns_layout import Layout
 from dataplane_client.options import TransportChoice
 from exchanges.compare import GRPC, SAME_HOST
 from servers import ServerProcess

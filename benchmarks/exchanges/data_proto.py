@@ -18,7 +18,7 @@ from __future__ import annotations
 from functools import partial
 
 from batches import P, Q, Spec
-from dataplane_client.columns_layout import Layout
+from dataplane_client._values.columns_layout import Layout
 from exchanges.between_two import OurProcesses
 from exchanges.compare import SAME_HOST, add_goal, fastest, report, total
 from peers.environments import VERL, environment

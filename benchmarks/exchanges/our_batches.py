@@ -12,7 +12,7 @@ import torch
 
 from batches import Batch, Spec, build
 from dataplane_client import DataPlaneClient, connect, kv_first_write, read_columns
-from dataplane_client.columns_layout import Layout
+from dataplane_client._values.columns_layout import Layout
 from dataplane_client.meta import KVBatchMeta
 from dataplane_client.options import TransportChoice
 from serving import serve

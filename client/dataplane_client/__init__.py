@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from dataplane_client._sync.client import DataPlaneClient, connect
     from dataplane_client._sync.columns import kv_first_write, read_columns, write_columns
     from dataplane_client._sync.group import Group
-    from dataplane_client.batched_data_dict import BatchedDataDict
-    from dataplane_client.codec import materialize, pack_jagged_fields, pack_per_token_field
-    from dataplane_client.credentials import Credentials
-    from dataplane_client.descriptions import (
+    from dataplane_client.answers.descriptions import (
         DeadLetter,
         FieldDescription,
         PartitionDescription,
@@ -31,6 +28,21 @@ if TYPE_CHECKING:
         ServerStatus,
         TaskStatus,
     )
+    from dataplane_client.answers.grants import ClaimedGroup, SampledRows
+    from dataplane_client.answers.listings import (
+        ClaimDescription,
+        ClaimList,
+        ExplainedWait,
+        Explanation,
+        SamplePage,
+        SessionDescription,
+        WaitCause,
+        WaitingClaim,
+    )
+    from dataplane_client.batched_data_dict import BatchedDataDict
+    from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
+    from dataplane_client.codec import materialize, pack_jagged_fields, pack_per_token_field
+    from dataplane_client.credentials import Credentials
     from dataplane_client.errors import (
         AppendConflictError,
         AuthenticationError,
@@ -58,23 +70,11 @@ if TYPE_CHECKING:
         UnsupportedTypeError,
     )
     from dataplane_client.filters import Where
-    from dataplane_client.flow import DrawBand, FlowPolicy
-    from dataplane_client.grants import ClaimedGroup, SampledRows
-    from dataplane_client.listings import (
-        ClaimDescription,
-        ClaimList,
-        ExplainedWait,
-        Explanation,
-        SamplePage,
-        SessionDescription,
-        WaitCause,
-        WaitingClaim,
-    )
     from dataplane_client.loader import ClaimIterator, ClaimLoader, LoadedBatch
     from dataplane_client.meta import KVBatchMeta, PutOutcome, Tag
     from dataplane_client.options import ClientOptions, TransportChoice
-    from dataplane_client.packed_tensor import PackedTensor
-    from dataplane_client.policies import ClaimOrder, TaskPolicy
+    from dataplane_client.policies.flow import DrawBand, FlowPolicy
+    from dataplane_client.policies.tasks import ClaimOrder, TaskPolicy
 
 _HOMES = {
     "_sync.claim": ["Claim"],
@@ -84,7 +84,7 @@ _HOMES = {
     "batched_data_dict": ["BatchedDataDict"],
     "codec": ["materialize", "pack_jagged_fields", "pack_per_token_field"],
     "credentials": ["Credentials"],
-    "descriptions": [
+    "answers.descriptions": [
         "DeadLetter",
         "FieldDescription",
         "PartitionDescription",
@@ -93,9 +93,9 @@ _HOMES = {
         "TaskStatus",
     ],
     "filters": ["Where"],
-    "flow": ["DrawBand", "FlowPolicy"],
-    "grants": ["ClaimedGroup", "SampledRows"],
-    "listings": [
+    "policies.flow": ["DrawBand", "FlowPolicy"],
+    "answers.grants": ["ClaimedGroup", "SampledRows"],
+    "answers.listings": [
         "ClaimDescription",
         "ClaimList",
         "ExplainedWait",
@@ -108,8 +108,8 @@ _HOMES = {
     "loader": ["ClaimIterator", "ClaimLoader", "LoadedBatch"],
     "meta": ["KVBatchMeta", "PutOutcome", "Tag"],
     "options": ["ClientOptions", "TransportChoice"],
-    "packed_tensor": ["PackedTensor"],
-    "policies": ["ClaimOrder", "TaskPolicy"],
+    "batched_data_dict.packed_tensor": ["PackedTensor"],
+    "policies.tasks": ["ClaimOrder", "TaskPolicy"],
 }
 _MODULES = ["aio", "errors", "observe"]
 

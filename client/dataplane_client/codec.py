@@ -22,8 +22,9 @@ import numpy.typing as npt
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from dataplane_client._arrays import Int64Array, ObjectArray
-from dataplane_client._jagged import (
+from dataplane_client._common.arrays import Int64Array, ObjectArray
+from dataplane_client._values.columns_layout import Layout
+from dataplane_client._values.jagged import (
     PaddedRows,
     RowSplit,
     build_jagged,
@@ -33,18 +34,17 @@ from dataplane_client._jagged import (
     split_like,
     split_rows,
 )
-from dataplane_client._object_leaves import (
+from dataplane_client._values.object_leaves import (
     count_rows,
     is_object_leaf,
     object_rows,
     unwrap_wire_stripped_payload,
 )
-from dataplane_client._padding import pad_every_dim, pad_jagged, widen
-from dataplane_client._plain_columns import plain_column
-from dataplane_client._rows import gather_rows
+from dataplane_client._values.padding import pad_every_dim, pad_jagged, widen
+from dataplane_client._values.plain_columns import plain_column
+from dataplane_client._values.row_kernels import RowCopy, copy_rows
+from dataplane_client._values.rows import gather_rows
 from dataplane_client.batched_data_dict import BatchedDataDict
-from dataplane_client.columns_layout import Layout
-from dataplane_client.row_kernels import RowCopy, copy_rows
 
 __all__ = [
     "materialize",

@@ -2,9 +2,9 @@
 the rows of an object column, and the rows of a ragged one. `codec` has what trainers need.
 """
 
-from dataplane_client._jagged import JaggedRows, read_jagged
-from dataplane_client._object_leaves import count_rows, is_object_leaf, object_array, object_leaf, object_rows
-from dataplane_client._plain_columns import plain_column
+from dataplane_client._values.jagged import JaggedRows, read_jagged
+from dataplane_client._values.object_leaves import count_rows, is_object_leaf, object_array, object_leaf, object_rows
+from dataplane_client._values.plain_columns import plain_column
 
 __all__ = [
     "JaggedRows",

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeVar
 
-from dataplane_client._arguments import checked_names
-from dataplane_client._displays import HTML_ROWS, html_table, short_list
+from dataplane_client._common.arguments import checked_names
+from dataplane_client._common.displays import HTML_ROWS, html_table, short_list
 from dataplane_client.errors import UnsupportedTypeError
 
 Tag = str | int | float | bool | None

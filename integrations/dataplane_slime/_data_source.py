@@ -47,7 +47,7 @@ from dataplane_client.errors import (
 )
 from dataplane_client.leaves import object_array
 from dataplane_client.observe import log_event
-from dataplane_client.policies import TaskPolicy
+from dataplane_client.policies.tasks import TaskPolicy
 from dataplane_common.progress import UNTRAINED, Progress
 
 _ARRAYS: Final = {

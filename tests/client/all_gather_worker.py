@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 
 from dataplane_client.batched_data_dict import BatchedDataDict, SlicedDataDict
-from dataplane_client.packed_tensor import PackedTensor
+from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32]
 DTYPES += [torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]

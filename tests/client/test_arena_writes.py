@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane_client._arena_writes import fill_runs
-from dataplane_client.columns_layout import WireColumn, join_values, split_into_chunks, total_bytes
+from dataplane_client._memory.arena_writes import fill_runs
+from dataplane_client._values.columns_layout import WireColumn, join_values, split_into_chunks, total_bytes
 
 Int64Array = npt.NDArray[np.int64]
 UNTOUCHED = 0xEE

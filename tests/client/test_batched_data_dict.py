@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane_client.batched_data_dict import BatchedDataDict, SlicedDataDict
-from dataplane_client.packed_tensor import PackedTensor
+from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 
 Batch = BatchedDataDict[Any]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dataplane_client.batched_data_dict import BatchedDataDict, SlicedDataDict
-from dataplane_client.packed_tensor import PackedTensor
+from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 
 join = BatchedDataDict[Any].from_batches
 

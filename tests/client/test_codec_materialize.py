@@ -13,9 +13,9 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from tests.client.jagged_slices import needs_jagged_slices
 from torch.nested import as_nested_tensor, narrow, nested_tensor, nested_tensor_from_jagged
 
+from dataplane_client._values.columns_layout import Layout
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.codec import materialize, pack_jagged_fields
-from dataplane_client.columns_layout import Layout
 
 
 def ragged(*rows: Sequence[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from dataplane_client._values.warm_buffers import SMALLEST, warm_buffers
 from dataplane_client.codec import materialize, pack_jagged_fields, to_nested_by_length
-from dataplane_client.warm_buffers import SMALLEST, warm_buffers
 
 LENGTHS = torch.tensor([30_000, 1, 0, 29_999, 40_960, 17, 0])
 WIDTH = 50_000

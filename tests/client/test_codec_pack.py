@@ -16,6 +16,8 @@ from tensordict import NonTensorData, TensorDict
 from tests.client.jagged_slices import needs_jagged_slices
 from torch.nested import as_nested_tensor, nested_tensor_from_jagged
 
+from dataplane_client._values.columns_layout import join_values
+from dataplane_client._values.wire_columns import encode_columns
 from dataplane_client.codec import (
     maybe_pack_jagged,
     pack_jagged_fields,
@@ -26,9 +28,7 @@ from dataplane_client.codec import (
     unwrap_wire_stripped_payload,
     with_padded_rows,
 )
-from dataplane_client.columns_layout import join_values
 from dataplane_client.dtypes import dtype_name
-from dataplane_client.wire_columns import encode_columns
 
 Fields = dict[str, Any]
 Sent = list[tuple[object, ...]]

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dataplane_client._column_messages import column_layouts, column_message, int64_bytes, int64s
-from dataplane_client.columns_layout import WireColumn
-from dataplane_client.descriptions import partition_description
+from dataplane_client._values.column_messages import column_layouts, column_message, int64_bytes, int64s
+from dataplane_client._values.columns_layout import WireColumn
+from dataplane_client.answers.descriptions import partition_description
 from dataplane_client.errors import InternalError
 from rl_dataplane.v1 import data_plane_pb2 as pb
 

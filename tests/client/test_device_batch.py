@@ -14,14 +14,14 @@ from tensordict import NonTensorStack, TensorDict
 from torch.nested import nested_tensor_from_jagged
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dataplane_client._placement import ReadBuffers
-from dataplane_client._read_batches import STAGED, batch_on_device
+from dataplane_client._memory.placement import ReadBuffers
+from dataplane_client._memory.read_batches import STAGED, batch_on_device
+from dataplane_client._values.columns_layout import Layout, join_values
+from dataplane_client._values.wire_columns import encode_columns
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.client import connect
 from dataplane_client.codec import materialize
-from dataplane_client.columns_layout import Layout, join_values
 from dataplane_client.options import TransportChoice
-from dataplane_client.wire_columns import encode_columns
 from dataplane_server.testing import running_server
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

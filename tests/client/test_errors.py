@@ -15,7 +15,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from dataplane_client import errors
-from dataplane_client._error_table import BY_CODE, BY_REASON, translated
+from dataplane_client._connect.error_table import BY_CODE, BY_REASON, translated
 from dataplane_client.errors import (
     ClaimFencedError,
     ClaimNotFoundError,

@@ -9,11 +9,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from dataplane_client.columns_layout import WireColumn, join_values
+from dataplane_client._requests.first_write import PAD_TARGET_KEY, FirstWrite
+from dataplane_client._values.columns_layout import WireColumn, join_values
+from dataplane_client._values.wire_columns import decode_columns, encode_columns
 from dataplane_client.errors import DataPlaneError, UnsupportedTypeError
-from dataplane_client.first_write import PAD_TARGET_KEY, FirstWrite
 from dataplane_client.meta import KVBatchMeta
-from dataplane_client.wire_columns import decode_columns, encode_columns
 
 IDS = ["a", "b", "c"]
 

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataplane_client._leased_views import leased_columns
-from dataplane_client._shared_arena import SharedArena, attach
-from dataplane_client.columns_layout import ColumnLayout
+from dataplane_client._memory.leased_views import leased_columns
+from dataplane_client._memory.shared_arena import SharedArena, attach
+from dataplane_client._values.columns_layout import ColumnLayout
 from dataplane_server.testing import running_server
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from dataplane_client.columns_layout import WireColumn
-from dataplane_client.wire_columns import decode_columns, decode_leaves, encode_columns
+from dataplane_client._values.columns_layout import WireColumn
+from dataplane_client._values.wire_columns import decode_columns, decode_leaves, encode_columns
 
 VALUES: list[object] = [None, True, 0, -(2**63), 2**64 - 1, 0.1, float("inf"), "", "h\u00e9", b"\x00\xff"]
 VALUES += [[], [1, [2, None], {"a": []}], {}, {"k": {"n": [1.5, b"x"]}, "": None}, (), (1, ("a", [()]))]

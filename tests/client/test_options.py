@@ -15,7 +15,7 @@ from typing import Any, get_args
 import pytest
 
 from dataplane_client import aio
-from dataplane_client._deadline import Deadline, backoff_pauses
+from dataplane_client._connect.deadline import Deadline, backoff_pauses
 from dataplane_client.client import connect
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.options import ClientOptions, TransportChoice

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from dataplane_client._deadline import URGENT_VERBS, WAITING_VERBS, Deadline
-from dataplane_client._pacing import Pacing, Turn
+from dataplane_client._connect.deadline import URGENT_VERBS, WAITING_VERBS, Deadline
+from dataplane_client._connect.pacing import Pacing, Turn
 
 VERB = "PutSamples"
 

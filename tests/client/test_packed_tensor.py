@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dataplane_client.packed_tensor import PackedTensor
+from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 
 
 def shaped(*patches: int | None) -> PackedTensor:

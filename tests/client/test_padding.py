@@ -19,11 +19,11 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch.nested import nested_tensor_from_jagged
 
 from dataplane_client import DataPlaneClient, connect
-from dataplane_client._placement import Destination, ReadBuffers
-from dataplane_client._read_batches import PaddedBatch
-from dataplane_client._rows import bits, pad_by_index
+from dataplane_client._memory.placement import Destination, ReadBuffers
+from dataplane_client._memory.read_batches import PaddedBatch
+from dataplane_client._values.columns_layout import ColumnLayout
+from dataplane_client._values.rows import bits, pad_by_index
 from dataplane_client.codec import materialize
-from dataplane_client.columns_layout import ColumnLayout
 from dataplane_client.dtypes import WIRE_DTYPES
 from dataplane_client.errors import InternalError
 from dataplane_client.options import TransportChoice

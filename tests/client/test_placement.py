@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane_client._placement import Destination, Padding, PlacedColumn, ReadBuffers, blame_server, row_places
-from dataplane_client.columns_layout import ColumnLayout
+from dataplane_client._memory.placement import Destination, Padding, PlacedColumn, ReadBuffers, blame_server, row_places
+from dataplane_client._values.columns_layout import ColumnLayout
 from dataplane_client.errors import InternalError
 from rl_dataplane.v1.element_types import ITEM_SIZES, Kind
 

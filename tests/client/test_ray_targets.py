@@ -19,8 +19,9 @@ import pytest
 import torch
 from tests.client.cli.reading import run
 
-from dataplane_client import Credentials, _locator, aio
-from dataplane_client._channel import Connection
+from dataplane_client import Credentials, aio
+from dataplane_client._connect import locator as _locator
+from dataplane_client._connect.channel import Connection
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import InvalidArgumentError, PreconditionError, UnavailableError
 from dataplane_client.options import TransportChoice

@@ -21,8 +21,8 @@ import pytest
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from dataplane_client._deadline import Deadline
-from dataplane_client._session import LivenessSession
+from dataplane_client._connect.deadline import Deadline
+from dataplane_client._connect.session import LivenessSession
 from dataplane_client.errors import ClosedError, DataPlaneError, OutOfSpaceError, UnavailableError
 from dataplane_client.options import ClientOptions
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -276,8 +276,8 @@ def test_a_session_that_nobody_holds_any_more_is_closed(address: str, sessions: 
 
 OPENED = """
 import os, sys
-from dataplane_client._session import LivenessSession
-from dataplane_client._deadline import Deadline
+from dataplane_client._connect.session import LivenessSession
+from dataplane_client._connect.deadline import Deadline
 from dataplane_client.options import ClientOptions
 session = LivenessSession(sys.argv[1], ClientOptions())
 """

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dataplane_client.batched_data_dict import BatchedDataDict, DynamicBatchingArgs, SequencePackingArgs, SlicedDataDict
-from dataplane_client.packed_tensor import PackedTensor
+from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 
 Batch = BatchedDataDict[Any]
 LENGTHS = [2, 8, 4, 16, 28, 32, 2, 32]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane_client.batched_data_dict import BatchedDataDict, DynamicBatchingArgs, SequencePackingArgs
-from dataplane_client.packed_tensor import PackedTensor
+from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 from dataplane_client.packing import PackingAlgorithm, get_packer
 
 Metadata = tuple[list[int], Any, Any, Any]

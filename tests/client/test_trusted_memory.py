@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from dataplane_client._shared_arena import SharedArena
+from dataplane_client._memory.shared_arena import SharedArena
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import HEAD, memory_nonce
 

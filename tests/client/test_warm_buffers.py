@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane_client.row_kernels import ByteArray
-from dataplane_client.warm_buffers import SMALLEST, WarmBuffers
+from dataplane_client._values.row_kernels import ByteArray
+from dataplane_client._values.warm_buffers import SMALLEST, WarmBuffers
 
 MIB = 1 << 20
 SIZES = st.sampled_from([96, 100, SMALLEST - 1, SMALLEST, SMALLEST + 8, 300_000, 524_288, 524_296])
@@ -209,7 +209,7 @@ def test_buffers_that_are_small_or_larger_than_all_that_may_be_idle_are_not_kept
 # Processes of their own: one to fork while it has no other thread, one to end with buffers in use, one to run out.
 FORK = """
 import os
-from dataplane_client.warm_buffers import take, warm_buffers
+from dataplane_client._values.warm_buffers import take, warm_buffers
 held = take(1 << 20); held[:] = 1
 take(1 << 20)[:] = 2
 read, write = os.pipe()
@@ -224,7 +224,7 @@ assert warm_buffers().idle_bytes == 1 << 20 and (held == 1).all() and (take(1 <<
 
 EXIT = """
 import threading, torch
-from dataplane_client import warm_buffers
+from dataplane_client._values import warm_buffers
 torch.held = torch.from_numpy(warm_buffers.take(1 << 20))
 warm_buffers.itself = torch.from_numpy(warm_buffers.take(1 << 20))[1:]
 class Late:
@@ -236,7 +236,7 @@ threading.late = Late()
 
 OUT_OF_MEMORY = """
 import resource
-from dataplane_client.warm_buffers import take, warm_buffers
+from dataplane_client._values.warm_buffers import take, warm_buffers
 with open("/proc/self/statm") as statm:
     used = int(statm.read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (40 << 20),) * 2)

@@ -17,9 +17,9 @@ from tensordict import TensorDict
 from tests.client.jagged_slices import needs_jagged_slices
 from torch.nested import as_nested_tensor, nested_tensor_from_jagged, to_padded_tensor
 
-from dataplane_client.columns_layout import WireColumn
+from dataplane_client._values.columns_layout import WireColumn
+from dataplane_client._values.wire_columns import decode_columns, encode_columns
 from dataplane_client.dtypes import WIRE_DTYPES
-from dataplane_client.wire_columns import decode_columns, encode_columns
 
 NAMES = [entry.name for entry in WIRE_DTYPES]
 

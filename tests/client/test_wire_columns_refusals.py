@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict
 from torch.nested import as_nested_tensor, nested_tensor_from_jagged
 
-from dataplane_client.columns_layout import WireColumn
-from dataplane_client.wire_columns import decode_columns, encode_columns
+from dataplane_client._values.columns_layout import WireColumn
+from dataplane_client._values.wire_columns import decode_columns, encode_columns
 from rl_dataplane.v1.element_types import Kind
 
 

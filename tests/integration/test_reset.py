@@ -6,8 +6,8 @@ import pytest
 import torch
 from tests.integration.conftest import Eventually
 
+from dataplane_client.answers.descriptions import DeadLetter
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.descriptions import DeadLetter
 from dataplane_client.errors import ClaimFencedError, ClaimTimeoutError, InvalidArgumentError
 
 

@@ -42,7 +42,7 @@ MUTANTS = (
     Mutant(
         "transport: pauses grow without end",
         "a client finds a server minutes after it is back",
-        f"{_CLIENT}/_deadline.py",
+        f"{_CLIENT}/_connect/deadline.py",
         "        pause = min(2 * pause, longest)\n",
         "        pause = 2 * pause\n",
         ("tests/client/test_options.py", "tests/client/test_session.py"),
@@ -50,7 +50,7 @@ MUTANTS = (
     Mutant(
         "session: one heartbeat for each grace",
         "a heartbeat that is late by a moment costs a client its rows",
-        f"{_CLIENT}/_session.py",
+        f"{_CLIENT}/_connect/session.py",
         "_BEATS_A_GRACE = 3\n",
         "_BEATS_A_GRACE = 1\n",
         ("tests/client/test_heartbeats.py", "tests/client/test_session.py"),
@@ -58,7 +58,7 @@ MUTANTS = (
     Mutant(
         "session: an expired session is resumed for ever",
         "a client that was stopped never claims again",
-        f"{_CLIENT}/_session.py",
+        f"{_CLIENT}/_connect/session.py",
         "        if self.session_id and isinstance(error, SessionExpiredError):\n",
         "        if not self.session_id and isinstance(error, SessionExpiredError):\n",
         ("tests/client/test_session.py", "tests/integration/test_sessions.py"),
@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant(
         "session: a grant is taken back once, reached or not",
         "rows of a dropped claim stay claimed as long as the client lives",
-        f"{_CLIENT}/_session.py",
+        f"{_CLIENT}/_connect/session.py",
         "                self._undo_due = time.monotonic() + timeout_s\n                return\n",
         "                self._undo_due = time.monotonic() + timeout_s\n",
         ("tests/client/test_session.py", "tests/integration/test_dropped_handles.py"),
@@ -74,7 +74,7 @@ MUTANTS = (
     Mutant(
         "session: the first caller gets the session, others none",
         "threads that claim together hang until their deadlines",
-        f"{_CLIENT}/_session.py",
+        f"{_CLIENT}/_connect/session.py",
         "        for waiter in self._waiters:\n            waiter.session_id.set_result(self.session_id)\n",
         "        for waiter in self._waiters[:1]:\n            waiter.session_id.set_result(self.session_id)\n",
         ("tests/client/test_session.py", "tests/integration/test_sessions.py"),
@@ -82,7 +82,7 @@ MUTANTS = (
     Mutant(
         "pacing: the call that came last begins first",
         "calls starve at a busy server",
-        f"{_CLIENT}/_pacing.py",
+        f"{_CLIENT}/_connect/pacing.py",
         "            turn = self._waiting.popleft()\n",
         "            turn = self._waiting.pop()\n",
         ("tests/client/test_pacing.py",),
@@ -90,7 +90,7 @@ MUTANTS = (
     Mutant(
         "pacing: a call that gave up keeps its place",
         "a client stops calling after a few timeouts at a busy server",
-        f"{_CLIENT}/_pacing.py",
+        f"{_CLIENT}/_connect/pacing.py",
         "        elif turn.result():\n            self.leave(None)\n",
         "",
         ("tests/client/test_pacing.py",),
@@ -98,7 +98,7 @@ MUTANTS = (
     Mutant(
         "errors: the time to wait is a thousand times too long",
         "a producer at a full server sleeps for a quarter of an hour",
-        f"{_CLIENT}/_error_table.py",
+        f"{_CLIENT}/_connect/error_table.py",
         "retry.retry_delay.ToNanoseconds() / 1e9",
         "retry.retry_delay.ToNanoseconds() / 1e6",
         ("tests/client/test_errors.py", "tests/integration/test_error_table.py"),
@@ -106,7 +106,7 @@ MUTANTS = (
     Mutant(
         "errors: an end of data is a timeout",
         "a training loop waits for data that never comes",
-        f"{_CLIENT}/_error_table.py",
+        f"{_CLIENT}/_connect/error_table.py",
         '    "END_OF_DATA": EndOfDataError,\n',
         '    "END_OF_DATA": ClaimTimeoutError,\n',
         ("tests/client/test_errors.py", "tests/integration/test_partitions.py"),
@@ -154,7 +154,7 @@ MUTANTS = (
     Mutant(
         "buffers: idle memory is not bounded",
         "a trainer's memory grows with each size of batch",
-        f"{_CLIENT}/warm_buffers.py",
+        f"{_CLIENT}/_values/warm_buffers.py",
         "        while self.idle_bytes > self._most_idle:\n",
         "        while self.idle_bytes < 0:\n",
         ("tests/client/test_warm_buffers.py",),
@@ -178,7 +178,7 @@ MUTANTS = (
     Mutant(
         "codec: jagged fields share the first one's offsets",
         "rows of a field have tokens of their neighbours",
-        f"{_CLIENT}/wire_columns.py",
+        f"{_CLIENT}/_values/wire_columns.py",
         "splits.setdefault(lengths.tobytes(), ",
         'splits.setdefault(b"", ',
         ("tests/client/test_wire_columns.py",),
@@ -186,7 +186,7 @@ MUTANTS = (
     Mutant(
         "codec: a byte of a bool may be anything",
         "a mask with a byte of 2 multiplies a loss by two",
-        f"{_CLIENT}/wire_columns.py",
+        f"{_CLIENT}/_values/wire_columns.py",
         "    if flat.max(initial=0) > 1:\n",
         "    if flat.max(initial=0) > 2:\n",
         ("tests/client/test_wire_columns_refusals.py",),
@@ -194,7 +194,7 @@ MUTANTS = (
     Mutant(
         "codec: bytes that are not aligned are used in place",
         "a batch whose columns have odd sizes fails, or crashes on some machines",
-        f"{_CLIENT}/wire_columns.py",
+        f"{_CLIENT}/_values/wire_columns.py",
         "    if not data.flags.writeable or data.ctypes.data % dtype.itemsize:\n",
         "    if not data.flags.writeable:\n",
         ("tests/client/test_wire_columns.py", "tests/integration/test_round_trip.py"),
@@ -202,7 +202,7 @@ MUTANTS = (
     Mutant(
         "padding: the least width is ignored",
         "ranks get batches of different widths and hang in a collective",
-        f"{_CLIENT}/_padding.py",
+        f"{_CLIENT}/_values/padding.py",
         "    width = max(int(rows.lengths.max(initial=0)), min_width)\n",
         "    width = int(rows.lengths.max(initial=0))\n",
         ("tests/client/test_padding.py",),
@@ -210,7 +210,7 @@ MUTANTS = (
     Mutant(
         "padding: large pad values are rounded",
         "padding tokens are other numbers than those asked for",
-        f"{_CLIENT}/_padding.py",
+        f"{_CLIENT}/_values/padding.py",
         "    return torch.tensor([int(pad_value)], dtype=dtype)\n",
         "    return torch.tensor([int(float(pad_value))], dtype=dtype)\n",
         ("tests/client/test_padding.py",),
@@ -218,7 +218,7 @@ MUTANTS = (
     Mutant(
         "padding: the lowest value of a type is refused",
         "-128 cannot pad int8",
-        f"{_CLIENT}/_padding.py",
+        f"{_CLIENT}/_values/padding.py",
         "    if not low <= pad_value <= high or",
         "    if not low < pad_value <= high or",
         ("tests/client/test_padding.py",),
@@ -226,7 +226,7 @@ MUTANTS = (
     Mutant(
         "padding: what was learned of a partition's fields is never used",
         "each padded commit takes three calls",
-        f"{_CLIENT}/_padded_puts.py",
+        f"{_CLIENT}/_requests/padded_puts.py",
         "        if not per_token or min(lengths, default=-1) < 0:\n",
         "        if per_token or min(lengths, default=-1) < 0:\n",
         ("tests/integration/test_padded_puts.py",),

@@ -11,7 +11,7 @@ MUTANTS = (
     Mutant(
         "kernels: a fill begins with its pattern's first byte",
         "padding of large batches is other numbers than the pad value",
-        f"{_CLIENT}/row_kernels/row_kernels.c",
+        f"{_CLIENT}/_values/row_kernels/row_kernels.c",
         "        rotated[i] = pattern[(by + i) % PATTERN];\n",
         "        rotated[i] = pattern[i];\n",
         ("tests/client/row_kernels/test_copies.py", "tests/client/row_kernels"),
@@ -19,7 +19,7 @@ MUTANTS = (
     Mutant(
         "kernels: the end of a row is not copied past the caches",
         "the last tokens of rows of large batches are rubbish",
-        f"{_CLIENT}/row_kernels/row_kernels.c",
+        f"{_CLIENT}/_values/row_kernels/row_kernels.c",
         "    }\n    memcpy(target, source, (size_t)size);\n}\n\nstatic void stream_repeat",
         "    }\n}\n\nstatic void stream_repeat",
         ("tests/client/row_kernels/test_copies.py", "tests/client/row_kernels"),

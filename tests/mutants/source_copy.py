@@ -34,7 +34,7 @@ _PACKAGES = {
     "integrations": "dataplane_trl",
 }
 """Folders of the repository, and a package in each."""
-_BUILT = Path("client/dataplane_client/row_kernels/_row_kernels.so")
+_BUILT = Path("client/dataplane_client/_values/row_kernels/_row_kernels.so")
 _COMPILE = ["cc", "-O3", "-fPIC", "-shared", "-pthread", "-std=c11"]
 _FOREIGN = "import importlib.util as u; print(*[u.find_spec(name).origin for name in {names}], sep='\\n')"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from dataplane_client._error_table import BY_CODE
+from dataplane_client._connect.error_table import BY_CODE
 from dataplane_client.options import ClientOptions
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason

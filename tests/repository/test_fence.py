@@ -66,7 +66,7 @@ def imported(module: ast.Module) -> Iterator[str]:
 @pytest.mark.parametrize(
     "source",
     [
-        "import dataplane_client._session",
+        "import dataplane_client._connect.session",
         "from dataplane_client import _session",
         "from dataplane_client._sync.client import connect",
         "from dataplane_client.cli import _values",

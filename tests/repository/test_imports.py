@@ -33,7 +33,7 @@ LIGHT = {
         ("dataplane_client.meta", "torch grpc numpy google.protobuf"),
         ("dataplane_client", "torch tensordict grpc numpy ray dataplane_server"),
         ("dataplane_client.observe", "prometheus_client opentelemetry grpc torch numpy"),
-        ("dataplane_client.columns_layout", "torch"),
+        ("dataplane_client._values.columns_layout", "torch"),
         ("dataplane_client.packing", "torch"),
         ("dataplane_client.cli", "torch tensordict ray dataplane_server"),
         ("rl_dataplane.v1.data_plane_pb2_grpc", "torch dataplane_server"),

@@ -20,7 +20,7 @@ from tests.semantics.callers import Refused
 from tests.semantics.conftest import ON_ONE_WAY
 
 from dataplane_client import aio
-from dataplane_client._requests import new_request_id
+from dataplane_client._requests.requests import new_request_id
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import ConditionFailedError, InvalidArgumentError
 from dataplane_server.core.calls.answers import Reservation

@@ -24,11 +24,12 @@ from tests.semantics.callers import Caller as AnyCaller
 from tests.semantics.callers import Refused
 from tests.semantics.conftest import ON_ONE_WAY
 
-from dataplane_client import aio, flow
+from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import InvalidArgumentError, OutOfSpaceError, PartitionFullError
 from dataplane_client.options import TransportChoice
-from dataplane_client.policies import TaskPolicy
+from dataplane_client.policies import flow
+from dataplane_client.policies.tasks import TaskPolicy
 from dataplane_server.core.calls.answers import Admitted, Answered, Drawn, Failed, Reservation, Waiting
 from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.flow import DrawBand

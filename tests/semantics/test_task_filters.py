@@ -10,9 +10,9 @@ from tests.semantics.callers import Caller as AnyCaller
 from tests.semantics.callers import Refused
 from tests.semantics.conftest import ON_ONE_WAY
 
-from dataplane_client import policies
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import InvalidArgumentError
+from dataplane_client.policies import tasks as policies
 from dataplane_server.core.calls.answers import Failed, Granted, Waiting
 from dataplane_server.core.calls.filters import Filter, Term
 from dataplane_server.core.calls.refusal import Reason

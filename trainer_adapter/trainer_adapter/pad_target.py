@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import lcm
 
-from dataplane_client.first_write import PAD_TARGET_KEY
+from dataplane_client._requests.first_write import PAD_TARGET_KEY
 from dataplane_client.meta import KVBatchMeta
 
 

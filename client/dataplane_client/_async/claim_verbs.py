@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 
-from dataplane_client._arguments import checked_name
 from dataplane_client._async.claim import AsyncClaim
 from dataplane_client._async.group import AsyncGroup
 from dataplane_client._async.row_writes import write_put
 from dataplane_client._async.runtime import opens
 from dataplane_client._async.session import AsyncSession
 from dataplane_client._async.transport import AsyncTransport
-from dataplane_client._claim_requests import (
+from dataplane_client._common.arguments import checked_name
+from dataplane_client._common.tracebacks import short_tracebacks
+from dataplane_client._connect.deadline import Deadline
+from dataplane_client._requests.claim_requests import (
     Balance,
     BatchUnit,
     Selection,
@@ -21,16 +23,14 @@ from dataplane_client._claim_requests import (
     reset_request,
     shard_request,
 )
-from dataplane_client._column_messages import generations_of
-from dataplane_client._deadline import Deadline
-from dataplane_client._requests import Fields, GivenTag, new_request_id, put_request
-from dataplane_client._tracebacks import short_tracebacks
-from dataplane_client.descriptions import DeadLetter, dead_letter
+from dataplane_client._requests.requests import Fields, GivenTag, new_request_id, put_request
+from dataplane_client._values.column_messages import generations_of
+from dataplane_client.answers.descriptions import DeadLetter, dead_letter
+from dataplane_client.answers.grants import Grant, decode_grant
 from dataplane_client.errors import ClaimTimeoutError, GroupFencedError
 from dataplane_client.filters import Where
-from dataplane_client.grants import Grant, decode_grant
 from dataplane_client.meta import KVBatchMeta
-from dataplane_client.policies import ClaimOrder
+from dataplane_client.policies.tasks import ClaimOrder
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _NO_RESERVATION = "-"

@@ -12,8 +12,8 @@ from dataplane_client._async.runtime import opens
 from dataplane_client._async.sample_verbs import SampleVerbs
 from dataplane_client._async.session import AsyncSession, reopened_session
 from dataplane_client._async.transport import AsyncTransport
-from dataplane_client._channel import target_or_default
-from dataplane_client._displays import html_table
+from dataplane_client._common.displays import html_table
+from dataplane_client._connect.channel import target_or_default
 from dataplane_client.credentials import Credentials
 from dataplane_client.options import ClientOptions, TransportChoice, TransportName, with_known_options
 

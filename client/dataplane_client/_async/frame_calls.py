@@ -16,9 +16,9 @@ from google.protobuf.message import Message
 from google.rpc import status_pb2
 
 from dataplane_client._async.runtime import LocalConnection, Work
-from dataplane_client._deadline import Deadline
-from dataplane_client._error_table import translated_status
-from dataplane_client._local_protocol import LOCAL_METHODS, request_frame
+from dataplane_client._connect.deadline import Deadline
+from dataplane_client._connect.error_table import translated_status
+from dataplane_client._memory.local_protocol import LOCAL_METHODS, request_frame
 from dataplane_client.errors import DeadlineError, InvalidArgumentError, UnavailableError
 from rl_dataplane.v1 import local_pb2 as pb
 

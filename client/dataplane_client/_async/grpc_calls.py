@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from google.protobuf.message import Message
 
-from dataplane_client._channel import open_aio_channel
-from dataplane_client._column_messages import column_layouts
-from dataplane_client._placement import Destination, PlacedColumn, ReadBuffers, StreamBuffers, blame_server
-from dataplane_client._secured import Metadata, Secured
-from dataplane_client.columns_layout import WireColumn, split_into_chunks
+from dataplane_client._connect.channel import open_aio_channel
+from dataplane_client._connect.secured import Metadata, Secured
+from dataplane_client._memory.placement import Destination, PlacedColumn, ReadBuffers, StreamBuffers, blame_server
+from dataplane_client._values.column_messages import column_layouts
+from dataplane_client._values.columns_layout import WireColumn, split_into_chunks
 from dataplane_client.credentials import Credentials
 from dataplane_client.errors import InternalError
 from rl_dataplane.v1 import data_plane_pb2 as pb

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dataplane_client._async.session import AsyncSession
-from dataplane_client._reasons import reason_of
-from dataplane_client._tracebacks import short_tracebacks
+from dataplane_client._common.reasons import reason_of
+from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client.errors import ClaimFencedError, DataPlaneError, GroupFencedError, PreconditionError
 
 if TYPE_CHECKING:

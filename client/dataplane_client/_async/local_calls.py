@@ -9,17 +9,17 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from dataplane_client._arena_writes import fill_runs
 from dataplane_client._async.runtime import LocalConnection, run_in_thread
 from dataplane_client._async.session_calls import AsyncSessionCalls
-from dataplane_client._column_messages import column_layouts, int64s
-from dataplane_client._deadline import Deadline
-from dataplane_client._direct_port import opened
-from dataplane_client._leased_views import leased_columns
-from dataplane_client._local_protocol import LOCAL_WRITES
-from dataplane_client._placement import Destination, PlacedColumn, ReadBuffers, blame_server
-from dataplane_client._shared_arena import SharedArena
-from dataplane_client.columns_layout import WireColumn, join_values, total_bytes
+from dataplane_client._connect.deadline import Deadline
+from dataplane_client._memory.arena_writes import fill_runs
+from dataplane_client._memory.direct_port import opened
+from dataplane_client._memory.leased_views import leased_columns
+from dataplane_client._memory.local_protocol import LOCAL_WRITES
+from dataplane_client._memory.placement import Destination, PlacedColumn, ReadBuffers, blame_server
+from dataplane_client._memory.shared_arena import SharedArena
+from dataplane_client._values.column_messages import column_layouts, int64s
+from dataplane_client._values.columns_layout import WireColumn, join_values, total_bytes
 from dataplane_client.errors import InternalError
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb

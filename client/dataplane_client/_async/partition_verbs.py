@@ -6,14 +6,14 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 
-from dataplane_client._arguments import checked_count, checked_name, checked_names
 from dataplane_client._async.runtime import sleep
 from dataplane_client._async.transport import AsyncTransport
-from dataplane_client._claim_requests import checked_version
-from dataplane_client._deadline import Deadline
-from dataplane_client._requests import extend_request, new_request_id, register_request
-from dataplane_client._tracebacks import short_tracebacks
-from dataplane_client.descriptions import (
+from dataplane_client._common.arguments import checked_count, checked_name, checked_names
+from dataplane_client._common.tracebacks import short_tracebacks
+from dataplane_client._connect.deadline import Deadline
+from dataplane_client._requests.claim_requests import checked_version
+from dataplane_client._requests.requests import extend_request, new_request_id, register_request
+from dataplane_client.answers.descriptions import (
     PartitionDescription,
     ServerStatus,
     SnapshotDescription,
@@ -22,8 +22,8 @@ from dataplane_client.descriptions import (
     server_status,
     snapshot_description,
 )
-from dataplane_client.flow import FlowPolicy, flow_message
-from dataplane_client.policies import TaskPolicy, policy_message
+from dataplane_client.policies.flow import FlowPolicy, flow_message
+from dataplane_client.policies.tasks import TaskPolicy, policy_message
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _PAGE_PARTITIONS = 1024

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from dataplane_client._async.transport import AsyncTransport
-from dataplane_client._column_messages import column_message
-from dataplane_client._field_kinds import as_field_holds, raise_with_advice
-from dataplane_client._padded_puts import may_be_padded, without_padding
-from dataplane_client._requests import Put
-from dataplane_client.columns_layout import WireColumn
+from dataplane_client._requests.field_kinds import as_field_holds, raise_with_advice
+from dataplane_client._requests.padded_puts import may_be_padded, without_padding
+from dataplane_client._requests.requests import Put
+from dataplane_client._values.column_messages import column_message
+from dataplane_client._values.columns_layout import WireColumn
 from dataplane_client.errors import InvalidArgumentError, PreconditionError
 from rl_dataplane.v1 import data_plane_pb2 as pb
 

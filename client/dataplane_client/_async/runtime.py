@@ -16,8 +16,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import grpc
 
-from dataplane_client._local_protocol import response_head
-from dataplane_client._tracebacks import short_traceback
+from dataplane_client._common.tracebacks import short_traceback
+from dataplane_client._memory.local_protocol import response_head
 from rl_dataplane.v1.local_frames import HEAD
 
 P = ParamSpec("P")

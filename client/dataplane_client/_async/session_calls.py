@@ -6,9 +6,9 @@ import errno
 
 from dataplane_client._async.frame_calls import AsyncFrameCalls
 from dataplane_client._async.runtime import LocalConnection, Work, sleep
-from dataplane_client._deadline import Deadline
-from dataplane_client._local_protocol import request_frame
-from dataplane_client._shared_arena import SharedArena
+from dataplane_client._connect.deadline import Deadline
+from dataplane_client._memory.local_protocol import request_frame
+from dataplane_client._memory.shared_arena import SharedArena
 from rl_dataplane.v1 import local_pb2 as pb
 
 _CROWDED = (errno.EAGAIN, errno.EMFILE, errno.ENFILE)  # the server's backlog is full, or no descriptor is left here

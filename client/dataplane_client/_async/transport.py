@@ -2,7 +2,7 @@
 
 Every call has a deadline. While the server cannot be reached (UNAVAILABLE), or has too many calls, a call is repeated
 with growing pauses until its deadline, always with the same request_id, so that the server applies it once. Observers
-see one call, whatever its attempts. Fewer calls begin while the server has too many (`_pacing`).
+see one call, whatever its attempts. Fewer calls begin while the server has too many (`_connect.pacing`).
 
 Values go through memory that the server shares if the client can prove that it is on the server's host: it attaches to
 the server's local socket, and gets the memory that the server named over gRPC. Otherwise values go to the server's
@@ -26,15 +26,15 @@ from dataplane_client._async.direct_calls import AsyncDirectCalls
 from dataplane_client._async.grpc_calls import AsyncGrpcCalls
 from dataplane_client._async.local_calls import AsyncLocalCalls
 from dataplane_client._async.runtime import CALL_ENDED, result_of, run_in_thread, sleep
-from dataplane_client._deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses, unanswered
-from dataplane_client._direct_port import RefusedError
-from dataplane_client._error_table import translated
-from dataplane_client._locator import NotSharedError, locator_of
-from dataplane_client._log import log_event
-from dataplane_client._pacing import Pacing
-from dataplane_client._padded_puts import PerTokenFields
-from dataplane_client._placement import Destination, PlacedColumn
-from dataplane_client.columns_layout import WireColumn
+from dataplane_client._common.log import log_event
+from dataplane_client._connect.deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses, unanswered
+from dataplane_client._connect.error_table import translated
+from dataplane_client._connect.locator import NotSharedError, locator_of
+from dataplane_client._connect.pacing import Pacing
+from dataplane_client._memory.direct_port import RefusedError
+from dataplane_client._memory.placement import Destination, PlacedColumn
+from dataplane_client._requests.padded_puts import PerTokenFields
+from dataplane_client._values.columns_layout import WireColumn
 from dataplane_client.errors import ClosedError, DeadlineError, OutOfSpaceError, PreconditionError, UnavailableError
 from dataplane_client.observe._call import UnobservedCall, begin_call
 from dataplane_client.options import ClientOptions, TransportChoice, TransportName

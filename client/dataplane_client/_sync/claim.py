@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from dataplane_client._arguments import checked_name
-from dataplane_client._claim_requests import release_request
-from dataplane_client._column_messages import column_message
-from dataplane_client._requests import Fields, GivenTag, new_request_id, put_request, wire_columns
+from dataplane_client._common.arguments import checked_name
+from dataplane_client._common.tracebacks import short_tracebacks
+from dataplane_client._requests.claim_requests import release_request
+from dataplane_client._requests.requests import Fields, GivenTag, new_request_id, put_request, wire_columns
 from dataplane_client._sync.handle import Handle
 from dataplane_client._sync.row_writes import write_put, write_rows
 from dataplane_client._sync.session import Session
-from dataplane_client._tracebacks import short_tracebacks
+from dataplane_client._values.column_messages import column_message
+from dataplane_client.answers.grants import ClaimedGroup, Grant
 from dataplane_client.errors import ClaimFencedError, PreconditionError
-from dataplane_client.grants import ClaimedGroup, Grant
 from dataplane_client.meta import KVBatchMeta, Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from types import TracebackType
 
-from dataplane_client._channel import target_or_default
-from dataplane_client._displays import html_table
+from dataplane_client._common.displays import html_table
+from dataplane_client._connect.channel import target_or_default
 from dataplane_client._sync.claim_verbs import ClaimVerbs
 from dataplane_client._sync.listing_verbs import ListingVerbs
 from dataplane_client._sync.partition_verbs import PartitionVerbs

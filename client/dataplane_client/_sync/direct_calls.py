@@ -9,14 +9,14 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from dataplane_client._column_messages import column_layouts
-from dataplane_client._deadline import Deadline
-from dataplane_client._direct_port import INLINE_BYTES, DirectAddress, opened, receive_values, send_values
-from dataplane_client._local_protocol import LOCAL_WRITES, request_frame
-from dataplane_client._placement import Destination, PlacedColumn, ReadBuffers, blame_server
+from dataplane_client._connect.deadline import Deadline
+from dataplane_client._memory.direct_port import INLINE_BYTES, DirectAddress, opened, receive_values, send_values
+from dataplane_client._memory.local_protocol import LOCAL_WRITES, request_frame
+from dataplane_client._memory.placement import Destination, PlacedColumn, ReadBuffers, blame_server
 from dataplane_client._sync.frame_calls import FrameCalls
 from dataplane_client._sync.runtime import LocalConnection, run_in_thread
-from dataplane_client.columns_layout import WireColumn, join_values, total_bytes
+from dataplane_client._values.column_messages import column_layouts
+from dataplane_client._values.columns_layout import WireColumn, join_values, total_bytes
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 

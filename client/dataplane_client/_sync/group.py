@@ -8,13 +8,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from dataplane_client._arguments import checked_name
-from dataplane_client._claim_requests import checked_version
-from dataplane_client._requests import Fields, GivenTag, Put, new_request_id, put_request, shared_put_request
+from dataplane_client._common.arguments import checked_name
+from dataplane_client._common.tracebacks import short_tracebacks
+from dataplane_client._requests.claim_requests import checked_version
+from dataplane_client._requests.requests import Fields, GivenTag, Put, new_request_id, put_request, shared_put_request
 from dataplane_client._sync.handle import Handle
 from dataplane_client._sync.row_writes import write_put
 from dataplane_client._sync.session import Session
-from dataplane_client._tracebacks import short_tracebacks
 from dataplane_client.errors import GroupFencedError
 from dataplane_client.filters import Where
 from dataplane_client.meta import KVBatchMeta

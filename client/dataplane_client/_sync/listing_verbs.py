@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dataplane_client._arguments import checked_name
-from dataplane_client._requests import list_request
+from dataplane_client._common.arguments import checked_name
+from dataplane_client._requests.requests import list_request
 from dataplane_client._sync.transport import Transport
-from dataplane_client.filters import Where
-from dataplane_client.listings import (
+from dataplane_client.answers.listings import (
     ClaimList,
     Explanation,
     SamplePage,
@@ -18,6 +17,7 @@ from dataplane_client.listings import (
     sample_page,
     session_list,
 )
+from dataplane_client.filters import Where
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 

@@ -8,10 +8,10 @@ from typing import Any, get_args
 import torch
 from tensordict import TensorDict
 
-from dataplane_client._arguments import checked_name
-from dataplane_client._claim_requests import DrawStrategy, draw_request
-from dataplane_client._placement import Destination
-from dataplane_client._read_batches import (
+from dataplane_client._common.arguments import checked_name
+from dataplane_client._common.tracebacks import short_tracebacks
+from dataplane_client._memory.placement import Destination
+from dataplane_client._memory.read_batches import (
     COPIES,
     STAGED,
     VIEWS,
@@ -22,17 +22,17 @@ from dataplane_client._read_batches import (
     jagged_batch,
     to_tensors,
 )
-from dataplane_client._requests import Fields, GivenTag, TokenRange, clear_request, put_request, read_request
+from dataplane_client._requests.claim_requests import DrawStrategy, draw_request
+from dataplane_client._requests.requests import Fields, GivenTag, TokenRange, clear_request, put_request, read_request
 from dataplane_client._sync.row_writes import write_put
 from dataplane_client._sync.transport import Transport
-from dataplane_client._tracebacks import short_tracebacks
+from dataplane_client._values.columns_layout import Layout, TensorLayout
+from dataplane_client.answers.descriptions import SampleDescription, sample_description
+from dataplane_client.answers.grants import SampledRows, decode_drawn
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.codec import materialize
-from dataplane_client.columns_layout import Layout, TensorLayout
-from dataplane_client.descriptions import SampleDescription, sample_description
 from dataplane_client.errors import InvalidArgumentError
 from dataplane_client.filters import Where
-from dataplane_client.grants import SampledRows, decode_drawn
 from dataplane_client.meta import KVBatchMeta, checked_meta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 

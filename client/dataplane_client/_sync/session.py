@@ -13,9 +13,9 @@ import threading
 import weakref
 from typing import Any
 
-from dataplane_client._deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses, unanswered
-from dataplane_client._requests import new_request_id
-from dataplane_client._session import CLOSE_S, LivenessSession, Undo
+from dataplane_client._connect.deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses, unanswered
+from dataplane_client._connect.session import CLOSE_S, LivenessSession, Undo
+from dataplane_client._requests.requests import new_request_id
 from dataplane_client._sync.runtime import result_of, sleep
 from dataplane_client._sync.transport import Transport
 from dataplane_client.errors import (

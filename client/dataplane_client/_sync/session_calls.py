@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 
-from dataplane_client._deadline import Deadline
-from dataplane_client._local_protocol import request_frame
-from dataplane_client._shared_arena import SharedArena
+from dataplane_client._connect.deadline import Deadline
+from dataplane_client._memory.local_protocol import request_frame
+from dataplane_client._memory.shared_arena import SharedArena
 from dataplane_client._sync.frame_calls import FrameCalls
 from dataplane_client._sync.runtime import LocalConnection, Work, sleep
 from rl_dataplane.v1 import local_pb2 as pb

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 import numpy as np
 import torch
 
-from dataplane_client._displays import html_table
+from dataplane_client._common.displays import html_table
 from dataplane_client.batched_data_dict import _sharding
 from dataplane_client.batched_data_dict._args import DynamicBatchingArgs, SequencePackingArgs
 from dataplane_client.batched_data_dict._columns import (
@@ -29,7 +29,7 @@ from dataplane_client.batched_data_dict._columns import (
 )
 from dataplane_client.batched_data_dict._concat import concat_batches
 from dataplane_client.batched_data_dict._gather import gather_columns
-from dataplane_client.packed_tensor import PackedTensor
+from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from dataplane_client.batched_data_dict._jagged import JaggedPicker, JaggedSlicer
-from dataplane_client.packed_tensor import PackedTensor
+from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 
 Columns = Mapping[str, Any]
 

@@ -14,7 +14,7 @@ import torch
 
 from dataplane_client.batched_data_dict._columns import Columns, count_rows, first_column_rows
 from dataplane_client.batched_data_dict._jagged import JaggedConcat
-from dataplane_client.packed_tensor import PackedTensor
+from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 
 PadValues = Mapping[str, float]
 

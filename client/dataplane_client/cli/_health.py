@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dataplane_client.answers.descriptions import ServerStatus
 from dataplane_client.cli._text import age_text, plural, size_text
-from dataplane_client.descriptions import ServerStatus
 
 FULL_MEMORY = 0.95
 FULL_ROWS = 0.99

@@ -21,9 +21,9 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 import torch
 
+from dataplane_client.answers.descriptions import FieldDescription
 from dataplane_client.cli._output import fail
 from dataplane_client.cli._values import PAGE_ROWS, Row, json_text
-from dataplane_client.descriptions import FieldDescription
 from dataplane_client.dtypes import torch_dtype
 
 _MEMBER = b"dataplane"

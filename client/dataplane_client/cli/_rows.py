@@ -7,12 +7,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Sequence
 
-from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import fail, print_json, print_text
-from dataplane_client.cli._server import server_or_exit
-from dataplane_client.cli._table import Table
-from dataplane_client.cli._text import age_text, tags_text
-from dataplane_client.descriptions import (
+from dataplane_client.answers.descriptions import (
     DeadLetter,
     SampleDescription,
     SampleEvent,
@@ -20,6 +15,11 @@ from dataplane_client.descriptions import (
     dead_letter,
     sample_description,
 )
+from dataplane_client.cli._options import Format
+from dataplane_client.cli._output import fail, print_json, print_text
+from dataplane_client.cli._server import server_or_exit
+from dataplane_client.cli._table import Table
+from dataplane_client.cli._text import age_text, tags_text
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 

@@ -15,7 +15,7 @@ import grpc
 import typer
 from google.protobuf.message import Message
 
-from dataplane_client._channel import Connection
+from dataplane_client._connect.channel import Connection
 from dataplane_client.cli._output import fail
 from dataplane_client.errors import DataPlaneError, UnavailableError
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -47,7 +47,7 @@ class Server:
         try:
             return getattr(self._connection.stub, verb)(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
-            from dataplane_client._error_table import translated  # only a command that fails needs it
+            from dataplane_client._connect.error_table import translated  # only a command that fails needs it
 
             failed = translated(error, verb, self.address)
             if isinstance(failed, UnavailableError) and not failed.reason:

@@ -11,10 +11,10 @@ from typing import NoReturn
 
 import typer
 
+from dataplane_client.answers.descriptions import server_status, snapshot_description
 from dataplane_client.cli._output import fail, print_text
 from dataplane_client.cli._server import Server, server_or_exit
 from dataplane_client.cli._text import plural, size_text
-from dataplane_client.descriptions import server_status, snapshot_description
 from dataplane_client.errors import UnavailableError
 from rl_dataplane.v1 import data_plane_pb2 as pb
 

@@ -19,11 +19,11 @@ from typing import IO, Any
 import torch
 
 from dataplane_client._sync.client import DataPlaneClient
+from dataplane_client.answers.descriptions import FieldDescription, PartitionDescription
 from dataplane_client.cli._options import FileFormat, Format
 from dataplane_client.cli._output import fail, print_json, print_text
 from dataplane_client.cli._text import plural, tags_text
 from dataplane_client.client import connect
-from dataplane_client.descriptions import FieldDescription, PartitionDescription
 from dataplane_client.dtypes import dtype_name, torch_dtype
 from dataplane_client.errors import DataPlaneError
 from dataplane_client.meta import KVBatchMeta, Tag

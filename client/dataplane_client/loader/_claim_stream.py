@@ -27,9 +27,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
+from dataplane_client.answers.descriptions import PartitionDescription
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.client import Claim, DataPlaneClient
-from dataplane_client.descriptions import PartitionDescription
 from dataplane_client.errors import ClaimTimeoutError, DataPlaneError, EndOfDataError
 from dataplane_client.loader._settings import LoaderSettings
 

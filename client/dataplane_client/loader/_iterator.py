@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 
-from dataplane_client._tracebacks import short_tracebacks
+from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import ClaimTimeoutError, ClosedError, DataPlaneError, PreconditionError
 from dataplane_client.loader._batch import LoadedBatch

@@ -10,7 +10,7 @@ from collections import deque
 
 import torch
 
-from dataplane_client._reasons import reason_of
+from dataplane_client._common.reasons import reason_of
 from dataplane_client.client import Claim, DataPlaneClient
 from dataplane_client.errors import ClosedError
 from dataplane_client.loader._batch import LoadedBatch

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dataplane_client._log import log_event
+from dataplane_client._common.log import log_event
 from dataplane_client.observe import _messages
 
 if TYPE_CHECKING:
-    from dataplane_client._placement import PlacedColumn
-    from dataplane_client.columns_layout import WireColumn
+    from dataplane_client._memory.placement import PlacedColumn
+    from dataplane_client._values.columns_layout import WireColumn
     from dataplane_client.errors import DataPlaneError
 from dataplane_client.options import TransportName
 

@@ -73,6 +73,6 @@ class CallCounters(Observer):
 
 
 def _live_sessions() -> float:
-    from dataplane_client._session import live_sessions
+    from dataplane_client._connect.session import live_sessions
 
     return live_sessions()

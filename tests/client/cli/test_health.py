@@ -9,8 +9,8 @@ from dataclasses import fields, replace
 
 import pytest
 
+from dataplane_client.answers.descriptions import MemoryHolder, NodeDescription, ServerStatus
 from dataplane_client.cli._health import health_of
-from dataplane_client.descriptions import MemoryHolder, NodeDescription, ServerStatus
 
 QUIET = ServerStatus(
     version="1",

@@ -7,15 +7,15 @@ import sys
 
 import pytest
 
-from dataplane_client.row_kernels import default_threads, kernel_name
+from dataplane_client._values.row_kernels import default_threads, kernel_name
 
 # Both stories are told by processes of their own: a fork wants one without threads, a limit one without cached stacks.
 COPY = """
 import os, resource
 import numpy as np
-from dataplane_client.row_kernels import RowCopy, copy_rows
-from dataplane_client.row_kernels._copies import check_copies
-from dataplane_client.row_kernels._native import copy_rows_in_c
+from dataplane_client._values.row_kernels import RowCopy, copy_rows
+from dataplane_client._values.row_kernels._copies import check_copies
+from dataplane_client._values.row_kernels._native import copy_rows_in_c
 
 source = np.random.default_rng(1).integers(0, 256, 1 << 24, np.uint8)
 zero = np.zeros(1, np.int64)

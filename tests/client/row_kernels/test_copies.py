@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane_client._arrays import Int64Array
-from dataplane_client.row_kernels import RowCopy, copy_rows, kernel_name
-from dataplane_client.row_kernels._copies import PATTERN_SIZES, CheckedCopies, check_copies
-from dataplane_client.row_kernels._native import copy_rows_in_c
-from dataplane_client.row_kernels._plain import copy_rows_in_numpy
+from dataplane_client._common.arrays import Int64Array
+from dataplane_client._values.row_kernels import RowCopy, copy_rows, kernel_name
+from dataplane_client._values.row_kernels._copies import PATTERN_SIZES, CheckedCopies, check_copies
+from dataplane_client._values.row_kernels._native import copy_rows_in_c
+from dataplane_client._values.row_kernels._plain import copy_rows_in_numpy
 
 UNTOUCHED = 0xEE
 HUGE_ROW = 3_000_001

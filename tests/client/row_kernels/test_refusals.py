@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dataplane_client.row_kernels import RowCopy, copy_rows
+from dataplane_client._values.row_kernels import RowCopy, copy_rows
 
 HIGHEST = 2**63 - 1
 GOOD = RowCopy(

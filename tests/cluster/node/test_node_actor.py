@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.three_nodes import ThreeNodes, on_node, ray
 from xxhash import xxh3_128_digest
 
-from dataplane_client._shared_arena import SharedArena
+from dataplane_client._memory.shared_arena import SharedArena
 from dataplane_server.cluster.byte_lines import ByteLines
 from dataplane_server.cluster.messages import Beat, BeatAnswer, BytePlace, Registered, Registration
 from dataplane_server.cluster.node_actor import NodeActor, NodeOptions

@@ -13,7 +13,7 @@ import torch
 from tests.cluster.node.conftest import MIB, eventually
 
 from dataplane_client import aio
-from dataplane_client._locator import NodePlace
+from dataplane_client._connect.locator import NodePlace
 from dataplane_client.meta import KVBatchMeta
 from dataplane_server.cluster.byte_lines import ByteLines
 from dataplane_server.cluster.byte_port import BytePort

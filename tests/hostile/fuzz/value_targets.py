@@ -14,13 +14,13 @@ from tests.core.row_filters import fits
 from tests.hostile.fuzz.inputs import pieces
 from tests.hostile.fuzz.world import TAGS, World, loop
 
-from dataplane_client._column_messages import column_layouts
-from dataplane_client._object_leaves import unpack_objects
-from dataplane_client._object_values import ObjectPacker
-from dataplane_client.columns_layout import WireColumn
+from dataplane_client._values.column_messages import column_layouts
+from dataplane_client._values.columns_layout import WireColumn
+from dataplane_client._values.object_leaves import unpack_objects
+from dataplane_client._values.object_values import ObjectPacker
+from dataplane_client._values.wire_columns import decode_columns
 from dataplane_client.errors import InternalError, InvalidArgumentError
 from dataplane_client.filters import filter_message, filter_text
-from dataplane_client.wire_columns import decode_columns
 from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.plane import DataPlane

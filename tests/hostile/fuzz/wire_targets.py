@@ -19,8 +19,8 @@ from google.rpc import error_details_pb2, status_pb2
 from tests.hostile.fuzz.inputs import pieces
 from tests.hostile.fuzz.world import LIMITS, SERVICE, World, calls, loop
 
-from dataplane_client._requests import put_request
-from dataplane_client.descriptions import FieldDescription
+from dataplane_client._requests.requests import put_request
+from dataplane_client.answers.descriptions import FieldDescription
 from dataplane_http.app import json_of
 from dataplane_http.columns import columns_of
 from dataplane_http.models import Put

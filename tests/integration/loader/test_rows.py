@@ -17,7 +17,7 @@ from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import ClaimTimeoutError, NotFoundError, PreconditionError
 from dataplane_client.loader import ClaimLoader, LoadedBatch
 from dataplane_client.meta import Tag
-from dataplane_client.policies import TaskPolicy
+from dataplane_client.policies.tasks import TaskPolicy
 
 Loader = Callable[..., ClaimLoader]
 Rows = Callable[[int], None]

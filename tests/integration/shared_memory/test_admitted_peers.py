@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 from tests.as_user import User, user
 
-from dataplane_client._shared_arena import SharedArena
+from dataplane_client._memory.shared_arena import SharedArena
 from dataplane_server.access.peers import AllowedPeers
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.plane import DataPlane

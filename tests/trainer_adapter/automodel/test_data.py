@@ -15,7 +15,7 @@ import torch
 from tests.trainer_adapter.planning import dynamic_args, packing_args
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from dataplane_client.packed_tensor import PackedTensor
+from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 from trainer_adapter.automodel import data
 from trainer_adapter.automodel.data import (
     ProcessedInputs,

@@ -11,8 +11,8 @@ import pytest
 import torch
 from tests.trainer_adapter.data_plane.exchanged_values import equal, mapping_of, value_of
 
+from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 from dataplane_client.dtypes import WIRE_DTYPES
-from dataplane_client.packed_tensor import PackedTensor
 from trainer_adapter._collective_message import CollectiveMessage, allocate_buffers, pack_message, unpack_message
 
 CPU = torch.device("cpu")

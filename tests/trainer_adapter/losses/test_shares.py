@@ -22,7 +22,7 @@ from tests.trainer_adapter.losses.microbatches import (
 from torch import Tensor
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from dataplane_client.packed_tensor import PackedTensor
+from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 from trainer_adapter.losses import (
     ClippedPolicyGradientLoss,
     ClippedPolicyGradientOptions,

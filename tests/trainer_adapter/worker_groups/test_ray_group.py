@@ -11,8 +11,8 @@ import torch
 from tests.trainer_adapter.worker_groups.gloo_worker import GlooWorker
 
 from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 from dataplane_client.meta import KVBatchMeta
-from dataplane_client.packed_tensor import PackedTensor
 from trainer_adapter.worker_groups import RayGroupOptions, RayWorkerGroup, WorkerFailed
 from trainer_adapter.worker_groups._ray_waiting import wait_for_results
 

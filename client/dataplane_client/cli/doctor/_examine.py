@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dataplane_client.answers.descriptions import ServerStatus, server_status
 from dataplane_client.cli._health import health_of
 from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import print_json
@@ -17,7 +18,6 @@ from dataplane_client.cli.doctor._host import (
 )
 from dataplane_client.cli.doctor._report import Check, print_report
 from dataplane_client.cli.doctor._server import check_response, check_shared_memory, check_sockets, check_versions
-from dataplane_client.descriptions import ServerStatus, server_status
 
 
 def examine(address: str, output: Format, timeout_s: float) -> int:

@@ -7,10 +7,10 @@ import resource
 from importlib.util import find_spec
 from pathlib import Path
 
+from dataplane_client._values.row_kernels import kernel_name
+from dataplane_client.answers.descriptions import ServerStatus
 from dataplane_client.cli._text import size_text
 from dataplane_client.cli.doctor._report import Check
-from dataplane_client.descriptions import ServerStatus
-from dataplane_client.row_kernels import kernel_name
 from rl_dataplane.group_memory import GroupMemory, read_group_memory
 
 _ENOUGH_DESCRIPTORS = 1024

@@ -13,9 +13,9 @@ from pathlib import Path
 import google.protobuf
 import grpc
 
-from dataplane_client._channel import checked_target
-from dataplane_client._shared_arena import NO_SOCKET, SharedArena, local_addresses
-from dataplane_client._socket_rights import RIGHTS_ADVICE, may_connect, owner_text, process_text
+from dataplane_client._connect.channel import checked_target
+from dataplane_client._connect.socket_rights import RIGHTS_ADVICE, may_connect, owner_text, process_text
+from dataplane_client._memory.shared_arena import NO_SOCKET, SharedArena, local_addresses
 from dataplane_client.cli._server import Server
 from dataplane_client.cli._text import plural, size_text
 from dataplane_client.cli.doctor._report import Check, Outcome

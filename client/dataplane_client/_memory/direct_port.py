@@ -1,0 +1,73 @@
+"""A server's direct port: where it is, and the bytes of values that pass there between frames."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from google.rpc import status_pb2
+
+from dataplane_client._memory.placement import ReadBuffers
+from dataplane_client._values.columns_layout import WireColumn
+from rl_dataplane.byte_streams import prepare_line, receive_pieces, send_pieces
+from rl_dataplane.v1 import data_plane_pb2 as plane_pb
+from rl_dataplane.v1 import local_pb2 as pb
+
+INLINE_BYTES = 64 << 10
+"""Values of up to this many bytes travel in the message."""
+_CHUNK_BYTES = 1 << 20
+
+
+class RefusedError(ConnectionError):
+    """The port is that of another run of the server than the one that answered over gRPC."""
+
+
+@dataclass(frozen=True)
+class DirectAddress:
+    """Where a port is. nonce: as the server told it over gRPC."""
+
+    host: str
+    port: int
+    nonce: bytes
+
+    @classmethod
+    def beside(cls, target: str, port: plane_pb.DirectPort) -> DirectAddress:
+        """That of a server whose gRPC address is `host:port`."""
+        return cls(target.rpartition(":")[0].strip("[]"), port.port, port.nonce)
+
+    def begun(self, outcome: int, body: bytes) -> pb.DirectResponse:
+        """The response of DIRECT. RefusedError if the server does not serve this client."""
+        if outcome == pb.LOCAL_OUTCOME_ERROR:
+            raise RefusedError(status_pb2.Status.FromString(body).message)
+        return pb.DirectResponse.FromString(body)
+
+
+def opened(address: tuple[str, int], timeout_s: float, within_s: int = 35) -> socket.socket:
+    """A connection to a host and port, which notices within some seconds that the host is gone. Blocks; raises
+    OSError.
+    """
+    line = socket.create_connection(address, max(timeout_s, 1e-3))
+    prepare_line(line, within_s)
+    return line
+
+
+def send_values(columns: Sequence[WireColumn], line: socket.socket, until: float) -> None:
+    """Send the values of all columns. Blocks; raises OSError."""
+    send_pieces(line, (piece for column in columns for piece in column.pieces()), until)
+
+
+def receive_values(rest: bytes, buffers: ReadBuffers, line: socket.socket, until: float) -> None:
+    """Fill the buffers of a read. rest: the first bytes, which have come already. Blocks; raises OSError, EOFError, and
+    ValueError if more came than the read has.
+    """
+    stream, size_bytes = buffers.stream(), buffers.size_bytes
+    chunk = np.empty(max(min(size_bytes, _CHUNK_BYTES), len(rest)), np.uint8).data
+    chunk[: len(rest)], filled = rest, len(rest)
+    for position in range(0, size_bytes, len(chunk)):
+        part = chunk[: min(len(chunk), size_bytes - position)]
+        receive_pieces(line, [part[filled:]], until)
+        stream.add(position, part)
+        filled = 0
+    stream.finish()

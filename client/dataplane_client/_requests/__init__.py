@@ -1,0 +1,1 @@
+"""Requests: messages of verbs, made of checked arguments and encoded columns."""

@@ -1,0 +1,53 @@
+"""Columns that do not say alone what they are: empty lists, and columns of another kind than their field.
+
+Nothing but empty lists are objects where the field holds objects, and rows without entries where it holds numbers. Only
+the server knows which, so a put of such a column asks it first; that costs one more call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from dataplane_client._values.columns_layout import WireColumn
+from dataplane_client._values.object_leaves import unpack_objects
+from dataplane_client._values.plain_columns import AS_OBJECTS, ragged_later
+from dataplane_client._values.wire_columns import name_of_row
+from dataplane_client.errors import DataPlaneError, InvalidArgumentError
+from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1.element_numbers import DTYPES_BY_NUMBER
+
+
+def as_field_holds(column: WireColumn, fields: Mapping[str, pb.FieldDescription], where: str) -> WireColumn:
+    """The column; empty lists for a field of numbers as rows without entries. Raises InvalidArgumentError for empty
+    lists in a field that nothing was put into yet.
+    """
+    field = fields.get(column.name)
+    if not column.of_empty_lists or field is None or field.kind == pb.FIELD_KIND_OBJECT:
+        return column  # the server refuses an undeclared field
+    if field.kind == pb.FIELD_KIND_UNSPECIFIED:
+        raise InvalidArgumentError(
+            f"{where}, field {column.name!r}: all rows are empty lists, and the field has no element type yet; give "
+            f"empty tensors, such as torch.empty((0, 4)), or, {AS_OBJECTS}"
+        )
+    entry_shape = field.row_shape[1:] if field.kind == pb.FIELD_KIND_DENSE else field.row_shape
+    dtype, lengths = DTYPES_BY_NUMBER[field.data_type], np.zeros_like(column.lengths)
+    return WireColumn(column.name, "jagged", dtype, tuple(entry_shape), lengths, memoryview(b""))
+
+
+def raise_with_advice(error: DataPlaneError, columns: Sequence[WireColumn], sample_ids: Sequence[str]) -> None:
+    """Raise the refusal of a column with what to give, if only one of the column and its field holds objects."""
+    column = next((column for column in columns if column.name == error.details.get("field")), None)
+    if error.reason != "FIELD_MISMATCH" or column is None:
+        return
+    advice = AS_OBJECTS if "the field holds object" in error.message else ""  # the details do not name the kind
+    if column.kind == "object":
+        rows = unpack_objects(column.name, np.asarray(column.lengths), column.values)
+        arrays = [row for row in rows if isinstance(row, (torch.Tensor, np.ndarray))]
+        if arrays and len(arrays) == len(rows):
+            advice = ragged_later(arrays, partial(name_of_row, sample_ids)) or "to store numbers, put a list of them"
+    if advice:
+        raise InvalidArgumentError(f"{error.message} ({advice})", reason=error.reason, details=error.details) from None

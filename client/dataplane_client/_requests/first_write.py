@@ -1,0 +1,76 @@
+"""Prepares the first put of a rollout batch: which fields are per-token, to which width readers pad, the receipt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from dataplane_client._values.plain_columns import plain_column
+from dataplane_client.codec import with_padded_rows
+from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
+from dataplane_client.meta import KVBatchMeta
+
+PAD_TARGET_KEY = "global_forward_pad_seqlen"
+"""Key of a meta's extra_info: the width in tokens to which every rank pads, so that all see tensors of one shape."""
+
+
+class FirstWrite:
+    """A checked batch in wire layout. Raises the ValueErrors and TypeErrors of kv_first_write."""
+
+    def __init__(
+        self,
+        batch: Mapping[str, object],
+        sample_ids: Sequence[str],
+        tags: Sequence[Mapping[str, object]] | None,
+        pad_to_multiple: int,
+    ) -> None:
+        if not isinstance(batch, Mapping):
+            raise UnsupportedTypeError(f"kv_first_write: the batch must be a mapping, got {type(batch).__name__}")
+        columns = _columns(batch)
+        lengths = _checked_lengths(columns)
+        rows = lengths.shape[0]
+        for what, count in (("sample_ids", len(sample_ids)), ("tags", rows if tags is None else len(tags))):
+            if count != rows:
+                raise InvalidArgumentError(f"kv_first_write: {count} {what} must match batch size {rows}")
+        if pad_to_multiple < 1:
+            raise InvalidArgumentError(f"kv_first_write: pad_to_multiple must be at least 1, got {pad_to_multiple}")
+        self.sample_ids = list(sample_ids)
+        self.lengths: list[int] = lengths.tolist()
+        longest = max(self.lengths, default=0)
+        self.pad_target = -(-longest // pad_to_multiple) * pad_to_multiple
+        per_token = {name for name, value in columns.items() if _width(value, rows) in {longest, self.pad_target}}
+        self.fields = with_padded_rows(columns, lengths, per_token)
+
+    def receipt(self, meta: KVBatchMeta, task_name: str, extra_info: Mapping[str, object]) -> KVBatchMeta:
+        """The meta of the put, for a task."""
+        return replace(meta, task_name=task_name, extra_info={**extra_info, PAD_TARGET_KEY: self.pad_target})
+
+
+def _columns(batch: Mapping[str, object]) -> dict[str, object]:
+    try:
+        return {name: plain_column(name, value) for name, value in batch.items()}
+    except TypeError as error:
+        raise UnsupportedTypeError(f"kv_first_write: {error}") from None
+    except ValueError as error:
+        raise InvalidArgumentError(f"kv_first_write: {error}") from None
+
+
+def _checked_lengths(columns: Mapping[str, object]) -> torch.Tensor:
+    for name in ("sample_mask", "input_lengths"):
+        if not isinstance(columns.get(name), torch.Tensor):
+            raise InvalidArgumentError(f"kv_first_write: the batch must hold the tensor {name!r}")
+    lengths = columns["input_lengths"]
+    if not isinstance(lengths, torch.Tensor) or lengths.dim() != 1:
+        raise InvalidArgumentError("kv_first_write: input_lengths must have shape (N,)")
+    if lengths.dtype is torch.bool or lengths.is_floating_point() or lengths.is_complex():
+        raise UnsupportedTypeError(f"kv_first_write: input_lengths must be integers, got {lengths.dtype}")
+    return lengths.detach().to("cpu", torch.int64)
+
+
+def _width(value: object, rows: int) -> int:
+    """Size of dim 1 of a tensor with one row for each sample, -1 for anything else."""
+    if not isinstance(value, torch.Tensor) or value.is_nested or value.dim() < 2 or value.shape[0] != rows:
+        return -1
+    return int(value.shape[1])

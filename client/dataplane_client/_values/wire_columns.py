@@ -1,0 +1,265 @@
+"""Conversion between TensorDicts and wire columns.
+
+Encoding a contiguous CPU tensor copies nothing: the column's bytes are the tensor's memory, which the column keeps
+alive. Do not write to the tensor until the column is sent. Decoding copies nothing either if the buffer is writable and
+aligned to the element size: the tensors then share the buffer. Objects are always copied.
+
+Decoded jagged fields with equal row lengths share one offsets tensor, so that they can be combined element by element.
+Columns to decode come from another process: decode_columns checks every size before it reads the bytes, and raises
+only ValueError.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from dataplane_client._common.arrays import ByteArray, EmptyRows, Int64Array
+from dataplane_client._values.columns_layout import ColumnLayout, WireColumn
+from dataplane_client._values.jagged import PaddedRows, RowSplit, build_jagged, read_jagged, split_rows
+from dataplane_client._values.object_leaves import (
+    RowName,
+    count_rows,
+    object_leaf,
+    object_rows,
+    pack_objects,
+    row_number,
+    unpack_objects,
+)
+from dataplane_client._values.plain_columns import plain_column
+from dataplane_client._values.rows import bits
+from dataplane_client.dtypes import dtype_name, torch_dtype
+from dataplane_client.errors import InvalidArgumentError
+
+_CPU: Final = torch.device("cpu")
+_MAX_NBYTES: Final = 2**63 - 1
+
+
+def encode_columns(
+    td: TensorDictBase | Mapping[str, object], n_samples: int | None = None, sample_ids: Sequence[str] | None = None
+) -> list[WireColumn]:
+    """One column per field, in the order of the fields. The number of rows is the batch size, for a plain mapping the
+    leading dim of the first field that has one.
+
+    Dense and jagged leaves are tensors (jagged: ragged in dim 1). Object leaves are a NonTensorStack, a NonTensorData
+    (an object array of the rows, or one payload for every row) or an object ndarray. `_values.plain_columns` says what lists
+    and other arrays are. Tensors on other devices are copied to the CPU. n_samples: the rows that the call names, if it
+    names any; sample_ids: their names, for errors.
+
+    Raises TypeError for an unsupported leaf, dtype or value type, and ValueError for a field with another number of
+    rows, naming the field; InvalidArgumentError (ROW_COUNT_MISMATCH) when a field does not have n_samples rows.
+    """
+    if isinstance(td, TensorDictBase):
+        _check_batch(td, n_samples)
+    row_name = row_number if sample_ids is None else partial(name_of_row, sample_ids)
+    leaves = {name: _leaf(name, value, row_name) for name, value in td.items()}
+    n_rows = _count_rows(td, leaves) if n_samples is None else n_samples
+    for name, leaf in leaves.items():
+        _check_rows(name, leaf, n_rows, n_samples is not None)
+    return [_encode(name, leaf, n_rows, row_name) for name, leaf in leaves.items()]
+
+
+def name_of_row(sample_ids: Sequence[str], row: int) -> str:
+    return f"row {row} (sample {sample_ids[row]!r})" if row < len(sample_ids) else row_number(row)
+
+
+def _leaf(name: str, value: object, row_name: RowName) -> object:
+    """A tensor, an object leaf, or PaddedRows: a list is a jagged column even if all of its rows have one length."""
+    if isinstance(value, (torch.Tensor, PaddedRows)):
+        return value
+    leaf = plain_column(name, value, row_name)
+    if not isinstance(leaf, torch.Tensor) or leaf.is_nested or leaf.dim() < 2:
+        return leaf
+    if isinstance(value, np.ndarray):
+        return leaf
+    return PaddedRows(leaf, np.full(leaf.shape[0], leaf.shape[1], np.int64))
+
+
+def _check_batch(td: TensorDictBase, n_samples: int | None) -> None:
+    if td.batch_dims == 0:
+        raise ValueError("a TensorDict must have a batch dim, its rows; this one has none")
+    if n_samples is not None and td.batch_size[0] != n_samples:
+        raise _row_count_mismatch(f"the fields have {_counted(td.batch_size[0], 'row')}", n_samples)
+
+
+def _count_rows(td: TensorDictBase | Mapping[str, object], leaves: Mapping[str, object]) -> int:
+    if isinstance(td, TensorDictBase):
+        return int(td.batch_size[0])
+    counts = (_rows_of(leaf) for leaf in leaves.values())
+    rows = next((count for count in counts if count is not None), None)
+    if rows is None and leaves:
+        raise ValueError(f"none of the fields {list(leaves)} has rows")
+    return rows or 0
+
+
+def _rows_of(leaf: object) -> int | None:
+    return len(leaf) if isinstance(leaf, PaddedRows) else count_rows(leaf)
+
+
+def _check_rows(name: str, leaf: object, n_rows: int, are_named: bool) -> None:
+    """are_named: whether n_rows is the number of samples that the call names."""
+    found = _rows_of(leaf)
+    if isinstance(leaf, torch.Tensor) and found is None:
+        raise ValueError(
+            f"field {name!r}: a 0-d tensor, but the batch has {_counted(n_rows, 'row')}; give a tensor of shape "
+            f"({n_rows},), one value for each row"
+        )
+    if found is None or found == n_rows:
+        return
+    if not are_named:
+        raise ValueError(f"field {name!r}: {_counted(found, 'row')}, but the batch has {n_rows} rows")
+    hint = ""
+    if n_rows == 1 and isinstance(leaf, torch.Tensor) and leaf.dim() == 1:
+        hint = (
+            f"; if they are the tokens of that sample, give a list with one tensor, or shape (1, {found}) and "
+            f"sequence_lengths=[{found}]"
+        )
+    raise _row_count_mismatch(f"field {name!r} has {_counted(found, 'row')}", n_rows, hint)
+
+
+def _row_count_mismatch(found: str, n_samples: int, hint: str = "") -> InvalidArgumentError:
+    message = f"{found}, but the call names {_counted(n_samples, 'sample')}{hint}"
+    return InvalidArgumentError(message, reason="ROW_COUNT_MISMATCH")
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _encode(name: str, leaf: object, n_rows: int, row_name: RowName) -> WireColumn:
+    if isinstance(leaf, torch.Tensor):
+        return _encode_tensor(name, leaf)
+    if isinstance(leaf, PaddedRows):
+        return _encode_padded(name, leaf)
+    rows = object_rows(name, leaf, n_rows)
+    lengths, packed = pack_objects(name, rows, row_name)
+    of_empty_lists = isinstance(rows, EmptyRows)
+    return WireColumn(name, "object", "", (), lengths, memoryview(packed), of_empty_lists=of_empty_lists)
+
+
+def _encode_tensor(name: str, tensor: torch.Tensor) -> WireColumn:
+    dtype = dtype_name(tensor.dtype, name)
+    if tensor.is_nested:
+        jagged = read_jagged(tensor, name)
+        values = jagged.packed()
+        return WireColumn(name, "jagged", dtype, tuple(values.shape[1:]), jagged.lengths, _bytes_of(name, values))
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        raise TypeError(f"field {name!r}: unsupported {tensor.layout} tensor on {tensor.device}; make it dense first")
+    return WireColumn(name, "dense", dtype, tuple(tensor.shape[1:]), None, _bytes_of(name, tensor))
+
+
+def _encode_padded(name: str, leaf: PaddedRows) -> WireColumn:
+    padded = leaf.padded
+    row_bytes = math.prod(padded.shape[1:]) * padded.dtype.itemsize
+    starts = np.arange(len(leaf), dtype=np.int64) * row_bytes
+    dtype, row_shape = dtype_name(padded.dtype, name), tuple(padded.shape[2:])
+    return WireColumn(name, "jagged", dtype, row_shape, leaf.lengths, _bytes_of(name, padded), starts)
+
+
+def _bytes_of(name: str, tensor: torch.Tensor) -> memoryview:
+    flat: ByteArray = _on_host(bits(tensor).contiguous()).numpy().reshape(-1).view(np.uint8)
+    if tensor.dtype is torch.bool:
+        _check_bools(name, flat)
+    return flat.data.toreadonly()
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on the CPU, complete. From CUDA it goes through pinned memory, at the bus's speed."""
+    if tensor.device.type != "cuda":
+        return tensor.cpu()
+    staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    staged.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(tensor.device).synchronize()
+    return staged
+
+
+def _check_bools(name: str, flat: ByteArray) -> None:
+    if flat.max(initial=0) > 1:
+        raise ValueError(f"field {name!r}: a byte of a bool must be 0 or 1")
+
+
+def decode_columns(columns: Sequence[WireColumn], n_rows: int) -> TensorDict:
+    """A CPU TensorDict of batch size ``[n_rows]`` with one leaf per column: tensors, torch.jagged nested tensors, and
+    NonTensorStacks for object columns (without rows: an empty NonTensorData). Slicing the TensorDict keeps every field
+    row-aligned; tensordict slices jagged fields from 0.15.3 on.
+
+    The tensors share the columns' buffers where these are writable and aligned, and keep them alive. Raises ValueError,
+    naming the field, for a column that contradicts itself or n_rows.
+    """
+    leaves = {
+        name: leaf if isinstance(leaf, torch.Tensor) else object_leaf(leaf)
+        for name, leaf in decode_leaves(columns, n_rows).items()
+    }
+    return TensorDict(leaves, batch_size=[n_rows])
+
+
+def decode_leaves(columns: Sequence[WireColumn], n_rows: int) -> dict[str, torch.Tensor | list[object]]:
+    """As decode_columns, but a plain dictionary; the values of object columns are lists."""
+    if n_rows < 0:
+        raise ValueError(f"n_rows must not be negative, got {n_rows}")
+    splits: dict[bytes, RowSplit] = {}
+    leaves: dict[str, torch.Tensor | list[object]] = {}
+    for column in columns:
+        if column.name in leaves:
+            raise ValueError(f"duplicate field {column.name!r}")
+        leaves[column.name] = _decode(column, n_rows, splits)
+    return leaves
+
+
+def _decode(column: WireColumn, n_rows: int, splits: dict[bytes, RowSplit]) -> torch.Tensor | list[object]:
+    data = np.frombuffer(column.values, np.uint8)
+    if column.kind == "object":
+        lengths = _checked_lengths(column, n_rows)
+        _check_nbytes(column, data, sum(lengths.tolist()), 1)
+        return unpack_objects(column.name, lengths, column.values)
+    if column.kind == "dense":
+        return tensor_on(column, data, (n_rows, *column.row_shape))
+    if column.kind != "jagged":
+        raise ValueError(f"field {column.name!r}: unknown kind {column.kind!r}")
+    lengths = _checked_lengths(column, n_rows)
+    values = tensor_on(column, data, (sum(lengths.tolist()), *column.row_shape))
+    split = splits.setdefault(lengths.tobytes(), split_rows(lengths, _CPU))
+    return build_jagged(values, split)
+
+
+def _checked_lengths(column: WireColumn, n_rows: int) -> Int64Array:
+    if column.lengths is None or column.lengths.shape != (n_rows,):
+        found = "no lengths" if column.lengths is None else f"lengths of shape {column.lengths.shape}"
+        raise ValueError(f"field {column.name!r}: {found}, but there are {n_rows} rows")
+    lengths = np.ascontiguousarray(column.lengths, np.int64)
+    if (lengths < 0).any():
+        row = int(np.argmax(lengths < 0))
+        raise ValueError(f"field {column.name!r}, row {row}: negative length {lengths[row]}")
+    return lengths
+
+
+def tensor_on(layout: ColumnLayout, data: ByteArray, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of the layout's dtype on data, or on a copy if torch cannot use that memory.
+
+    Raises ValueError, naming the field, when data does not have exactly the bytes of the shape.
+    """
+    dtype = torch_dtype(layout.dtype, layout.name)
+    if any(size < 0 for size in shape):
+        raise ValueError(f"field {layout.name!r}: negative size in row shape {layout.row_shape}")
+    _check_nbytes(layout, data, shape[0], math.prod(shape[1:]) * dtype.itemsize)
+    if math.prod(max(size, 1) for size in shape) * dtype.itemsize > _MAX_NBYTES:
+        raise ValueError(f"field {layout.name!r}: row shape {layout.row_shape} is too large")
+    if dtype is torch.bool:
+        _check_bools(layout.name, data)
+    if not data.flags.writeable or data.ctypes.data % dtype.itemsize:
+        data = data.copy()
+    flat = torch.from_numpy(data) if len(data) else torch.empty(0, dtype=torch.uint8)  # an empty array has no stride
+    return flat.view(dtype).reshape(shape)
+
+
+def _check_nbytes(layout: ColumnLayout, data: ByteArray, n_entries: int, entry_bytes: int) -> None:
+    if n_entries * entry_bytes != len(data):
+        raise ValueError(
+            f"field {layout.name!r}: {n_entries} entries of {entry_bytes} bytes, but {len(data)} bytes of values"
+        )

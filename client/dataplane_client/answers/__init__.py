@@ -1,0 +1,1 @@
+"""What the server answers, as records: descriptions, listings, grants, and counts of the last minute."""

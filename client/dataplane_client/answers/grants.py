@@ -1,0 +1,108 @@
+"""What a claim grants, and what a draw finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgpack
+import numpy as np
+
+from dataplane_client._values.column_messages import generations_of, int64s
+from dataplane_client.meta import KVBatchMeta
+from rl_dataplane.v1 import data_plane_pb2 as pb
+
+
+@dataclass(frozen=True)
+class ClaimedGroup:
+    """Rows of one prompt within a claim. The groups of a claim are in the order of its meta; this one has `rows` rows.
+
+    group_id: empty for a row outside any group. start_weight_version, end_weight_version: of the weights with which
+    generation began and ended, or None if the producer did not give them.
+    """
+
+    group_id: str
+    rows: int
+    start_weight_version: int | None = None
+    end_weight_version: int | None = None
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Claimed rows. deliveries: how often each was delivered to the task, this time included. staleness: in versions,
+    -1 if unknown. committed: of a shard, whether it was committed before.
+    """
+
+    claim_id: str
+    meta: KVBatchMeta
+    deliveries: list[int]
+    groups: tuple[ClaimedGroup, ...] = ()
+    staleness: list[int] = field(default_factory=list)
+    committed: bool = False
+
+
+@dataclass(frozen=True)
+class SampledRows:
+    """Rows that `draw_samples` drew, in the order in which they were drawn. No claim holds them: read them with
+    `get_data` or `read_columns`, which tell if one was cleared since.
+
+    draws: how often each row has been drawn, this time included. probabilities: how probable it was that each row is
+    the first to be drawn, for importance weights; 1 for "fifo" and "lifo". staleness: how many versions each row was
+    behind the partition's weight version, -1 if unknown.
+    """
+
+    meta: KVBatchMeta
+    draws: list[int]
+    probabilities: list[float]
+    staleness: list[int]
+
+
+def decode_drawn(response: pb.DrawSamplesResponse, request: pb.DrawSamplesRequest) -> SampledRows:
+    return SampledRows(
+        _meta(response, request.partition_id, request.task or None, request.required_fields, {}),
+        int64s(response.draws).tolist(),
+        np.frombuffer(response.probabilities, "<f8").tolist(),
+        int64s(response.staleness).tolist(),
+    )
+
+
+def decode_grant(
+    response: pb.ClaimSamplesResponse,
+    partition_id: str,
+    task_name: str,
+    fields: Sequence[str],
+    extra_info: dict[str, object],
+) -> Grant:
+    meta = _meta(response, partition_id, task_name, fields, extra_info)
+    groups = tuple(_group(message) for message in response.groups)
+    of_rows = (int64s(response.deliveries).tolist(), groups, int64s(response.staleness).tolist())
+    return Grant(response.claim_id, meta, *of_rows, response.committed)
+
+
+def _meta(
+    response: pb.ClaimSamplesResponse | pb.DrawSamplesResponse,
+    partition_id: str,
+    task_name: str | None,
+    fields: Sequence[str],
+    extra_info: dict[str, object],
+) -> KVBatchMeta:
+    lengths = int64s(response.sequence_lengths).tolist()
+    return KVBatchMeta(
+        partition_id=partition_id,
+        task_name=task_name,
+        sample_ids=list(response.sample_ids),
+        fields=list(fields),
+        sequence_lengths=lengths if all(length >= 0 for length in lengths) else None,
+        extra_info=extra_info,
+        tags=[msgpack.unpackb(packed) if packed else {} for packed in response.row_tags],
+        generations=generations_of(response.generations, len(response.sample_ids)),
+    )
+
+
+def _group(message: pb.ClaimedGroup) -> ClaimedGroup:
+    return ClaimedGroup(
+        group_id=message.group_id,
+        rows=message.rows,
+        start_weight_version=message.start_weight_version if message.HasField("start_weight_version") else None,
+        end_weight_version=message.end_weight_version if message.HasField("end_weight_version") else None,
+    )

@@ -1,0 +1,205 @@
+"""Lists of samples, claims and sessions, and explanations of waits.
+
+The command line imports this module, so it must load quickly: no numpy, and msgpack only when there are tags.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dataplane_client.answers.descriptions import unpacked_tags
+from dataplane_client.meta import KVBatchMeta
+from rl_dataplane.v1 import data_plane_pb2 as pb
+
+_STATES = ("untaken", "claimed", "consumed", "delayed", "dead")
+
+
+@dataclass(frozen=True)
+class SamplePage:
+    """Rows of a partition in order of arrival. meta: with their lengths (None if one is unknown), tags and generations,
+    to read or clear them. states: of each row for the task, or None if the call named no task. next_page: where the
+    next page begins, or None if there is none.
+    """
+
+    meta: KVBatchMeta
+    states: list[str] | None
+    next_page: int | None
+
+
+@dataclass(frozen=True)
+class ClaimDescription:
+    """An open claim: rows held for a task for age_s seconds. sessions, clients: ids of the sessions that hold it, and
+    the names of their clients. step, dp_rank: of a shard, else None.
+    """
+
+    claim_id: str
+    partition_id: str
+    task_name: str
+    rows: int
+    age_s: float
+    sessions: tuple[str, ...]
+    clients: tuple[str, ...]
+    step: int | None
+    dp_rank: int | None
+
+
+@dataclass(frozen=True)
+class WaitingClaim:
+    """A claim that has waited for age_s seconds. min_size, ready: rows (groups with whole_groups) wanted at least, and
+    rows ready. lacking_rows: untaken rows that lack a required field, by field. client: empty without a session.
+    """
+
+    partition_id: str
+    task_name: str
+    required_fields: tuple[str, ...]
+    min_size: int
+    ready: int
+    lacking_rows: dict[str, int]
+    age_s: float
+    client: str
+
+
+@dataclass(frozen=True)
+class ClaimList:
+    """open: who holds rows; waiting: who waits for rows. Each the oldest first, at most 10,000."""
+
+    open: list[ClaimDescription]
+    waiting: list[WaitingClaim]
+
+
+@dataclass(frozen=True)
+class WaitCause:
+    """One cause of a wait. cause: its stable code, see docs/why.md; newer servers may know more. text: the evidence.
+    next_step: what to do. numbers: those of the text, by name. field: which one rows lack, else "".
+    """
+
+    cause: str
+    text: str
+    next_step: str
+    numbers: dict[str, float]
+    field: str
+
+
+@dataclass(frozen=True)
+class ExplainedWait:
+    """Calls that wait alike, and why. waiting: "claim", "put", "commit", "group" or "draw"; "" if nothing does, for a
+    task that takes no rows and for a server that drains. client: whose call has waited for longest, for age_s seconds
+    (None: not known). calls: how many wait. wanted: rows or groups, or bytes of memory. summary: a sentence. causes: at
+    least one, the main one first.
+    """
+
+    partition_id: str
+    task_name: str
+    waiting: str
+    client: str
+    calls: int
+    age_s: float | None
+    wanted: int
+    summary: str
+    causes: list[WaitCause]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """waits: those that have lasted longest first; none if nothing waits. unexamined: how many more there are."""
+
+    waits: list[ExplainedWait]
+    unexamined: int
+
+
+@dataclass(frozen=True)
+class SessionDescription:
+    """An open session: it expires after grace_s seconds without a heartbeat; silent_s have passed since the last one.
+    claims, rows, groups: claims, rows in these claims, and reserved groups that it holds.
+    """
+
+    session_id: str
+    client: str
+    grace_s: float
+    silent_s: float
+    claims: int
+    rows: int
+    groups: int
+
+
+def sample_page(message: pb.ListSamplesResponse, partition_id: str, task_name: str | None) -> SamplePage:
+    from dataplane_client._values.column_messages import generations_of, int64s
+
+    lengths = int64s(message.sequence_lengths).tolist()
+    meta = KVBatchMeta(
+        partition_id=partition_id,
+        task_name=task_name,
+        sample_ids=list(message.sample_ids),
+        sequence_lengths=lengths if all(length >= 0 for length in lengths) else None,
+        tags=[unpacked_tags(packed) if packed else {} for packed in message.row_tags],
+        generations=generations_of(message.generations, len(message.sample_ids)),
+    )
+    states = None if task_name is None else [_STATES[number] for number in message.states]
+    return SamplePage(meta, states, message.next_page_token or None)
+
+
+def claim_list(message: pb.ListClaimsResponse) -> ClaimList:
+    return ClaimList([_claim(claim) for claim in message.claims], [_waiting(wait) for wait in message.waiting])
+
+
+def _claim(message: pb.OpenClaim) -> ClaimDescription:
+    return ClaimDescription(
+        claim_id=message.claim_id,
+        partition_id=message.partition_id,
+        task_name=message.task,
+        rows=message.rows,
+        age_s=message.age.ToNanoseconds() / 1e9,
+        sessions=tuple(message.session_ids),
+        clients=tuple(message.client_names),
+        step=message.step if message.HasField("step") else None,
+        dp_rank=message.dp_rank if message.HasField("dp_rank") else None,
+    )
+
+
+def _waiting(message: pb.WaitingClaim) -> WaitingClaim:
+    return WaitingClaim(
+        partition_id=message.partition_id,
+        task_name=message.task,
+        required_fields=tuple(message.required_fields),
+        min_size=message.min_size,
+        ready=message.ready,
+        lacking_rows=dict(sorted(message.lacking_rows.items())),
+        age_s=message.age.ToNanoseconds() / 1e9,
+        client=message.client_name,
+    )
+
+
+def explanation(message: pb.ExplainWaitsResponse) -> Explanation:
+    return Explanation([_explained(wait) for wait in message.waits], message.unexamined)
+
+
+def _explained(message: pb.ExplainedWait) -> ExplainedWait:
+    return ExplainedWait(
+        partition_id=message.partition_id,
+        task_name=message.task,
+        waiting=message.waiting,
+        client=message.client_name,
+        calls=message.calls,
+        age_s=message.age.ToNanoseconds() / 1e9 if message.HasField("age") else None,
+        wanted=message.wanted,
+        summary=message.summary,
+        causes=[
+            WaitCause(one.cause, one.text, one.next_step, dict(sorted(one.numbers.items())), one.field)
+            for one in message.causes
+        ],
+    )
+
+
+def session_list(message: pb.ListSessionsResponse) -> list[SessionDescription]:
+    return [
+        SessionDescription(
+            session_id=session.session_id,
+            client=session.client_name,
+            grace_s=session.grace.ToNanoseconds() / 1e9,
+            silent_s=session.silence.ToNanoseconds() / 1e9,
+            claims=session.claims,
+            rows=session.claimed_rows,
+            groups=session.open_groups,
+        )
+        for session in message.sessions
+    ]

@@ -1,7 +1,0 @@
-"""Copies many rows of bytes at once, on several threads; compiled if the installation found a C compiler."""
-
-from dataplane_client._arrays import ByteArray
-from dataplane_client.row_kernels._copies import RowCopy
-from dataplane_client.row_kernels._dispatch import copy_rows, default_threads, kernel_name
-
-__all__ = ["ByteArray", "RowCopy", "copy_rows", "default_threads", "kernel_name"]
