@@ -20,7 +20,7 @@ import memory
 from batches import D, Spec
 from data_plane import connect_over_grpc
 from dataplane_client.options import ClientOptions
-from dataplane_server.service.frames import SENT_CHUNK_BYTES
+from dataplane_server.service.messages.frames import SENT_CHUNK_BYTES
 from servers import ServerProcess, server_process
 from session import Goal, Session, in_ms
 from timing import Series

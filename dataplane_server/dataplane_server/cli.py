@@ -26,7 +26,7 @@ with needs_server_packages("dataplane-server"):
     from dataplane_server.durability.life import RecoveryError
     from dataplane_server.host_memory import check_memory
     from dataplane_server.observe.log import get_log, now_text, show_on_stderr
-    from dataplane_server.service.health import HealthListener
+    from dataplane_server.service.grpc.health import HealthListener
     from dataplane_server.service.lives import next_life
     from dataplane_server.service.server import Server
     from dataplane_server.version import VERSION

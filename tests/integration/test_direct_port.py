@@ -25,7 +25,7 @@ from dataplane_client.errors import DeadlineError, PreconditionError
 from dataplane_client.options import TransportChoice
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.service.direct_endpoint import DirectEndpoint
+from dataplane_server.service.local.direct_endpoint import DirectEndpoint
 from dataplane_server.testing import ServerThread
 
 MIB = 1 << 20

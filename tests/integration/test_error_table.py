@@ -40,14 +40,14 @@ from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.observe.metrics import Metrics
-from dataplane_server.service.boundary import Boundary
-from dataplane_server.service.direct_calls import DirectCalls
-from dataplane_server.service.direct_endpoint import DirectEndpoint
-from dataplane_server.service.local_calls import LocalCalls
-from dataplane_server.service.local_endpoint import LocalEndpoint
-from dataplane_server.service.local_methods import local_methods
-from dataplane_server.service.messages import Messages
-from dataplane_server.service.servicer import DataPlaneServicer
+from dataplane_server.service.grpc.boundary import Boundary
+from dataplane_server.service.grpc.servicer import DataPlaneServicer
+from dataplane_server.service.local.direct_calls import DirectCalls
+from dataplane_server.service.local.direct_endpoint import DirectEndpoint
+from dataplane_server.service.local.local_calls import LocalCalls
+from dataplane_server.service.local.local_endpoint import LocalEndpoint
+from dataplane_server.service.local.local_methods import local_methods
+from dataplane_server.service.messages.parsing import Messages
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.values import ArenaValues
 from dataplane_server.storage.arena import Arena

@@ -11,7 +11,7 @@ MUTANTS = (
     Mutant(
         "frames: a stream may end early",
         "a put that broke half-way is stored with rubbish at its end",
-        f"{_SERVER}/service/frames.py",
+        f"{_SERVER}/service/messages/frames.py",
         "        if self.received_bytes != size_bytes:\n",
         "        if self.received_bytes > size_bytes:\n",
         ("tests/server/test_frames.py", "tests/integration/wire/test_put_streams.py"),
@@ -19,7 +19,7 @@ MUTANTS = (
     Mutant(
         "frames: chunks may come in any order",
         "values are stored in the wrong places",
-        f"{_SERVER}/service/frames.py",
+        f"{_SERVER}/service/messages/frames.py",
         "    if offset != received:\n",
         "    if offset < 0:\n",
         ("tests/server/test_frames.py", "tests/integration/wire/test_put_streams.py"),
@@ -43,7 +43,7 @@ MUTANTS = (
     Mutant(
         "boundary: a read over gRPC does not wait for the sync",
         "a reader sees rows that a loss of power takes back",
-        f"{_SERVER}/service/boundary.py",
+        f"{_SERVER}/service/grpc/boundary.py",
         "                    await self._stable()\n                    yield first\n",
         "                    yield first\n",
         ("tests/server/durability/test_waiting_answers.py",),
@@ -51,7 +51,7 @@ MUTANTS = (
     Mutant(
         "boundary: verbs are not permitted one by one",
         "a reader may clear rows",
-        f"{_SERVER}/service/boundary.py",
+        f"{_SERVER}/service/grpc/boundary.py",
         "        self._gate.permit(verb, request)\n",
         "",
         ("tests/integration/access/test_roles.py",),
@@ -59,7 +59,7 @@ MUTANTS = (
     Mutant(
         "local: small reads stay under way",
         "memory of cleared rows is never free again",
-        f"{_SERVER}/service/local_calls.py",
+        f"{_SERVER}/service/local/local_calls.py",
         "            self._shell.apply(EndRead(plan.ticket))\n",
         "",
         ("tests/integration/shared_memory/test_sessions.py", "tests/integration/wire/test_local_handles.py"),
@@ -67,7 +67,7 @@ MUTANTS = (
     Mutant(
         "local: a client that may only read gets memory to write",
         "a reader overwrites rows",
-        f"{_SERVER}/service/local_calls.py",
+        f"{_SERVER}/service/local/local_calls.py",
         "                _check_writable(session)\n",
         "",
         ("tests/integration/shared_memory/test_read_only.py", "tests/integration/wire/test_local_handles.py"),
@@ -75,7 +75,7 @@ MUTANTS = (
     Mutant(
         "local: an append over shared memory has no beginning",
         "tokens that a row had before an append are rubbish",
-        f"{_SERVER}/service/local_calls.py",
+        f"{_SERVER}/service/local/local_calls.py",
         "        self._values.complete(reservation)\n",
         "",
         ("tests/semantics/test_appends.py",),
@@ -83,7 +83,7 @@ MUTANTS = (
     Mutant(
         "local: bytes of puts that waited count for ever",
         "a sidecar refuses small puts after a while",
-        f"{_SERVER}/service/local_calls.py",
+        f"{_SERVER}/service/local/local_calls.py",
         "            self._waiting_bytes -= size_bytes\n",
         "            pass\n",
         ("tests/integration/wire/test_local_handles.py",),
@@ -91,7 +91,7 @@ MUTANTS = (
     Mutant(
         "local: a handle that was released early is held",
         "a client that gave up a read keeps its rows pinned",
-        f"{_SERVER}/service/handles.py",
+        f"{_SERVER}/service/local/handles.py",
         "        unwanted = self._ended or handle in self._released\n",
         "        unwanted = self._ended\n",
         ("tests/server/test_local_session.py", "tests/integration/wire/test_local_handles.py"),
@@ -99,7 +99,7 @@ MUTANTS = (
     Mutant(
         "local: a client that is gone may still get a hold",
         "a client killed while its put waits keeps memory for ever",
-        f"{_SERVER}/service/handles.py",
+        f"{_SERVER}/service/local/handles.py",
         "        self._ended = True\n",
         "",
         ("tests/server/test_local_session.py", "tests/integration/wire/test_local_handles.py"),
@@ -107,7 +107,7 @@ MUTANTS = (
     Mutant(
         "streams: one host may have all places",
         "puts of other hosts wait for those of one that sends slowly",
-        f"{_SERVER}/service/value_streams.py",
+        f"{_SERVER}/service/grpc/value_streams.py",
         " and self._held[caller] < self._most_of_one\n",
         "\n",
         ("tests/integration/wire/test_direct_frames.py", "tests/integration/test_direct_port.py"),
@@ -115,7 +115,7 @@ MUTANTS = (
     Mutant(
         "claims: rows of a grant that is too large stay claimed",
         "a claim with large tags takes rows away from everyone",
-        f"{_SERVER}/service/claim_calls.py",
+        f"{_SERVER}/service/grpc/claim_calls.py",
         "            self._shell.apply(AbandonRequest(own_id, call.request_id))\n",
         "            pass\n",
         ("tests/integration/wire/test_large_grants.py",),
@@ -123,7 +123,7 @@ MUTANTS = (
     Mutant(
         "claims: a claim without min_size is content with one row",
         "trainers get batches of any size",
-        f"{_SERVER}/service/translate_claims.py",
+        f"{_SERVER}/service/translate/claims.py",
         'min_size=request.min_size if request.HasField("min_size") else request.batch_size,\n        consume',
         'min_size=request.min_size if request.HasField("min_size") else 1,\n        consume',
         ("tests/server/test_translate_claims.py", "tests/integration/test_claims.py"),
@@ -131,7 +131,7 @@ MUTANTS = (
     Mutant(
         "claims: the delay of a release is lost",
         "rows that shall wait are delivered at once, again and again",
-        f"{_SERVER}/service/translate_claims.py",
+        f"{_SERVER}/service/translate/claims.py",
         "request.claim_id, seconds(request.delay), request.reason",
         "request.claim_id, 0.0, request.reason",
         ("tests/integration/test_reset.py",),
@@ -139,7 +139,7 @@ MUTANTS = (
     Mutant(
         "claims: a group's end version is its start version",
         "a trainer takes a rollout across a weight update for a fresh one",
-        f"{_SERVER}/service/translate_claims.py",
+        f"{_SERVER}/service/translate/claims.py",
         "        end_weight_version=part.end_weight_version,\n",
         "        end_weight_version=part.start_weight_version,\n",
         ("tests/server/test_translate_claims.py", "tests/semantics/test_groups.py"),
@@ -147,7 +147,7 @@ MUTANTS = (
     Mutant(
         "listings: a page begins with the last of the one before",
         "a list of many partitions names some twice",
-        f"{_SERVER}/service/translate_listings.py",
+        f"{_SERVER}/service/translate/listings.py",
         "name > request.page_token",
         "name >= request.page_token",
         ("tests/server/test_translate_listings.py",),

@@ -14,8 +14,8 @@ from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.state.answers import MAX_REQUEST_ID_BYTES
 from dataplane_server.service.error_table import ERROR_TABLE, RETRY_DELAY_S
-from dataplane_server.service.frames import MAX_CHUNK_BYTES, SENT_CHUNK_BYTES
-from dataplane_server.service.servicer import DataPlaneServicer
+from dataplane_server.service.grpc.servicer import DataPlaneServicer
+from dataplane_server.service.messages.frames import MAX_CHUNK_BYTES, SENT_CHUNK_BYTES
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.element_types import ITEM_SIZES, KINDS
 

@@ -34,7 +34,7 @@ from dataplane_server.core.calls.requests import (
     GiveUpClaim,
     GiveUpWrite,
 )
-from dataplane_server.service.translate_filters import rows_that_fit
+from dataplane_server.service.translate.filters import rows_that_fit
 
 A = TypeVar("A")
 

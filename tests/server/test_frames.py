@@ -9,8 +9,8 @@ import pytest
 
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.service.frames import FrameReader, read_frames
-from dataplane_server.service.messages import Messages
+from dataplane_server.service.messages.frames import FrameReader, read_frames
+from dataplane_server.service.messages.parsing import Messages
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 HEADER = pb.PutSamplesHeader(request_id="r")

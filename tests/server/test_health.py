@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.service.health import HealthListener
+from dataplane_server.service.grpc.health import HealthListener
 from dataplane_server.testing import ServerThread
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc

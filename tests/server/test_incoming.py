@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.service.incoming import IncomingRequests
+from dataplane_server.service.grpc.incoming import IncomingRequests
 
 
 async def stream(*messages: bytes, after_s: float = 0.0) -> AsyncIterator[bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataplane_server.service.local_buffers import LocalBuffers
+from dataplane_server.service.local.local_buffers import LocalBuffers
 
 
 class Connection:

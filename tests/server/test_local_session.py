@@ -21,8 +21,8 @@ from dataplane_server.core.calls.requests import BeginRead, ClearSamples, Finish
 from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.observe.metrics import Metrics
-from dataplane_server.service.local_calls import LocalCalls
-from dataplane_server.service.local_session import Lease, LocalSession, SharedReservation
+from dataplane_server.service.local.local_calls import LocalCalls
+from dataplane_server.service.local.local_session import Lease, LocalSession, SharedReservation
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.values import ArenaValues
 from dataplane_server.storage.arena import Arena

@@ -33,7 +33,7 @@ async def pass_time(caller: Caller, recent: Recent, seconds: int) -> None:
 
 
 def told(caller: Caller, recent: Recent, partition_id: str = "p") -> pb.Partition:
-    message = translate.partition(caller.plane.partition_info(partition_id, caller.now))
+    message = translate.rows.partition(caller.plane.partition_info(partition_id, caller.now))
     recent.tell([message])
     return message
 
@@ -65,7 +65,7 @@ async def test_what_is_older_than_a_minute_is_in_the_totals_only(caller: Caller,
     caller.put_rows(["new"], "a")
     message = told(caller, recent)
     (task,) = message.tasks
-    assert message.recent == pb.RecentFlow(period=translate.duration(55.0), rows_put=1, written_bytes=1)
+    assert message.recent == pb.RecentFlow(period=translate.rows.duration(55.0), rows_put=1, written_bytes=1)
     assert (message.rows_put_total, task.consumed_rows_total, task.recent.consumed_rows) == (2, 1, 0)
     assert sum(task.recent.state_seconds.values()) == 55.0
 

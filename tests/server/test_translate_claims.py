@@ -11,7 +11,7 @@ import pytest
 from dataplane_server.core.calls.answers import DeadLetter, Grant, GroupPart, Reserved
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import ClaimSamples, ClaimShard, ReserveGroup
-from dataplane_server.service import translate_claims
+from dataplane_server.service import translate
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
@@ -34,15 +34,15 @@ def test_a_claim_comes_through_whole() -> None:
         unit=pb.BATCH_UNIT_ROWS,
     )
     expected = ClaimSamples("r", "p", "train", ("x", "y"), 8, 2, True, "s", True, 9, "rows")
-    assert translate_claims.claim(request) == expected
+    assert translate.claims.claim(request) == expected
 
 
 @pytest.mark.parametrize("given", [{}, {"min_size": 0}, {"min_size": 3}], ids=str)
 def test_a_claim_without_min_size_wants_all_it_asks_for(given: dict[str, Any]) -> None:
     claim = pb.ClaimSamplesRequest(batch_size=8, mode=pb.CLAIM_MODE_ACKNOWLEDGED, **given)
     shard = pb.ClaimShardRequest(batch_size=8, balance=pb.SHARD_BALANCE_ROWS, **given)
-    assert translate_claims.claim(claim).min_size == given.get("min_size", 8)
-    assert translate_claims.shard(shard).min_size == given.get("min_size", 8)
+    assert translate.claims.claim(claim).min_size == given.get("min_size", 8)
+    assert translate.claims.shard(shard).min_size == given.get("min_size", 8)
 
 
 BALANCES = [(pb.SHARD_BALANCE_ROWS, "rows"), (pb.SHARD_BALANCE_TOKENS, "tokens"), (pb.SHARD_BALANCE_GROUPS, "groups")]
@@ -67,12 +67,12 @@ def test_a_claim_of_a_shard_comes_through_whole(number: pb.ShardBalance.ValueTyp
         unit=pb.BATCH_UNIT_GROUPS,
     )
     expected = ClaimShard("r", "p", "train", 7, 1, 4, ("x",), 16, 8, balance, 9, True, "s", "groups")
-    assert translate_claims.shard(request) == expected
+    assert translate.claims.shard(request) == expected
 
 
 def test_a_grant_holds_what_the_client_unpacks() -> None:
     grant = Grant("c", ("a", "b"), np.array([1, -1]), ({"n": 1}, {}), np.array([5, 6]), np.array([1, 3]))
-    response = translate_claims.grant(grant)
+    response = translate.claims.grant(grant)
     assert (response.claim_id, list(response.sample_ids)) == ("c", ["a", "b"])
     assert (response.sequence_lengths, response.generations, response.deliveries) == (
         int64s(1, -1),
@@ -85,7 +85,7 @@ def test_a_grant_holds_what_the_client_unpacks() -> None:
 
 def test_groups_of_a_grant_keep_their_order_and_weight_versions_that_are_not_known_stay_unset() -> None:
     parts = (GroupPart("g", 2, 0, 1), GroupPart("", 1))
-    group, alone = translate_claims.grant(Grant("c", (), np.array([]), (), groups=parts)).groups
+    group, alone = translate.claims.grant(Grant("c", (), np.array([]), (), groups=parts)).groups
     assert (group.group_id, group.rows, group.start_weight_version, group.end_weight_version) == ("g", 2, 0, 1)
     assert (alone.group_id, alone.rows) == ("", 1)
     assert group.HasField("start_weight_version")
@@ -98,11 +98,11 @@ def test_a_reservation_comes_through_whole(version: int | None) -> None:
     request = pb.ReserveGroupRequest(
         request_id="r", partition_id="p", group_id="g", sample_ids=["b", "a"], session_id="s", weight_version=version
     )
-    assert translate_claims.reserve(request) == ReserveGroup("r", "p", "g", ["b", "a"], "s", version)
+    assert translate.claims.reserve(request) == ReserveGroup("r", "p", "g", ["b", "a"], "s", version)
 
 
 def test_a_reservation_is_answered_with_the_generations_of_its_rows() -> None:
-    response = translate_claims.reserved(Reserved("c-g1", np.array([5, 6])))
+    response = translate.claims.reserved(Reserved("c-g1", np.array([5, 6])))
     assert (response.reservation_id, response.generations) == ("c-g1", int64s(5, 6))
 
 
@@ -116,17 +116,17 @@ def test_a_reservation_is_answered_with_the_generations_of_its_rows() -> None:
     ids=["whole task", "samples", "neither"],
 )
 def test_a_reset_names_samples_or_all(request_: pb.ResetTaskRequest, expected: list[str] | None) -> None:
-    assert translate_claims.reset(request_).sample_ids == expected
+    assert translate.claims.reset(request_).sample_ids == expected
 
 
 def test_a_reset_of_samples_and_all_is_refused() -> None:
     with pytest.raises(Refusal, match="not both") as caught:
-        translate_claims.reset(pb.ResetTaskRequest(whole_task=True, sample_ids=["a"]))
+        translate.claims.reset(pb.ResetTaskRequest(whole_task=True, sample_ids=["a"]))
     assert caught.value.reason is Reason.INVALID_REQUEST
 
 
 def test_dead_letters_keep_their_order() -> None:
-    response = translate_claims.dead_letters([DeadLetter("b", 3, "bad tokens"), DeadLetter("a", 2, "expired")])
+    response = translate.claims.dead_letters([DeadLetter("b", 3, "bad tokens"), DeadLetter("a", 2, "expired")])
     assert [(letter.sample_id, letter.deliveries, letter.reason) for letter in response.dead_letters] == [
         ("b", 3, "bad tokens"),
         ("a", 2, "expired"),

@@ -11,7 +11,7 @@ from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import DropPartition, RegisterPartition
 from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.plane import DataPlane
-from dataplane_server.service import translate_listings
+from dataplane_server.service import translate
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
@@ -27,7 +27,7 @@ def plane_with(partitions: int, tasks: int, enum_names: int = 0) -> DataPlane:
 def pages(plane: DataPlane, page_size: int, seen: Iterable[str] | None = None) -> Iterator[pb.ListPartitionsResponse]:
     request = pb.ListPartitionsRequest(page_size=page_size)
     while True:
-        page = translate_listings.partitions(plane, plane.partitions if seen is None else seen, request, 1.0)
+        page = translate.listings.partitions(plane, plane.partitions if seen is None else seen, request, 1.0)
         yield page
         request.page_token = page.next_page_token
         if not request.page_token:

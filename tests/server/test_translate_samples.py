@@ -6,13 +6,13 @@ import msgpack
 from google.protobuf.duration_pb2 import Duration
 
 from dataplane_server.core.calls.answers import ResidentSample, SampleEvent, SampleHistory, SampleTask
-from dataplane_server.service import translate_samples
+from dataplane_server.service import translate
 
 
 def test_a_sample_that_is_there_is_described_in_full() -> None:
     tasks = (SampleTask("train", "claimed", 2, "c-7"), SampleTask("eval", "untaken", 0, ""))
     row = ResidentSample(5, -1, ("x", "y"), {"n": 1}, "g", True, tasks)
-    message = translate_samples.history(SampleHistory(row, ()), 10.0)
+    message = translate.samples.history(SampleHistory(row, ()), 10.0)
     assert (message.resident, message.generation, message.sequence_length) == (True, 5, -1)
     assert (list(message.fields), msgpack.unpackb(message.tags)) == (["x", "y"], {"n": 1})
     assert (message.group_id, message.hidden) == ("g", True)
@@ -27,7 +27,7 @@ def test_a_sample_that_is_gone_has_its_past_alone() -> None:
         SampleEvent(7.5, "put", "me", fields=("x",)),
         SampleEvent(8.0, "released", "you", "train", "c-7", reason="bad tokens"),
     )
-    message = translate_samples.history(SampleHistory(None, events), 10.0)
+    message = translate.samples.history(SampleHistory(None, events), 10.0)
     assert not message.resident
     put, released = message.events
     assert (put.age, put.what, put.who, list(put.fields)) == (
@@ -46,5 +46,5 @@ def test_a_sample_that_is_gone_has_its_past_alone() -> None:
 
 
 def test_no_event_lies_in_the_future() -> None:
-    message = translate_samples.history(SampleHistory(None, (SampleEvent(10.5, "put"),)), 10.0)
+    message = translate.samples.history(SampleHistory(None, (SampleEvent(10.5, "put"),)), 10.0)
     assert message.events[0].age == Duration()

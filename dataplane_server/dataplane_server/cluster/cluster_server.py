@@ -27,9 +27,9 @@ from dataplane_server.core.rows.regions import NODE_SHIFT, Region
 from dataplane_server.durability.group_commit import GroupCommit
 from dataplane_server.durability.life import Life
 from dataplane_server.observe.metrics import Metrics
-from dataplane_server.service.local_methods import local_methods
+from dataplane_server.service.grpc.servicer import DataPlaneServicer
+from dataplane_server.service.local.local_methods import local_methods
 from dataplane_server.service.server import Server
-from dataplane_server.service.servicer import DataPlaneServicer
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.values import Values
 from dataplane_server.storage.arena import Arena

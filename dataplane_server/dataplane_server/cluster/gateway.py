@@ -23,8 +23,8 @@ from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.service.binding import files_of_mode
 from dataplane_server.service.error_table import status_of
-from dataplane_server.service.local_buffers import LocalBuffers
-from dataplane_server.service.messages import Messages
+from dataplane_server.service.local.local_buffers import LocalBuffers
+from dataplane_server.service.messages.parsing import Messages
 from dataplane_server.service.socket_files import SocketFile
 from dataplane_server.storage.arena import Arena
 from rl_dataplane.v1 import local_pb2 as pb

@@ -1,6 +1,6 @@
 """What a client of a node holds in the node's cache: copies of other nodes' bytes, by the handles of its reads.
 
-What it holds of the server is in `service.local_session`.
+What it holds of the server is in `service.local.local_session`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from dataplane_server.cluster.cache import CachedRun
-from dataplane_server.service.handles import Handles
+from dataplane_server.service.local.handles import Handles
 
 
 class NodeSession(Handles[Sequence[CachedRun]]):

@@ -1,6 +1,6 @@
 """Puts, commits and reads of clients that map the arena of their own node.
 
-As `service.local_calls`, but this process does not have the bytes: messages hold no values, places are told as the
+As `service.local.local_calls`, but this process does not have the bytes: messages hold no values, places are told as the
 node knows them, and a read names bytes of other nodes for the node actor to fetch.
 """
 
@@ -24,9 +24,9 @@ from dataplane_server.core.calls.values import Runs
 from dataplane_server.core.rows.regions import NODE_SHIFT, WITHIN_NODE, node_of
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service import translate
-from dataplane_server.service.local_calls import Answer, LocalCalls, arena_runs
-from dataplane_server.service.local_methods import LocalMethod
-from dataplane_server.service.local_session import Applied, Lease, LocalSession, SharedReservation
+from dataplane_server.service.local.local_calls import Answer, LocalCalls, arena_runs
+from dataplane_server.service.local.local_methods import LocalMethod
+from dataplane_server.service.local.local_session import Applied, Lease, LocalSession, SharedReservation
 from dataplane_server.service.shell import Shell
 from rl_dataplane.v1 import local_pb2 as pb
 
@@ -51,7 +51,7 @@ class RelayCalls(LocalCalls):
         self._hints: OrderedDict[int, str] = OrderedDict()  # of puts under way, by ticket
 
     def put(self, request: pb.LocalPutRequest, session: LocalSession) -> Answer:
-        begun = self._shell.apply(translate.put(request.header))
+        begun = self._shell.apply(translate.rows.put(request.header))
         if request.header.read_on and isinstance(begun, (Reservation, Waiting)):
             self._hints[begun.ticket] = request.header.read_on
             if len(self._hints) > _MOST_HINTS:
@@ -85,9 +85,9 @@ class RelayCalls(LocalCalls):
             return self._finish(reservation, applied, digests if isinstance(digests, bytes) else await digests)
 
     def read(self, request: pb.LocalReadRequest, session: LocalSession) -> pb.LocalReadResponse:
-        plan = self._shell.apply(translate.read(request.request))
+        plan = self._shell.apply(translate.rows.read(request.request))
         session.hold(request.handle, Lease(plan.ticket))
-        response = pb.LocalReadResponse(header=translate.read_header(plan))
+        response = pb.LocalReadResponse(header=translate.rows.read_header(plan))
         node = cast("RelaySession", session).node
         response.lease.CopyFrom(self._lease(plan.runs, node))
         self._members.local_read_bytes[node] += _bytes_on(node, response.lease)

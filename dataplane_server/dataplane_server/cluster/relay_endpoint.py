@@ -19,10 +19,10 @@ from dataplane_server.cluster.relay_calls import RelaySession
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
-from dataplane_server.service.frame_endpoint import FrameEndpoint
-from dataplane_server.service.local_connection import LocalConnection
-from dataplane_server.service.local_methods import LocalMethod
-from dataplane_server.service.local_session import LocalSession
+from dataplane_server.service.local.frame_endpoint import FrameEndpoint
+from dataplane_server.service.local.local_connection import LocalConnection
+from dataplane_server.service.local.local_methods import LocalMethod
+from dataplane_server.service.local.local_session import LocalSession
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.turns import Turn
 from rl_dataplane.v1 import local_pb2 as pb

@@ -19,10 +19,10 @@ from dataplane_server.cluster.node_session import NodeSession
 from dataplane_server.cluster.relay import Relay, Upstream, frame_of
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.service.error_table import status_of
-from dataplane_server.service.frames import STALL_TIMEOUT_S
-from dataplane_server.service.local_buffers import LocalBuffers
-from dataplane_server.service.local_connection import MAX_FIRST_BODY_BYTES
-from dataplane_server.service.messages import Messages
+from dataplane_server.service.local.local_buffers import LocalBuffers
+from dataplane_server.service.local.local_connection import MAX_FIRST_BODY_BYTES
+from dataplane_server.service.messages.frames import STALL_TIMEOUT_S
+from dataplane_server.service.messages.parsing import Messages
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import HEAD, MAX_BODY_BYTES, TRACED, TRACEPARENT_BYTES
 

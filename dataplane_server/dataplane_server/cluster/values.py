@@ -23,7 +23,7 @@ from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.values import Int64Array, Run, Runs
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.rows.regions import NODE_SHIFT, WITHIN_NODE, node_of
-from dataplane_server.service.frames import SENT_CHUNK_BYTES
+from dataplane_server.service.messages.frames import SENT_CHUNK_BYTES
 from dataplane_server.storage.arena import RunWriter, in_chunks
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.frames import frame_prefix

@@ -28,7 +28,7 @@ from dataplane_server.page.board import Board
 from dataplane_server.page.samples import Samples
 from dataplane_server.page.state import StateReader
 from dataplane_server.service.error_table import status_of
-from dataplane_server.service.servicer import DataPlaneServicer
+from dataplane_server.service.grpc.servicer import DataPlaneServicer
 from dataplane_server.service.shell import Shell
 
 Serve = Callable[[web.Request], Awaitable[web.StreamResponse]]

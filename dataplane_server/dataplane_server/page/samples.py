@@ -21,7 +21,7 @@ from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.rows.fields import Field
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.tasks.task_states import STATE_NAMES
-from dataplane_server.service.servicer import DataPlaneServicer
+from dataplane_server.service.grpc.servicer import DataPlaneServicer
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.frames import parse_frame
 

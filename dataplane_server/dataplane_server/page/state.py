@@ -24,7 +24,7 @@ from dataplane_server.core.tasks.task_states import TASK_STATES
 from dataplane_server.observe.catalog import CALL_SECONDS
 from dataplane_server.observe.metrics import MOST_HOLDERS, Metrics
 from dataplane_server.page.board import UNCHANGED, Pieces
-from dataplane_server.service.servicer import DataPlaneServicer
+from dataplane_server.service.grpc.servicer import DataPlaneServicer
 from dataplane_server.version import VERSION
 from rl_dataplane.v1 import data_plane_pb2 as pb
 

@@ -16,9 +16,9 @@ from dataplane_server.observe.metrics import Metrics
 from dataplane_server.replaying.moments import text_of
 from dataplane_server.replaying.past import Past
 from dataplane_server.service.binding import bind
-from dataplane_server.service.boundary import Boundary
-from dataplane_server.service.messages import Messages
-from dataplane_server.service.servicer import DataPlaneServicer
+from dataplane_server.service.grpc.boundary import Boundary
+from dataplane_server.service.grpc.servicer import DataPlaneServicer
+from dataplane_server.service.messages.parsing import Messages
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.values import ArenaValues
 from dataplane_server.storage.arena import Arena

@@ -24,18 +24,18 @@ from dataplane_server.observe.loop_lag import LoopLag
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.binding import bind, check_port, unix_path
-from dataplane_server.service.boundary import Boundary
-from dataplane_server.service.direct_calls import DirectCalls
-from dataplane_server.service.direct_endpoint import DirectEndpoint
-from dataplane_server.service.frames import MAX_MESSAGE_BYTES, SENT_CHUNK_BYTES
-from dataplane_server.service.health import Health, HealthListener
+from dataplane_server.service.grpc.boundary import Boundary
+from dataplane_server.service.grpc.health import Health, HealthListener
+from dataplane_server.service.grpc.reflection import serve_reflection
+from dataplane_server.service.grpc.servicer import DataPlaneServicer
 from dataplane_server.service.lives import life_now
-from dataplane_server.service.local_calls import LocalCalls
-from dataplane_server.service.local_endpoint import LocalEndpoint
-from dataplane_server.service.local_methods import local_methods
-from dataplane_server.service.messages import Messages
-from dataplane_server.service.reflection import serve_reflection
-from dataplane_server.service.servicer import DataPlaneServicer
+from dataplane_server.service.local.direct_calls import DirectCalls
+from dataplane_server.service.local.direct_endpoint import DirectEndpoint
+from dataplane_server.service.local.local_calls import LocalCalls
+from dataplane_server.service.local.local_endpoint import LocalEndpoint
+from dataplane_server.service.local.local_methods import local_methods
+from dataplane_server.service.messages.frames import MAX_MESSAGE_BYTES, SENT_CHUNK_BYTES
+from dataplane_server.service.messages.parsing import Messages
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.sidecar import Sidecar
 from dataplane_server.service.snapshots import Snapshots

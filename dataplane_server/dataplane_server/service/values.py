@@ -16,7 +16,7 @@ from xxhash import xxh3_128_digest
 from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.values import Int64Array, Run, Runs
 from dataplane_server.core.plane import DataPlane
-from dataplane_server.service.frames import SENT_CHUNK_BYTES, read_frames
+from dataplane_server.service.messages.frames import SENT_CHUNK_BYTES, read_frames
 from dataplane_server.storage.arena import Arena, RunWriter, cut, pieces
 from rl_dataplane.v1 import data_plane_pb2 as pb
 

@@ -24,8 +24,8 @@ from dataplane_client.filters import filter_message, filter_text
 from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.plane import DataPlane
-from dataplane_server.service.messages import Messages
-from dataplane_server.service.translate_filters import rows_that_fit
+from dataplane_server.service.messages.parsing import Messages
+from dataplane_server.service.translate.filters import rows_that_fit
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 

@@ -25,9 +25,9 @@ from dataplane_http.app import json_of
 from dataplane_http.columns import columns_of
 from dataplane_http.models import Put
 from dataplane_server.core.calls.refusal import Refusal
-from dataplane_server.service.frames import FrameReader
-from dataplane_server.service.local_connection import LocalConnection
-from dataplane_server.service.messages import Messages, _nested
+from dataplane_server.service.local.local_connection import LocalConnection
+from dataplane_server.service.messages.frames import FrameReader
+from dataplane_server.service.messages.parsing import Messages, _nested
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import local_pb2
 from rl_dataplane.v1.frames import Frame, TooManyPartsError, check_parts, frame_prefix, parse_frame

@@ -24,11 +24,11 @@ from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.requests import OpenSession
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.observe.metrics import Metrics
-from dataplane_server.service.local_calls import LocalCalls
-from dataplane_server.service.local_endpoint import LocalEndpoint
-from dataplane_server.service.local_methods import local_methods
-from dataplane_server.service.messages import Messages
-from dataplane_server.service.servicer import DataPlaneServicer
+from dataplane_server.service.grpc.servicer import DataPlaneServicer
+from dataplane_server.service.local.local_calls import LocalCalls
+from dataplane_server.service.local.local_endpoint import LocalEndpoint
+from dataplane_server.service.local.local_methods import local_methods
+from dataplane_server.service.messages.parsing import Messages
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.values import ArenaValues
 from dataplane_server.storage.arena import Arena

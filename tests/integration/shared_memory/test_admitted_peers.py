@@ -17,7 +17,7 @@ from dataplane_server.access.peers import AllowedPeers
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.observe.metrics import Metrics
-from dataplane_server.service.local_endpoint import LocalEndpoint
+from dataplane_server.service.local.local_endpoint import LocalEndpoint
 from dataplane_server.service.shell import Shell
 from dataplane_server.storage.arena import Arena
 

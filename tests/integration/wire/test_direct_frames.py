@@ -14,8 +14,8 @@ import pytest
 from tests.integration.conftest import Eventually
 from tests.integration.wire.local_peer import HEAD, MIB, ROW_BYTES, Host, Peer, put, read
 
-from dataplane_server.service.direct_endpoint import DirectEndpoint
-from dataplane_server.service.value_streams import MAX_STREAMS
+from dataplane_server.service.grpc.value_streams import MAX_STREAMS
+from dataplane_server.service.local.direct_endpoint import DirectEndpoint
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 

@@ -10,7 +10,7 @@ import torch
 from tests.integration.conftest import Eventually
 
 from dataplane_client.client import DataPlaneClient
-from dataplane_server.service.frames import SENT_CHUNK_BYTES
+from dataplane_server.service.messages.frames import SENT_CHUNK_BYTES
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 SIZE = 16 << 20

@@ -13,7 +13,7 @@ from tests.integration.wire.conftest import unpacked
 from tests.integration.wire.test_put_streams import frame, header
 
 from dataplane_client import aio
-from dataplane_server.service.value_streams import MAX_STREAMS
+from dataplane_server.service.grpc.value_streams import MAX_STREAMS
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 

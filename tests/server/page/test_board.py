@@ -16,7 +16,7 @@ from dataplane_server.core.stats.figures import PartitionFigures, TaskFigures
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.page.board import UNCHANGED, Board, Pieces
 from dataplane_server.page.state import MOST_PARTITIONS, StateReader
-from dataplane_server.service.servicer import DataPlaneServicer
+from dataplane_server.service.grpc.servicer import DataPlaneServicer
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.values import ArenaValues
 from dataplane_server.storage.arena import Arena

@@ -15,7 +15,7 @@ from dataplane_server.core.calls.requests import EndRead, FinishWrite, ShareRese
 from dataplane_server.core.calls.values import Run, Runs
 from dataplane_server.observe.metrics import Metrics, Transport
 from dataplane_server.service import translate
-from dataplane_server.service.local_session import Applied, Lease, LocalSession, Result, SharedReservation
+from dataplane_server.service.local.local_session import Applied, Lease, LocalSession, Result, SharedReservation
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.values import Values
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
@@ -41,11 +41,11 @@ class LocalCalls:
         self._waiting_bytes = 0
 
     def put(self, request: pb.LocalPutRequest, session: LocalSession) -> Answer:
-        begun = self._shell.apply(translate.put(request.header))
+        begun = self._shell.apply(translate.rows.put(request.header))
         return self._write(begun, self._put_applied, request, session)
 
     def commit(self, request: pb.LocalCommitRequest, session: LocalSession) -> Answer:
-        begun = self._shell.apply(translate.commit(request.header))
+        begun = self._shell.apply(translate.rows.commit(request.header))
         return self._write(begun, self._commit_applied, request, session)
 
     def _write(
@@ -54,7 +54,7 @@ class LocalCalls:
         """Complete a write that has begun, or give its reservation to the client: at once, or when space is free."""
         values = request.values if request.HasField("values") else None
         if isinstance(begun, Waiting):
-            wait_s = translate.seconds(request.header.wait_timeout)
+            wait_s = translate.rows.seconds(request.header.wait_timeout)
             return self._use_later(begun, wait_s, applied, values, request.handle, session)
         if isinstance(begun, Reservation):
             return self._use(begun, applied, values, request.handle, session)
@@ -131,7 +131,7 @@ class LocalCalls:
     def _put_applied(self, result: Result, size_bytes: int) -> pb.LocalWriteResponse:
         put = cast("PutResult", result)  # a ticket finishes as it began
         self._metrics.carried("PutSamples", self._transport, size_bytes)
-        return pb.LocalWriteResponse(put=translate.put_result(put))
+        return pb.LocalWriteResponse(put=translate.rows.put_result(put))
 
     def _commit_applied(self, result: Result, size_bytes: int) -> pb.LocalWriteResponse:
         self._metrics.carried("CommitClaim", self._transport, size_bytes)
@@ -139,8 +139,8 @@ class LocalCalls:
         return pb.LocalWriteResponse(commit=plane_pb.CommitClaimResponse(consumed_rows=consumed))
 
     def read(self, request: pb.LocalReadRequest, session: LocalSession) -> pb.LocalReadResponse:
-        plan = self._shell.apply(translate.read(request.request))
-        response = pb.LocalReadResponse(header=translate.read_header(plan))
+        plan = self._shell.apply(translate.rows.read(request.request))
+        response = pb.LocalReadResponse(header=translate.rows.read_header(plan))
         if plan.size_bytes <= min(request.inline_bytes, MAX_INLINE_BYTES):
             response.values = b"".join(self._values.pieces(plan.runs))
             self._shell.apply(EndRead(plan.ticket))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataplane_server.core.calls.answers import ResidentSample, SampleEvent, SampleHistory
-from dataplane_server.service.translate import duration, packed_tags
+from dataplane_server.service.translate.rows import duration, packed_tags
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 

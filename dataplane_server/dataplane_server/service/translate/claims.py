@@ -17,8 +17,8 @@ from dataplane_server.core.calls.requests import (
     ResetTask,
 )
 from dataplane_server.core.calls.values import Balance, BatchUnit
-from dataplane_server.service import translate_filters, translate_policies
-from dataplane_server.service.translate import int64_bytes, packed_tags, seconds
+from dataplane_server.service.translate import filters, policies
+from dataplane_server.service.translate.rows import int64_bytes, packed_tags, seconds
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _BALANCE: dict[int, Balance] = {
@@ -51,8 +51,8 @@ def claim(request: pb.ClaimSamplesRequest) -> ClaimSamples:
         whole_groups=request.whole_groups,
         max_tokens=request.max_tokens,
         unit=_unit(request.unit),
-        where=translate_filters.rows_that_fit(request.where),
-        order=translate_policies.order(request.order),
+        where=filters.rows_that_fit(request.where),
+        order=policies.order(request.order),
         order_tag=request.order_tag,
     )
 
@@ -76,8 +76,8 @@ def shard(request: pb.ClaimShardRequest) -> ClaimShard:
         whole_groups=request.whole_groups,
         session_id=request.session_id,
         unit=_unit(request.unit),
-        where=translate_filters.rows_that_fit(request.where),
-        order=translate_policies.order(request.order),
+        where=filters.rows_that_fit(request.where),
+        order=policies.order(request.order),
         order_tag=request.order_tag,
         again=request.again,
     )

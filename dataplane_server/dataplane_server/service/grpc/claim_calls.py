@@ -11,8 +11,8 @@ from dataplane_server.core.calls.answers import Grant
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import AbandonRequest, ClaimSamples, ClaimShard, ResetTask
 from dataplane_server.observe.metrics import Metrics
-from dataplane_server.service import translate, translate_claims
-from dataplane_server.service.frames import MAX_MESSAGE_BYTES
+from dataplane_server.service import translate
+from dataplane_server.service.messages.frames import MAX_MESSAGE_BYTES
 from dataplane_server.service.shell import Shell
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -25,17 +25,17 @@ class ClaimCalls:
         self._metrics = metrics
 
     async def claim_samples(self, request: pb.ClaimSamplesRequest) -> pb.ClaimSamplesResponse:
-        began, call = time.monotonic(), translate_claims.claim(request)
-        grant = await self._shell.answer(self._shell.apply(call), Grant, translate.seconds(request.wait_timeout))
-        response = translate_claims.grant(grant)
+        began, call = time.monotonic(), translate.claims.claim(request)
+        grant = await self._shell.answer(self._shell.apply(call), Grant, translate.rows.seconds(request.wait_timeout))
+        response = translate.claims.grant(grant)
         self._check_fits(response, grant, call)
         self._metrics.claim_waited(time.monotonic() - began)
         return response
 
     async def claim_shard(self, request: pb.ClaimShardRequest) -> pb.ClaimShardResponse:
-        began, call = time.monotonic(), translate_claims.shard(request)
-        grant = await self._shell.answer(self._shell.apply(call), Grant, translate.seconds(request.wait_timeout))
-        response = pb.ClaimShardResponse(claim=translate_claims.grant(grant))
+        began, call = time.monotonic(), translate.claims.shard(request)
+        grant = await self._shell.answer(self._shell.apply(call), Grant, translate.rows.seconds(request.wait_timeout))
+        response = pb.ClaimShardResponse(claim=translate.claims.grant(grant))
         self._check_fits(response, grant, call)
         self._metrics.claim_waited(time.monotonic() - began)
         return response

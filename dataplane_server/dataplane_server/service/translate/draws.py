@@ -6,9 +6,9 @@ from dataplane_server.core.calls.answers import Drawn
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import DrawSamples
 from dataplane_server.core.calls.values import DrawStrategy
-from dataplane_server.service.frames import MAX_MESSAGE_BYTES
-from dataplane_server.service.translate import int64_bytes, packed_tags
-from dataplane_server.service.translate_filters import rows_that_fit
+from dataplane_server.service.messages.frames import MAX_MESSAGE_BYTES
+from dataplane_server.service.translate.filters import rows_that_fit
+from dataplane_server.service.translate.rows import int64_bytes, packed_tags
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _STRATEGY: dict[int, DrawStrategy] = {

@@ -6,7 +6,7 @@ session: the session ends when the client closes it, or when the kernel does bec
 A peer may send many requests at once. The next one is served when the peer has read the last response, and each in a
 pass of the event loop of its own, so a peer delays only itself. When many peers send requests, each waits for its turn
 here, unread, see `service.turns`. Bytes of half-sent requests and unread responses are bounded, see
-`service.local_buffers`.
+`service.local.local_buffers`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from google.protobuf.message import Message
 from dataplane_server.core.calls.refusal import Reason, Refusal, draining
 from dataplane_server.service.call_scope import CallScope
 from dataplane_server.service.error_table import status_of
-from dataplane_server.service.frame_endpoint import FrameEndpoint
-from dataplane_server.service.frames import STALL_TIMEOUT_S
-from dataplane_server.service.local_methods import UNKNOWN_METHOD
-from dataplane_server.service.local_session import LocalSession
+from dataplane_server.service.local.frame_endpoint import FrameEndpoint
+from dataplane_server.service.local.local_methods import UNKNOWN_METHOD
+from dataplane_server.service.local.local_session import LocalSession
+from dataplane_server.service.messages.frames import STALL_TIMEOUT_S
 from dataplane_server.service.turns import Turn
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import HEAD, MAX_BODY_BYTES, TRACED, TRACEPARENT_BYTES

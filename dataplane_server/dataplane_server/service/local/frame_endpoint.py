@@ -11,16 +11,16 @@ from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.observe.metrics import Metrics, Transport
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.call_scope import CallScope
-from dataplane_server.service.local_buffers import LocalBuffers
-from dataplane_server.service.local_methods import LocalMethod
-from dataplane_server.service.local_session import LocalSession
-from dataplane_server.service.messages import Messages
+from dataplane_server.service.local.local_buffers import LocalBuffers
+from dataplane_server.service.local.local_methods import LocalMethod
+from dataplane_server.service.local.local_session import LocalSession
+from dataplane_server.service.messages.parsing import Messages
 from dataplane_server.service.shell import Shell
 
 if TYPE_CHECKING:
     import socket
 
-    from dataplane_server.service.local_connection import LocalConnection
+    from dataplane_server.service.local.local_connection import LocalConnection
 
 S = TypeVar("S", bound=LocalSession)
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Generic, TypeVar, cast
 
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.service.messages import Messages
+from dataplane_server.service.messages.parsing import Messages
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.frames import Frame, frame_prefix, parse_frame
 

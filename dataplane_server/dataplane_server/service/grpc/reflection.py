@@ -9,10 +9,10 @@ import grpc
 from google.protobuf.runtime_version import VersionError
 
 from dataplane_server.core.calls.refusal import Refusal
-from dataplane_server.service.boundary import SERVICE
 from dataplane_server.service.endless import EndlessCalls
 from dataplane_server.service.error_table import ERROR_TABLE
-from dataplane_server.service.health import HEALTH_SERVICE
+from dataplane_server.service.grpc.boundary import SERVICE
+from dataplane_server.service.grpc.health import HEALTH_SERVICE
 
 
 def serve_reflection(server: grpc.aio.Server, endless: EndlessCalls) -> None:

@@ -1,4 +1,4 @@
-"""Puts, commits and reads at the direct port: as `service.local_calls`, but values follow frames over the connection.
+"""Puts, commits and reads at the direct port: as `service.local.local_calls`, but values follow frames over the connection.
 
 The core holds their places until the last byte is there or sent, also when a repeated call takes over meanwhile, since
 a thread of this process writes or reads them.
@@ -14,10 +14,10 @@ from dataplane_server.core.calls.answers import ReadPlan, Reservation
 from dataplane_server.core.calls.requests import EndRead
 from dataplane_server.core.calls.values import Run, Runs
 from dataplane_server.observe.metrics import Metrics
-from dataplane_server.service.local_calls import Answer, LocalCalls
-from dataplane_server.service.local_session import LocalSession, SharedReservation
+from dataplane_server.service.grpc.value_streams import MAX_STREAMS, ValueStreams
+from dataplane_server.service.local.local_calls import Answer, LocalCalls
+from dataplane_server.service.local.local_session import LocalSession, SharedReservation
 from dataplane_server.service.shell import Shell
-from dataplane_server.service.value_streams import MAX_STREAMS, ValueStreams
 from dataplane_server.service.values import Values
 from rl_dataplane.v1 import local_pb2 as pb
 

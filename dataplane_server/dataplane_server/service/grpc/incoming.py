@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from typing import cast
 
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.service.frames import STALL_TIMEOUT_S
+from dataplane_server.service.messages.frames import STALL_TIMEOUT_S
 
 MAX_HALF_SENT = 32
 _PATIENCE_S = 1.0

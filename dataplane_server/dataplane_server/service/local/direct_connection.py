@@ -21,16 +21,16 @@ from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Runs
 from dataplane_server.service.call_scope import CallScope
-from dataplane_server.service.direct_calls import PLACE_S, DirectSession, Reading
-from dataplane_server.service.frames import SLOWEST_BYTES_S
-from dataplane_server.service.local_connection import LocalConnection, body_of
-from dataplane_server.service.local_session import LocalSession
+from dataplane_server.service.local.direct_calls import PLACE_S, DirectSession, Reading
+from dataplane_server.service.local.local_connection import LocalConnection, body_of
+from dataplane_server.service.local.local_session import LocalSession
+from dataplane_server.service.messages.frames import SLOWEST_BYTES_S
 from rl_dataplane.byte_streams import Pace, receive_pieces, send_pieces
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import HEAD, TRACED
 
 if TYPE_CHECKING:
-    from dataplane_server.service.direct_endpoint import DirectEndpoint
+    from dataplane_server.service.local.direct_endpoint import DirectEndpoint
 
 
 class DirectConnection(LocalConnection):

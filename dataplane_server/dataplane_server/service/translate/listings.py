@@ -9,8 +9,8 @@ from dataplane_server.core.calls.listings import ClaimInfo, Holder, OpenSessionI
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.state.issued_ids import without_code
-from dataplane_server.service.frames import MAX_MESSAGE_BYTES
-from dataplane_server.service.translate import duration, int64_bytes, optional_duration, packed_tags, partition
+from dataplane_server.service.messages.frames import MAX_MESSAGE_BYTES
+from dataplane_server.service.translate.rows import duration, int64_bytes, optional_duration, packed_tags, partition
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _PAGE_TASKS = 256

@@ -21,9 +21,9 @@ from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
 from dataplane_server.core.calls.refusal import Refusal, draining
 from dataplane_server.service.binding import bind
-from dataplane_server.service.boundary import SERVICE
 from dataplane_server.service.endless import EndlessCalls
 from dataplane_server.service.error_table import ERROR_TABLE
+from dataplane_server.service.grpc.boundary import SERVICE
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]

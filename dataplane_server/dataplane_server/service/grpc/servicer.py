@@ -23,23 +23,16 @@ from dataplane_server.core.calls.requests import (
     FinishWrite,
 )
 from dataplane_server.observe.metrics import MOST_HOLDERS, Metrics
-from dataplane_server.service import (
-    translate,
-    translate_claims,
-    translate_draws,
-    translate_listings,
-    translate_policies,
-    translate_samples,
-)
-from dataplane_server.service.claim_calls import ClaimCalls
-from dataplane_server.service.frames import MAX_MESSAGE_BYTES, FrameReader, Header
-from dataplane_server.service.messages import Messages
+from dataplane_server.service import translate
+from dataplane_server.service.grpc.claim_calls import ClaimCalls
+from dataplane_server.service.grpc.session_calls import SessionCalls
+from dataplane_server.service.grpc.value_streams import ValueStreams
+from dataplane_server.service.messages.frames import MAX_MESSAGE_BYTES, FrameReader, Header
+from dataplane_server.service.messages.parsing import Messages
 from dataplane_server.service.recent import Recent
-from dataplane_server.service.session_calls import SessionCalls
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.snapshots import Snapshots
-from dataplane_server.service.translate_filters import rows_that_fit
-from dataplane_server.service.value_streams import ValueStreams
+from dataplane_server.service.translate.filters import rows_that_fit
 from dataplane_server.service.values import Values
 from dataplane_server.version import VERSION
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -89,13 +82,13 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     async def RegisterPartition(
         self, request: pb.RegisterPartitionRequest, context: object
     ) -> pb.RegisterPartitionResponse:
-        registered = self._shell.apply(translate.register(request))
+        registered = self._shell.apply(translate.rows.register(request))
         self.recent.begin(request.partition_id)
-        return translate.registered(registered)
+        return translate.rows.registered(registered)
 
     async def ExtendPartition(self, request: pb.ExtendPartitionRequest, context: object) -> pb.ExtendPartitionResponse:
-        info = self._shell.apply(translate.extend(request))
-        return pb.ExtendPartitionResponse(partition=translate.partition(info))
+        info = self._shell.apply(translate.rows.extend(request))
+        return pb.ExtendPartitionResponse(partition=translate.rows.partition(info))
 
     async def ClosePartition(self, request: pb.ClosePartitionRequest, context: object) -> pb.ClosePartitionResponse:
         result = self._shell.apply(ClosePartition(request.request_id, request.partition_id))
@@ -104,12 +97,12 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     async def SetWeightVersion(
         self, request: pb.SetWeightVersionRequest, context: object
     ) -> pb.SetWeightVersionResponse:
-        retired = self._shell.apply(translate_policies.set_version(request))
+        retired = self._shell.apply(translate.policies.set_version(request))
         return pb.SetWeightVersionResponse(retired_rows=retired.rows, aborted_groups=retired.groups)
 
     async def SetPolicies(self, request: pb.SetPoliciesRequest, context: object) -> pb.SetPoliciesResponse:
-        info = self._shell.apply(translate_policies.set_policies(request))
-        return pb.SetPoliciesResponse(partition=translate.partition(info))
+        info = self._shell.apply(translate.policies.set_policies(request))
+        return pb.SetPoliciesResponse(partition=translate.rows.partition(info))
 
     async def DropPartition(self, request: pb.DropPartitionRequest, context: object) -> pb.DropPartitionResponse:
         result = self._shell.apply(DropPartition(request.request_id, request.partition_id))
@@ -117,14 +110,14 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
 
     async def GetPartition(self, request: pb.GetPartitionRequest, context: object) -> pb.GetPartitionResponse:
         info = self._plane.partition_info(request.partition_id, self._shell.now())
-        response = pb.GetPartitionResponse(partition=translate.partition(info))
+        response = pb.GetPartitionResponse(partition=translate.rows.partition(info))
         self.recent.tell([response.partition])
         return response
 
     async def ListPartitions(self, request: pb.ListPartitionsRequest, context: object) -> pb.ListPartitionsResponse:
         caller = current_caller()
         seen = [name for name in self._plane.partitions if caller.may("ListPartitions", name)]
-        response = translate_listings.partitions(self._plane, seen, request, self._shell.now())
+        response = translate.listings.partitions(self._plane, seen, request, self._shell.now())
         self.recent.tell(response.partitions)
         return response
 
@@ -132,7 +125,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         self, request: pb.GetConsumptionStatusRequest, context: object
     ) -> pb.GetConsumptionStatusResponse:
         info = self._plane.consumption(request.partition_id, list(request.tasks), self._shell.now())
-        return pb.GetConsumptionStatusResponse(consumed=info.consumed, tasks=translate.task_statuses(info.tasks))
+        return pb.GetConsumptionStatusResponse(consumed=info.consumed, tasks=translate.rows.task_statuses(info.tasks))
 
     async def GetServerStatus(self, request: pb.GetServerStatusRequest, context: object) -> pb.GetServerStatusResponse:
         totals = self._plane.totals(self._shell.now())
@@ -141,19 +134,19 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             memory_budget_bytes=totals.memory_budget_bytes,
             memory_used_bytes=totals.memory_used_bytes,
             rows=totals.rows,
-            uptime=translate.duration(self._shell.now() - self._started),
+            uptime=translate.rows.duration(self._shell.now() - self._started),
             waiting_claims=totals.waiting_claims,
             waiting_puts=totals.waiting_puts,
             shared_memory=self._shared_memory,
             direct_port=self._direct_port,
             sessions=totals.sessions,
             largest_free_bytes=totals.largest_free_bytes,
-            longest_put_wait=translate.optional_duration(totals.longest_put_wait_s),
+            longest_put_wait=translate.rows.optional_duration(totals.longest_put_wait_s),
             draining=totals.draining,
             max_rows=self._plane.limits.max_rows,
             durability=self.durability,
             held_bytes=totals.held_bytes,
-            holders=translate_listings.holders(self._plane.holders(MOST_HOLDERS)),
+            holders=translate.listings.holders(self._plane.holders(MOST_HOLDERS)),
         )
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
@@ -164,11 +157,11 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
 
     async def CreateSnapshot(self, request: pb.CreateSnapshotRequest, context: object) -> pb.CreateSnapshotResponse:
         manifest = await self._kept_snapshots().create(request.snapshot, request.request_id)
-        return pb.CreateSnapshotResponse(snapshot=translate.snapshot(manifest))
+        return pb.CreateSnapshotResponse(snapshot=translate.rows.snapshot(manifest))
 
     async def RestoreSnapshot(self, request: pb.RestoreSnapshotRequest, context: object) -> pb.RestoreSnapshotResponse:
         manifest = await self._kept_snapshots().restore(request.snapshot, request.request_id)
-        return pb.RestoreSnapshotResponse(snapshot=translate.snapshot(manifest))
+        return pb.RestoreSnapshotResponse(snapshot=translate.rows.snapshot(manifest))
 
     def _kept_snapshots(self) -> Snapshots:
         if self._snapshots is None:
@@ -184,11 +177,11 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         frames = FrameReader(request_iterator, pb.PutSamplesHeader, self._messages)
         header = await frames.first()
         self._gate.permit("PutSamples", header)
-        begun, wait_s = self._shell.apply(translate.put(header)), translate.seconds(header.wait_timeout)
+        begun, wait_s = self._shell.apply(translate.rows.put(header)), translate.rows.seconds(header.wait_timeout)
         del header  # which may be large, and the write may wait
         result = await self._write(begun, wait_s, frames, self._put_streams)
         self._metrics.carried("PutSamples", "grpc", frames.received_bytes)
-        return translate.put_result(result)
+        return translate.rows.put_result(result)
 
     async def CommitClaim(  # type: ignore[override]  # likewise
         self, request_iterator: AsyncIterator[bytes], context: object
@@ -196,7 +189,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         frames = FrameReader(request_iterator, pb.CommitClaimHeader, self._messages)
         header = await frames.first()
         self._gate.permit("CommitClaim", header)
-        begun, wait_s = self._shell.apply(translate.commit(header)), translate.seconds(header.wait_timeout)
+        begun, wait_s = self._shell.apply(translate.rows.commit(header)), translate.rows.seconds(header.wait_timeout)
         del header
         result = await self._write(begun, wait_s, frames, self._commit_streams)
         self._metrics.carried("CommitClaim", "grpc", frames.received_bytes)
@@ -230,7 +223,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             writer.write(data)
 
     async def ClearSamples(self, request: pb.ClearSamplesRequest, context: object) -> pb.ClearSamplesResponse:
-        result = self._shell.apply(translate.clear(request))
+        result = self._shell.apply(translate.rows.clear(request))
         return pb.ClearSamplesResponse(cleared_rows=result.cleared_rows, size_bytes=result.size_bytes)
 
     # -- reads ---------------------------------------------------------------------------------------------------------
@@ -238,9 +231,9 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     async def ReadColumns(  # type: ignore[override]  # likewise
         self, request: pb.ReadColumnsRequest, context: object
     ) -> AsyncIterator[bytes]:
-        plan = self._shell.apply(translate.read(request))
+        plan = self._shell.apply(translate.rows.read(request))
         try:
-            async for frame in self._values.frames(translate.read_header(plan), plan.runs):
+            async for frame in self._values.frames(translate.rows.read_header(plan), plan.runs):
                 yield frame
         finally:
             self._shell.apply(EndRead(plan.ticket))
@@ -248,7 +241,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
 
     async def GetSample(self, request: pb.GetSampleRequest, context: object) -> pb.GetSampleResponse:
         sample = self._plane.sample(request.partition_id, request.sample_id)
-        return translate_samples.history(sample, self._shell.now())
+        return translate.samples.history(sample, self._shell.now())
 
     async def ListSamples(self, request: pb.ListSamplesRequest, context: object) -> pb.ListSamplesResponse:
         page = self._plane.list_samples(
@@ -260,7 +253,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             request.page_token,
             self._shell.now(),
         )
-        response = translate_listings.samples(page)
+        response = translate.listings.samples(page)
         if response.ByteSize() > MAX_MESSAGE_BYTES:
             message = (
                 f"partition {request.partition_id!r}: ids and tags of {len(page.sample_ids)} rows exceed a message of "
@@ -278,7 +271,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         return await self._claims.claim_shard(request)
 
     async def ReleaseClaim(self, request: pb.ReleaseClaimRequest, context: object) -> pb.ReleaseClaimResponse:
-        result = self._shell.apply(translate_claims.release(request))
+        result = self._shell.apply(translate.claims.release(request))
         return pb.ReleaseClaimResponse(released_rows=result.released_rows)
 
     async def AdoptClaim(self, request: pb.AdoptClaimRequest, context: object) -> pb.AdoptClaimResponse:
@@ -286,24 +279,27 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         return pb.AdoptClaimResponse()
 
     async def ResetTask(self, request: pb.ResetTaskRequest, context: object) -> pb.ResetTaskResponse:
-        result = self._shell.apply(translate_claims.reset(request))
+        result = self._shell.apply(translate.claims.reset(request))
         return pb.ResetTaskResponse(reset_rows=result.reset_rows, fenced_claims=result.fenced_claims)
 
     async def ListDeadLetters(self, request: pb.ListDeadLettersRequest, context: object) -> pb.ListDeadLettersResponse:
-        return translate_claims.dead_letters(self._plane.dead_letters(request.partition_id, request.task))
+        return translate.claims.dead_letters(self._plane.dead_letters(request.partition_id, request.task))
 
     async def DrawSamples(self, request: pb.DrawSamplesRequest, context: object) -> pb.DrawSamplesResponse:
-        begun, wait_s = self._shell.apply(translate_draws.draw(request)), translate.seconds(request.wait_timeout)
-        return translate_draws.drawn(await self._shell.answer(begun, Drawn, wait_s), request.partition_id)
+        begun, wait_s = self._shell.apply(translate.draws.draw(request)), translate.rows.seconds(request.wait_timeout)
+        return translate.draws.drawn(await self._shell.answer(begun, Drawn, wait_s), request.partition_id)
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
     async def ReserveGroup(self, request: pb.ReserveGroupRequest, context: object) -> pb.ReserveGroupResponse:
-        begun, wait_s = self._shell.apply(translate_claims.reserve(request)), translate.seconds(request.wait_timeout)
-        return translate_claims.reserved(await self._shell.answer(begun, Reserved, wait_s))
+        begun, wait_s = (
+            self._shell.apply(translate.claims.reserve(request)),
+            translate.rows.seconds(request.wait_timeout),
+        )
+        return translate.claims.reserved(await self._shell.answer(begun, Reserved, wait_s))
 
     async def FinishGroup(self, request: pb.FinishGroupRequest, context: object) -> pb.FinishGroupResponse:
-        return pb.FinishGroupResponse(rows=self._shell.apply(translate_claims.finish_group(request)).rows)
+        return pb.FinishGroupResponse(rows=self._shell.apply(translate.claims.finish_group(request)).rows)
 
     async def AbortGroup(self, request: pb.AbortGroupRequest, context: object) -> pb.AbortGroupResponse:
         result = self._shell.apply(AbortGroup(request.request_id, request.reservation_id, request.reason))
@@ -311,10 +307,10 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
 
     async def ListClaims(self, request: pb.ListClaimsRequest, context: object) -> pb.ListClaimsResponse:
         claims, waits = self._plane.list_claims(request.partition_id, request.task, self._shell.now())
-        return translate_listings.claims(claims, waits, whole_ids=current_caller().runs_the_server)
+        return translate.listings.claims(claims, waits, whole_ids=current_caller().runs_the_server)
 
     async def ExplainWaits(self, request: pb.ExplainWaitsRequest, context: object) -> pb.ExplainWaitsResponse:
-        return translate_listings.waits(
+        return translate.listings.waits(
             self._plane.explain_waits(request.partition_id, request.task, self._shell.now())
         )
 
@@ -322,7 +318,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
 
     async def ListSessions(self, request: pb.ListSessionsRequest, context: object) -> pb.ListSessionsResponse:
         sessions = self._plane.list_sessions(self._shell.now())
-        return translate_listings.sessions(sessions, whole_ids=current_caller().runs_the_server)
+        return translate.listings.sessions(sessions, whole_ids=current_caller().runs_the_server)
 
     async def Session(  # type: ignore[override]  # likewise
         self, request_iterator: object, context: Context

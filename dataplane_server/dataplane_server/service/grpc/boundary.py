@@ -19,8 +19,8 @@ from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.call_scope import CallScope
 from dataplane_server.service.error_table import DETAILS_KEY
-from dataplane_server.service.incoming import IncomingRequests
-from dataplane_server.service.messages import Messages
+from dataplane_server.service.grpc.incoming import IncomingRequests
+from dataplane_server.service.messages.parsing import Messages
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["DataPlaneService"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dataplane_server.core.calls.answers import CommitResult, PutResult, Reservation
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import AbortWrite, EndRead
-from dataplane_server.service.handles import Handles
+from dataplane_server.service.local.handles import Handles
 from dataplane_server.service.shell import Shell
 from rl_dataplane.v1 import local_pb2 as pb
 

@@ -8,7 +8,7 @@ from dataplane_server.core.calls.flow import DrawBand, EvictFirst, FlowPolicy, W
 from dataplane_server.core.calls.policies import ClaimOrder, TaskPolicy, TaskPolicyOf, WhenExcluded, WhenStale
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import SetPolicies, SetWeightVersion
-from dataplane_server.service.translate_filters import filter_message, rows_that_fit
+from dataplane_server.service.translate.filters import filter_message, rows_that_fit
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _ORDER: dict[int, ClaimOrder | None] = {

@@ -19,14 +19,14 @@ from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.requests import EndRead
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
-from dataplane_server.service.direct_calls import DirectSession, Reading, places
-from dataplane_server.service.direct_connection import DirectConnection
 from dataplane_server.service.error_table import status_of
-from dataplane_server.service.frame_endpoint import FrameEndpoint
-from dataplane_server.service.frames import STALL_TIMEOUT_S
-from dataplane_server.service.local_methods import LocalMethod
+from dataplane_server.service.grpc.value_streams import MAX_STREAMS, network_of
+from dataplane_server.service.local.direct_calls import DirectSession, Reading, places
+from dataplane_server.service.local.direct_connection import DirectConnection
+from dataplane_server.service.local.frame_endpoint import FrameEndpoint
+from dataplane_server.service.local.local_methods import LocalMethod
+from dataplane_server.service.messages.frames import STALL_TIMEOUT_S
 from dataplane_server.service.shell import Shell
-from dataplane_server.service.value_streams import MAX_STREAMS, network_of
 from dataplane_server.service.values import Values
 from rl_dataplane.byte_streams import prepare_line
 from rl_dataplane.v1 import local_pb2 as pb

@@ -1,6 +1,6 @@
 """Messages to calls of the core, and answers to messages: partitions, writes, reads, clears.
 
-Decides nothing that the core could decide. Claims and groups are in `translate_claims`, samples in `translate_samples`.
+Decides nothing that the core could decide. Claims and groups are in `claims`, samples in `samples`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from dataplane_server.core.calls.requests import (
 )
 from dataplane_server.core.calls.values import Definition, Int64Array, Tags
 from dataplane_server.durability.snapshot import Manifest
-from dataplane_server.service.translate_filters import rows_that_fit
-from dataplane_server.service.translate_policies import flow_message, policy_message
+from dataplane_server.service.translate.filters import rows_that_fit
+from dataplane_server.service.translate.policies import flow_message, policy_message
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.element_numbers import DTYPE_NUMBERS, DTYPES_BY_NUMBER, KIND_NUMBERS, KINDS_BY_NUMBER
 

@@ -12,9 +12,9 @@ from google.protobuf.message_factory import GetMessageClass
 from dataplane_server.access.gate import OPEN_GATE, Gate, acting_as
 from dataplane_server.access.roles import EVERYTHING, Caller
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.service.local_calls import LocalCalls
-from dataplane_server.service.local_session import LocalSession
-from dataplane_server.service.servicer import DataPlaneServicer
+from dataplane_server.service.grpc.servicer import DataPlaneServicer
+from dataplane_server.service.local.local_calls import LocalCalls
+from dataplane_server.service.local.local_session import LocalSession
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import SHARED_METHODS

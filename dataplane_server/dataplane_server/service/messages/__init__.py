@@ -1,0 +1,1 @@
+"""Messages of the wire: requests parsed within bounds, and streams of frames."""
