@@ -29,7 +29,7 @@ from rich.console import Console
 
 import machine
 from cluster_member import OUR_MODULE, OURS, RAY, TRANSFER_QUEUE, Member
-from dataplane_server.cluster.starting import start
+from dataplane_server.cluster.coordinator.starting import start
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from session import in_ms, in_times, table

@@ -16,7 +16,7 @@ import numpy as np
 from dataplane_client._connect.channel import CHANNEL_OPTIONS
 from dataplane_client._memory.local_protocol import LOCAL_METHODS, LOCAL_WRITES, request_frame
 from dataplane_client._memory.shared_arena import SharedArena
-from dataplane_server.cluster.relay import Relay
+from dataplane_server.cluster.node.relay import Relay
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 from rl_dataplane.v1 import local_pb2

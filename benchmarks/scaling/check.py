@@ -26,7 +26,7 @@ from benchmarks.scaling.calls import (
 )
 from benchmarks.scaling.simulation import Workload, quantile
 
-from dataplane_server.cluster.relay import Relay
+from dataplane_server.cluster.node.relay import Relay
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dataplane_server.cluster.starting import Cluster, start
+from dataplane_server.cluster.coordinator.starting import Cluster, start
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 

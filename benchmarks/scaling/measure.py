@@ -58,10 +58,10 @@ from benchmarks.scaling.cluster import (
 )
 from benchmarks.scaling.simulation import Workload
 
-from dataplane_server.cluster.byte_lines import ByteLines
+from dataplane_server.cluster.node.byte_lines import ByteLines
 from dataplane_server.cluster.messages import Beat, BytePlace
-from dataplane_server.cluster.relay import Relay
-from dataplane_server.cluster.starting import Cluster
+from dataplane_server.cluster.node.relay import Relay
+from dataplane_server.cluster.coordinator.starting import Cluster
 from dataplane_server.core.calls.values import Run, Runs
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc

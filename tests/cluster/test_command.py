@@ -15,7 +15,7 @@ import torch
 from ray.cluster_utils import Cluster as RayCluster
 
 from dataplane_client import connect
-from dataplane_server.cluster.starting import start
+from dataplane_server.cluster.coordinator.starting import start
 from dataplane_server.config import ServerConfig
 
 pytestmark = pytest.mark.xdist_group("cluster")

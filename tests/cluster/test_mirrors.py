@@ -12,10 +12,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from dataplane_server.cluster import mirrors as module
-from dataplane_server.cluster.members import Member, Members
+from dataplane_server.cluster.coordinator import mirrors as module
+from dataplane_server.cluster.coordinator.members import Member, Members
+from dataplane_server.cluster.coordinator.mirrors import Mirrors
 from dataplane_server.cluster.messages import BytePlace, Mirrored, Registration
-from dataplane_server.cluster.mirrors import Mirrors
 from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits

@@ -20,8 +20,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dataplane_client.answers.descriptions import NodeDescription
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_server.cluster.coordinator import NAMESPACE
-from dataplane_server.cluster.starting import Cluster, start
+from dataplane_server.cluster.coordinator.actor import NAMESPACE
+from dataplane_server.cluster.coordinator.starting import Cluster, start
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 

@@ -319,7 +319,7 @@ MUTANTS = (
     Mutant(
         "cluster: copies of a read that does not fit stay in use",
         "a node's cache fills up and takes no more copies",
-        f"{_SERVER}/cluster/cache.py",
+        f"{_SERVER}/cluster/node/cache.py",
         "            self.release(found)\n            return None\n",
         "            return None\n",
         ("tests/cluster/node/test_cache.py",),
@@ -327,7 +327,7 @@ MUTANTS = (
     Mutant(
         "cluster: a copy whose fetch failed is found",
         "a later read gets rubbish for the bytes of a node that did not answer",
-        f"{_SERVER}/cluster/fetching.py",
+        f"{_SERVER}/cluster/node/fetching.py",
         "        except Refusal as refusal:\n            self._cache.forget(copies)\n",
         "        except Refusal as refusal:\n",
         ("tests/cluster/node/test_fetching.py", "tests/cluster/node/test_two_nodes.py"),
@@ -335,7 +335,7 @@ MUTANTS = (
     Mutant(
         "cluster: a new coordinator's versions are compared with the old one's",
         "a node serves copies from before the coordinator's restart",
-        f"{_SERVER}/cluster/gateway.py",
+        f"{_SERVER}/cluster/node/gateway.py",
         "        self._cache.forget_all()\n",
         "",
         ("tests/cluster/node/test_gateway.py", "tests/cluster/node"),
@@ -343,7 +343,7 @@ MUTANTS = (
     Mutant(
         "cluster: clients of a node call after their coordinator is gone",
         "clients wait for answers that never come",
-        f"{_SERVER}/cluster/gateway.py",
+        f"{_SERVER}/cluster/node/gateway.py",
         "            connection.lose_upstream()\n",
         "            pass\n",
         ("tests/cluster/node/test_gateway.py",),
@@ -351,7 +351,7 @@ MUTANTS = (
     Mutant(
         "cluster: a fill overwrites a write that came meanwhile",
         "a mirror has older bytes than its node, and serves them when the node dies",
-        f"{_SERVER}/cluster/kept_mirrors.py",
+        f"{_SERVER}/cluster/node/kept_mirrors.py",
         "        async with kept.filling if kept.is_filling else contextlib.nullcontext():\n",
         "        async with contextlib.nullcontext():\n",
         ("tests/cluster/node/test_kept_mirrors.py",),
@@ -359,7 +359,7 @@ MUTANTS = (
     Mutant(
         "cluster: a lease with some bytes elsewhere does not say so",
         "a reader takes bytes of its own node for those of another",
-        f"{_SERVER}/cluster/relay_calls.py",
+        f"{_SERVER}/cluster/coordinator/relay_calls.py",
         "        if (nodes != node).any():\n",
         "        if (nodes != node).all():\n",
         ("tests/cluster/node/test_gateway.py", "tests/cluster/node/test_two_nodes.py"),

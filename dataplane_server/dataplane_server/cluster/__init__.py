@@ -3,6 +3,6 @@
 from dataplane_server.cluster import start
 """
 
-from dataplane_server.cluster.starting import Cluster, start
+from dataplane_server.cluster.coordinator.starting import Cluster, start
 
 __all__ = ["Cluster", "start"]

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-from dataplane_server.cluster.starting import Cluster, start
+from dataplane_server.cluster.coordinator.starting import Cluster, start
 from dataplane_server.config import ServerConfig
 from dataplane_server.observe.log import now_text
 

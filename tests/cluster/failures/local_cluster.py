@@ -16,8 +16,8 @@ from ray.cluster_utils import Cluster as RayCluster
 from tests.cluster.three_nodes import SHARED_MEMORY, on_node, ray, remove_folders
 
 from dataplane_client.client import connect
-from dataplane_server.cluster.coordinator import NAMESPACE
-from dataplane_server.cluster.starting import Cluster, start
+from dataplane_server.cluster.coordinator.actor import NAMESPACE
+from dataplane_server.cluster.coordinator.starting import Cluster, start
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 

@@ -19,9 +19,9 @@ from dataplane_client._async.local_calls import AsyncLocalCalls
 from dataplane_client._memory.placement import Destination, adjoining
 from dataplane_client._memory.shared_arena import SharedArena
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_server.cluster.cache import Cache
-from dataplane_server.cluster.fetching import Fetching
-from dataplane_server.cluster.gateway import Gateway
+from dataplane_server.cluster.node.cache import Cache
+from dataplane_server.cluster.node.fetching import Fetching
+from dataplane_server.cluster.node.gateway import Gateway
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dataplane_server.cluster.relay import Relay
+from dataplane_server.cluster.node.relay import Relay
 from rl_dataplane.v1 import local_pb2 as pb
 
 HEAD = struct.Struct("<IHxx")

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from tests.cluster.node.conftest import eventually
 
-from dataplane_server.cluster.byte_lines import ByteLines
-from dataplane_server.cluster.byte_port import REQUEST, BytePort
 from dataplane_server.cluster.messages import BytePlace
+from dataplane_server.cluster.node.byte_lines import ByteLines
+from dataplane_server.cluster.node.byte_port import REQUEST, BytePort
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Run, Runs
 from dataplane_server.storage.arena import Arena

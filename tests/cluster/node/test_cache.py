@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dataplane_server.cluster.cache import Cache, CachedRun, RemoteRun
+from dataplane_server.cluster.node.cache import Cache, CachedRun, RemoteRun
 
 BASE, SIZE = 4096, 256
 runs = st.lists(

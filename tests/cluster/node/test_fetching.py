@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from dataplane_server.cluster.cache import Cache
-from dataplane_server.cluster.fetching import Fetching
+from dataplane_server.cluster.node.cache import Cache
+from dataplane_server.cluster.node.fetching import Fetching
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Run, Runs
 from dataplane_server.storage.arena import Arena

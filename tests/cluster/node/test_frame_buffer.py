@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane_server.cluster.frame_buffer import FrameBuffer
-from dataplane_server.cluster.relay import frame_of
+from dataplane_server.cluster.node.frame_buffer import FrameBuffer
+from dataplane_server.cluster.node.relay import frame_of
 from rl_dataplane.v1.local_frames import HEAD
 
 frames = st.lists(st.builds(frame_of, st.integers(0, 50), st.binary(max_size=40)), max_size=6)

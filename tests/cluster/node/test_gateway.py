@@ -29,9 +29,9 @@ from dataplane_client._sync.local_calls import LocalCalls
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import OutOfSpaceError, UnavailableError
 from dataplane_server.access.peers import AllowedPeers
-from dataplane_server.cluster.gateway import Gateway
-from dataplane_server.cluster.relay import Relay, frame_of
-from dataplane_server.cluster.relayed import RelayedConnection
+from dataplane_server.cluster.node.gateway import Gateway
+from dataplane_server.cluster.node.relay import Relay, frame_of
+from dataplane_server.cluster.node.relayed import RelayedConnection
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.testing import ServerThread
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb

@@ -10,10 +10,10 @@ from typing import cast
 import pytest
 from tests.cluster.node.conftest import eventually
 
-from dataplane_server.cluster.byte_lines import ByteLines
-from dataplane_server.cluster.byte_port import BytePort
-from dataplane_server.cluster.kept_mirrors import KeptMirrors
 from dataplane_server.cluster.messages import BytePlace, Mirrored
+from dataplane_server.cluster.node.byte_lines import ByteLines
+from dataplane_server.cluster.node.byte_port import BytePort
+from dataplane_server.cluster.node.kept_mirrors import KeptMirrors
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Run, Runs
 from dataplane_server.storage.arena import Arena

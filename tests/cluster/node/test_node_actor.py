@@ -14,10 +14,10 @@ from tests.cluster.three_nodes import ThreeNodes, on_node, ray
 from xxhash import xxh3_128_digest
 
 from dataplane_client._memory.shared_arena import SharedArena
-from dataplane_server.cluster.byte_lines import ByteLines
 from dataplane_server.cluster.messages import Beat, BeatAnswer, BytePlace, Registered, Registration
-from dataplane_server.cluster.node_actor import NodeActor, NodeOptions
-from dataplane_server.cluster.relay import frame_of
+from dataplane_server.cluster.node.actor import NodeActor, NodeOptions
+from dataplane_server.cluster.node.byte_lines import ByteLines
+from dataplane_server.cluster.node.relay import frame_of
 from dataplane_server.core.calls.values import Runs
 from dataplane_server.core.rows.regions import NODE_SHIFT
 from rl_dataplane.v1 import local_pb2 as pb

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from dataplane_server.cluster.coordinator import NAMESPACE, ClusterOptions, Coordinator, end_actor
+from dataplane_server.cluster.coordinator.actor import NAMESPACE, ClusterOptions, Coordinator, end_actor
 from dataplane_server.cluster.ray_nodes import this_address
 from dataplane_server.config import ServerConfig
 

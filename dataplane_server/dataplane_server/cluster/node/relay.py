@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
-from dataplane_server.cluster.frame_buffer import FrameBuffer
+from dataplane_server.cluster.node.frame_buffer import FrameBuffer
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import HEAD, MAX_BODY_BYTES
 

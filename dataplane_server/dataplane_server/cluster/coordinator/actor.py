@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dataplane_server.cluster.asking import awaited
-from dataplane_server.cluster.cluster_server import ClusterServer, ray_node_of
-from dataplane_server.cluster.home_arena import HomeArena
-from dataplane_server.cluster.members import Member
+from dataplane_server.cluster.coordinator.home_arena import HomeArena
+from dataplane_server.cluster.coordinator.members import Member
+from dataplane_server.cluster.coordinator.server import ClusterServer, ray_node_of
 from dataplane_server.cluster.messages import Beat, BeatAnswer, Registered, Registration
-from dataplane_server.cluster.node_actor import NodeActor, NodeOptions
+from dataplane_server.cluster.node.actor import NodeActor, NodeOptions
 from dataplane_server.cluster.ray_nodes import RayNodes, this_node
 from dataplane_server.config import ServerConfig, host_and_port, with_port
 from dataplane_server.core.rows.regions import Region

@@ -14,9 +14,9 @@ from typing import Any, cast
 import numpy as np
 from google.protobuf.message import Message
 
-from dataplane_server.cluster.members import Members
-from dataplane_server.cluster.placing import acting_on
-from dataplane_server.cluster.values import ClusterValues
+from dataplane_server.cluster.coordinator.members import Members
+from dataplane_server.cluster.coordinator.placing import acting_on
+from dataplane_server.cluster.coordinator.remote_values import ClusterValues
 from dataplane_server.core.calls.answers import Reservation, Waiting
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import ShareReservation

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Iterator
 from typing import Any
 
 from dataplane_server.cluster.asking import answer_of
-from dataplane_server.cluster.members import Member, Members
+from dataplane_server.cluster.coordinator.members import Member, Members
 from dataplane_server.cluster.messages import Mirrored
 from dataplane_server.core.calls.node_calls import SetMirror
 from dataplane_server.core.calls.refusal import Reason, Refusal

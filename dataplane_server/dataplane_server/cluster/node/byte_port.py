@@ -23,8 +23,8 @@ import numpy as np
 
 from dataplane_server.accepting import accepting
 from dataplane_server.byte_streams import send_runs
-from dataplane_server.cluster.arena_bytes import are_inside
 from dataplane_server.cluster.messages import BytePlace
+from dataplane_server.cluster.node.arena_bytes import are_inside
 from dataplane_server.core.calls.values import Runs
 from dataplane_server.storage.arena import Arena, pieces
 

@@ -15,10 +15,10 @@ from xxhash import xxh3_128_digest
 
 from dataplane_server.byte_streams import to_its_end
 from dataplane_server.cluster.asking import answer_of
-from dataplane_server.cluster.byte_lines import ByteLines
-from dataplane_server.cluster.home_arena import HomeArena
-from dataplane_server.cluster.members import Members
-from dataplane_server.cluster.mirrors import Mirrors
+from dataplane_server.cluster.coordinator.home_arena import HomeArena
+from dataplane_server.cluster.coordinator.members import Members
+from dataplane_server.cluster.coordinator.mirrors import Mirrors
+from dataplane_server.cluster.node.byte_lines import ByteLines
 from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.values import Int64Array, Run, Runs
 from dataplane_server.core.plane import DataPlane

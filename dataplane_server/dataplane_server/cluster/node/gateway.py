@@ -14,11 +14,11 @@ from pathlib import Path
 
 from dataplane_server.accepting import accepting
 from dataplane_server.access.peers import AllowedPeers, peer_of
-from dataplane_server.cluster.cache import Cache
-from dataplane_server.cluster.fetching import Fetching
-from dataplane_server.cluster.node_session import NodeSession
-from dataplane_server.cluster.relay import Relay, frame_of
-from dataplane_server.cluster.relayed import RelayedConnection
+from dataplane_server.cluster.node.cache import Cache
+from dataplane_server.cluster.node.fetching import Fetching
+from dataplane_server.cluster.node.relay import Relay, frame_of
+from dataplane_server.cluster.node.relayed import RelayedConnection
+from dataplane_server.cluster.node.session import NodeSession
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.service.binding import files_of_mode

@@ -20,18 +20,18 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from dataplane_server.cluster.arena_bytes import ByteArray, gather, in_thread_if_long, scatter, touch
 from dataplane_server.cluster.asking import awaited
-from dataplane_server.cluster.byte_lines import ByteLines
-from dataplane_server.cluster.byte_port import BytePort
-from dataplane_server.cluster.cache import Cache
-from dataplane_server.cluster.fetching import Fetching
-from dataplane_server.cluster.gateway import Gateway
-from dataplane_server.cluster.kept_mirrors import KeptMirrors
 from dataplane_server.cluster.messages import BEAT_S, Beat, BeatAnswer, BytePlace, Mirrored, Registered, Registration
-from dataplane_server.cluster.node_folder import NodeFolder, default_folder, sweep
+from dataplane_server.cluster.node.arena_bytes import ByteArray, gather, in_thread_if_long, scatter, touch
+from dataplane_server.cluster.node.byte_lines import ByteLines
+from dataplane_server.cluster.node.byte_port import BytePort
+from dataplane_server.cluster.node.cache import Cache
+from dataplane_server.cluster.node.fetching import Fetching
+from dataplane_server.cluster.node.folder import NodeFolder, default_folder, sweep
+from dataplane_server.cluster.node.gateway import Gateway
+from dataplane_server.cluster.node.kept_mirrors import KeptMirrors
+from dataplane_server.cluster.node.relay import Relay
 from dataplane_server.cluster.ray_nodes import this_address, this_node
-from dataplane_server.cluster.relay import Relay
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Copy, Int64Array, Run, Runs
 from dataplane_server.core.rows.regions import NODE_SHIFT, WITHIN_NODE

@@ -14,9 +14,9 @@ import asyncio
 import socket
 from typing import Protocol, cast
 
-from dataplane_server.cluster.frame_buffer import FrameBuffer
-from dataplane_server.cluster.node_session import NodeSession
-from dataplane_server.cluster.relay import Relay, Upstream, frame_of
+from dataplane_server.cluster.node.frame_buffer import FrameBuffer
+from dataplane_server.cluster.node.relay import Relay, Upstream, frame_of
+from dataplane_server.cluster.node.session import NodeSession
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.service.error_table import status_of
 from dataplane_server.service.local.local_buffers import LocalBuffers

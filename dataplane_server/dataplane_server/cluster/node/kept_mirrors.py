@@ -11,8 +11,8 @@ import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dataplane_server.cluster.byte_lines import ByteLines
 from dataplane_server.cluster.messages import BytePlace, Mirrored
+from dataplane_server.cluster.node.byte_lines import ByteLines
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.values import Run, Runs
 from dataplane_server.storage.arena import Arena

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from dataplane_server.cluster.cache import CachedRun
+from dataplane_server.cluster.node.cache import CachedRun
 from dataplane_server.service.local.handles import Handles
 
 

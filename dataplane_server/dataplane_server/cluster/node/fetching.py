@@ -14,7 +14,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from dataplane_server.cluster.cache import Cache, CachedRun, RemoteRun
+from dataplane_server.cluster.node.cache import Cache, CachedRun, RemoteRun
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Runs
 from dataplane_server.core.rows.ranges import merged_runs
