@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dataplane_server.byte_streams import in_thread
+from dataplane_server.arena_streams import in_thread
 
 
 async def test_work_of_a_caller_that_is_cancelled_goes_on_to_its_end_and_its_error_is_not_logged(

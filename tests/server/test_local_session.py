@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from dataplane_server.byte_streams import to_its_end
+from dataplane_server.arena_streams import to_its_end
 from dataplane_server.core.calls.answers import CommitResult, PutResult, Reservation
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits

@@ -10,7 +10,7 @@ from tests.trainer_adapter.planning import dynamic_args, packing_args
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.meta import KVBatchMeta
-from trainer_adapter.data_plane._plan import attach_plan
+from trainer_adapter.data_plane._microbatch_plan import attach_plan
 from trainer_adapter.sharding import shard_meta_for_dp
 
 LENGTHS = [2, 8, 4, 16, 28, 32, 2, 32]

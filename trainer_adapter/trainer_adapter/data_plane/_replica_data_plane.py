@@ -22,7 +22,7 @@ from dataplane_client.meta import KVBatchMeta
 from trainer_adapter._exchange import meta_values
 from trainer_adapter.data_plane._claim import ReplicaClaim
 from trainer_adapter.data_plane._columns import result_column
-from trainer_adapter.data_plane._plan import attach_plan
+from trainer_adapter.data_plane._microbatch_plan import attach_plan
 from trainer_adapter.data_plane._replica import ReplicaGroup, run_on_each_rank, run_on_leader
 from trainer_adapter.data_plane._width import agree_on_longest, longest_row, report_unreadable
 from trainer_adapter.pad_target import pad_target, rounded_up

@@ -52,7 +52,7 @@ class RelayEndpoint(FrameEndpoint[RelaySession]):
 
     async def _serve(self, peer: socket.socket) -> None:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await asyncio.get_running_loop().connect_accepted_socket(lambda: RelayedConnection(self, peer), peer)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: RelayConnection(self, peer), peer)
 
     async def close(self) -> None:
         await self.drain(0.0)
@@ -98,7 +98,7 @@ class RelayEndpoint(FrameEndpoint[RelaySession]):
         self.release(self.orphans(node))
 
 
-class RelayedConnection(LocalConnection):
+class RelayConnection(LocalConnection):
     """A connection of a node actor for one of a client, or one by which a client joins its session."""
 
     def __init__(self, endpoint: RelayEndpoint, peer: socket.socket) -> None:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 import numpy as np
 from xxhash import xxh3_128_digest
 
-from dataplane_server.byte_streams import to_its_end
+from dataplane_server.arena_streams import to_its_end
 from dataplane_server.cluster.asking import answer_of
 from dataplane_server.cluster.coordinator.home_arena import HomeArena
 from dataplane_server.cluster.coordinator.members import Members

@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from dataplane_server.byte_streams import in_thread
+from dataplane_server.arena_streams import in_thread
 from dataplane_server.cluster.messages import BytePlace
 from dataplane_server.cluster.node.byte_port import REQUEST, STALL_S, Given
 from dataplane_server.core.calls.refusal import Reason, Refusal

@@ -22,7 +22,7 @@ from functools import partial
 import numpy as np
 
 from dataplane_server.accepting import accepting
-from dataplane_server.byte_streams import send_runs
+from dataplane_server.arena_streams import send_runs
 from dataplane_server.cluster.messages import BytePlace
 from dataplane_server.cluster.node.arena_bytes import are_inside
 from dataplane_server.core.calls.values import Runs

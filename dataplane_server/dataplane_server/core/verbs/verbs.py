@@ -12,7 +12,7 @@ from dataplane_server.core.verbs.expiry import Expiry
 from dataplane_server.core.verbs.flow import Flow
 from dataplane_server.core.verbs.freshness import Freshness
 from dataplane_server.core.verbs.groups import Groups
-from dataplane_server.core.verbs.holders import Holders
+from dataplane_server.core.verbs.memory_holders import Holders
 from dataplane_server.core.verbs.nodes import Nodes
 from dataplane_server.core.verbs.partitions import Partitions
 from dataplane_server.core.verbs.reads import Reads

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from google.protobuf.message import Message
 
-from dataplane_server.byte_streams import in_thread, send_runs
+from dataplane_server.arena_streams import in_thread, send_runs
 from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Runs
