@@ -31,7 +31,7 @@ FLOORS: dict[str, tuple[Path, list[str]]] = {
         SERVER / "service",
         [
             "binding endless lives messages recent socket_files ticker turns waiters",
-            "error_table session_streams translate values",
+            "error_table session_streams sidecar translate values",
             "call_scope shell",
             "snapshots",
             "grpc",

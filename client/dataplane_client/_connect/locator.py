@@ -43,8 +43,8 @@ class Place:
     grpc_target: str
 
     def attach(self, status: pb.GetServerStatusResponse) -> SharedArena:
-        """Attach to the memory of the server with this status. Raises OSError as `_memory.shared_arena.attach` does, and
-        NotSharedError.
+        """Attach to the memory of the server with this status. Raises OSError as `_memory.shared_arena.attach` does,
+        and NotSharedError.
         """
         if not status.HasField("shared_memory"):
             raise NotSharedError("the server shares no memory")

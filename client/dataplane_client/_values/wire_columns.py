@@ -48,9 +48,9 @@ def encode_columns(
     leading dim of the first field that has one.
 
     Dense and jagged leaves are tensors (jagged: ragged in dim 1). Object leaves are a NonTensorStack, a NonTensorData
-    (an object array of the rows, or one payload for every row) or an object ndarray. `_values.plain_columns` says what lists
-    and other arrays are. Tensors on other devices are copied to the CPU. n_samples: the rows that the call names, if it
-    names any; sample_ids: their names, for errors.
+    (an object array of the rows, or one payload for every row) or an object ndarray. `_values.plain_columns` says what
+    lists and other arrays are. Tensors on other devices are copied to the CPU. n_samples: the rows that the call names,
+    if it names any; sample_ids: their names, for errors.
 
     Raises TypeError for an unsupported leaf, dtype or value type, and ValueError for a field with another number of
     rows, naming the field; InvalidArgumentError (ROW_COUNT_MISMATCH) when a field does not have n_samples rows.

@@ -1,7 +1,7 @@
 """Puts, commits and reads of clients that map the arena of their own node.
 
-As `service.local.local_calls`, but this process does not have the bytes: messages hold no values, places are told as the
-node knows them, and a read names bytes of other nodes for the node actor to fetch.
+As `service.local.local_calls`, but this process does not have the bytes: messages hold no values, places are those that
+the node knows, and a read names bytes of other nodes for the node actor to fetch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Puts, commits and reads at the direct port: as `service.local.local_calls`, but values follow frames over the connection.
+"""Puts, commits and reads at the direct port: as `service.local.local_calls`, but values follow frames over the line.
 
 The core holds their places until the last byte is there or sent, also when a repeated call takes over meanwhile, since
 a thread of this process writes or reads them.
