@@ -92,6 +92,8 @@ class Lifeline(Peer):
         super().__init__(path)
         self.send(pb.LOCAL_METHOD_ATTACH)
         data, self.descriptors, _, _ = socket.recv_fds(self.socket, 4096, 8)
+        for descriptor in self.descriptors:
+            os.set_inheritable(descriptor, False)  # recv_fds ignores MSG_CMSG_CLOEXEC
         self.attached = pb.AttachResponse.FromString(data[HEAD.size :])
 
     def close(self) -> None:
