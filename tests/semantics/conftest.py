@@ -14,6 +14,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +43,7 @@ from dataplane_client.options import TransportChoice  # noqa: E402
 from dataplane_server.config import ServerConfig  # noqa: E402
 from dataplane_server.core.calls.limits import Limits  # noqa: E402
 
+_HERE = Path(__file__).parent
 _FAULT = os.environ.get("FAULT", "")
 _CLUSTER = pytest.param("cluster", marks=[pytest.mark.cluster, pytest.mark.xdist_group("ray")])
 _WIRES = ["grpc", "direct"] if _FAULT else ["grpc", "direct", "shm", _CLUSTER]
@@ -57,10 +59,12 @@ OpenServer = Callable[[str], contextlib.AbstractContextManager[str]]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what cannot hold in a cluster or behind the fault."""
     for item in items:
-        params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
-        where = "cluster" if "cluster" in params.values() else _FAULT
-        if "tests/semantics" in item.path.as_posix() and (reason := why_unfit(where, item)):
-            item.add_marker(pytest.mark.skip(reason=f"{where}: {reason}"))
+        if _HERE in item.path.parents:
+            params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+            ways = {value for value in params.values() if isinstance(value, str)}
+            where = "cluster" if "cluster" in ways else _FAULT
+            if reason := why_unfit(where, item):
+                item.add_marker(pytest.mark.skip(reason=f"{where}: {reason}"))
 
 
 @contextlib.contextmanager
