@@ -22,6 +22,8 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 settings.register_profile("quick", max_examples=60, deadline=None, derandomize=True)
 settings.register_profile("nightly", max_examples=3000, deadline=None, database=None, print_blob=True)
@@ -29,6 +31,11 @@ settings.register_profile(
     "default", settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick")), max_examples=100
 )
 settings.load_profile("default")  # quick: the same examples in each run; nightly: others, by a seed that it prints
+if settings.get_profile("default").derandomize:
+    # Some examples are constants of the modules that were imported so far, which depends on what ran before in the same
+    # worker. There is no setting for that.
+    _none = Constants()
+    providers._get_local_constants = lambda: _none
 
 _LAST_WORDS = pytest.StashKey[int]()
 _GRACE_S = 30.0

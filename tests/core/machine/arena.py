@@ -82,7 +82,7 @@ def free_ranges(in_use: bytes | bytearray) -> list[tuple[int, int]]:
 
 def longest_room(in_use: bytes | bytearray) -> int:
     """Bytes of the longest free range, counted from its first aligned offset."""
-    return max((end - aligned(start) for start, end in free_ranges(in_use)), default=0)
+    return max((max(0, end - aligned(start)) for start, end in free_ranges(in_use)), default=0)
 
 
 def aligned(offset: int) -> int:
