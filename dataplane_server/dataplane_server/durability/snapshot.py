@@ -249,16 +249,18 @@ def _check(path: Path, found: str, expected: str) -> None:
 
 
 def _copy(source: int, target: int, pieces: Iterable[tuple[int, int]]) -> str:
-    """Copy pieces of a file to the same places of another one. Returns the checksum of what was copied."""
+    """Copy pieces of a file to the same places of another one. Returns the checksum of what that has then: writers may
+    change the values of a put that is under way meanwhile.
+    """
     copied = xxh3_64()
     for offset, size in pieces:
-        data = os.pread(source, size, offset)
-        copied.update(data)
         try:
             shared = os.copy_file_range(source, target, size, offset, offset)  # blocks, if the file system can
         except OSError:  # the files are on two file systems
             shared = 0
-        _write_all(target, data[shared:], offset + shared)
+        if shared < size:
+            _write_all(target, os.pread(source, size - shared, offset + shared), offset + shared)
+        copied.update(os.pread(target, size, offset))
     return copied.hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from tests.integration.histories.mortal_server import MortalServer
-from tests.server.durability.test_life import LIMITS, REGISTER, begin
+from tests.server.durability.test_life import LIMITS, REGISTER, begin, put_of
 from tests.server.durability.test_life import put as put_row
 
 from dataplane_client import ClaimNotFoundError, DataPlaneClient, InvalidArgumentError, PreconditionError, connect
+from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.life_calls import Restored
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.requests import RegisterPartition
@@ -130,6 +132,34 @@ def test_every_changed_entry_of_a_manifest_is_named_and_one_without_a_checksum_i
         path.write_text(json.dumps({**whole, entry: value}))
         with pytest.raises(SnapshotError, match=r"manifest\.json"):
             verify_snapshot(tmp_path / "s")
+
+
+def test_a_put_that_is_under_way_changes_its_bytes_meanwhile_and_the_snapshot_is_whole(tmp_path: Path) -> None:
+    life = begin(tmp_path / "d")
+    life.plane.apply(REGISTER, 0.0)
+    put_row(life.plane, "s1", 100)
+    begun, stop = life.plane.apply(put_of("s2", 3000), 0.0), threading.Event()
+    assert isinstance(begun, Reservation)
+    replica = Replica(tmp_path / "d")
+    replica.catch_up()
+
+    def write() -> None:
+        for number in itertools.count():
+            life.arena.view(begun.runs[0])[:] = bytes([number % 256]) * 3000
+            if stop.is_set():
+                return
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for number in range(20):
+            written = write_snapshot(tmp_path, f"s{number}", "q", replica, tmp_path / "d" / "arena")
+            assert verify_snapshot(tmp_path / f"s{number}") == written
+    finally:
+        stop.set()
+        writer.join()
+    life.log.close()
+    life.arena.close()
 
 
 def spoil(place: Path, how: str) -> None:
