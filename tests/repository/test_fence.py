@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator
 
 import pytest
-from tests.repository.test_imports import PACKAGES, ROOT
+from tests.repository.test_imports import PACKAGES, ROOT, imported
 
 FOLDER = ROOT / "integrations"
 INTEGRATIONS = {
@@ -43,7 +41,7 @@ def test_every_integration_is_in_the_wheel_and_typed() -> None:
 
 def offences(source: str, package: str, *, is_test: bool) -> list[str]:
     """What a module of a package imports against the law. Tests may start servers."""
-    return [name for name in imported(ast.parse(source)) if _is_offence(name.split("."), package, is_test)]
+    return [name for name in imported(source) if _is_offence(name.split("."), package, is_test)]
 
 
 def _is_offence(parts: list[str], package: str, is_test: bool) -> bool:
@@ -52,15 +50,6 @@ def _is_offence(parts: list[str], package: str, is_test: bool) -> bool:
     private = any(part.startswith("_") and not part.startswith("__") for part in parts[1:])
     ours = parts[0] in PACKAGES or parts[0] in INTEGRATIONS
     return ours and (private or (parts[0] == "dataplane_server" and not is_test))
-
-
-def imported(module: ast.Module) -> Iterator[str]:
-    """Every module and name that is imported, with the path to it, also within functions."""
-    for node in ast.walk(module):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 @pytest.mark.parametrize(

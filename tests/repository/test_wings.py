@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.repository.test_imports import PACKAGES
+from tests.repository.test_imports import PACKAGES, imported
 
 CLIENT, SERVER = PACKAGES["dataplane_client"], PACKAGES["dataplane_server"]
 FLOORS: dict[str, tuple[Path, list[str]]] = {
@@ -62,16 +61,10 @@ def rooms(folder: Path) -> dict[str, list[Path]]:
     }
 
 
-def imported(source: str, package: str) -> Iterator[str]:
-    """Modules and wings of a package that a module imports, also where it does so late, or for types alone."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module] if node.module != package else [f"{package}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        yield from (name.removeprefix(f"{package}.").split(".")[0] for name in names if name.startswith(f"{package}."))
+def neighbours(source: str, package: str) -> Iterator[str]:
+    """Modules and wings of a package that a module imports."""
+    names = (name for name in imported(source) if name.startswith(f"{package}."))
+    yield from (name.removeprefix(f"{package}.").split(".")[0] for name in names)
 
 
 @pytest.mark.parametrize("package", FLOORS)
@@ -84,7 +77,7 @@ def test_a_wing_imports_only_from_the_floors_below(package: str) -> None:
         f"{path.relative_to(folder)} imports {name}"
         for room, paths in sources.items()
         for path in paths
-        for name in imported(path.read_text(), package)
+        for name in neighbours(path.read_text(), package)
         if name in floor_of and name != room and floor_of[name] >= floor_of[room]
     }
     assert against == set()
@@ -95,4 +88,4 @@ def test_a_wing_imports_only_from_the_floors_below(package: str) -> None:
     ["import a.b.c", "from a.b import c", "from a import b", "def late():\n    from a.b.c import d"],
 )
 def test_the_search_finds(source: str) -> None:
-    assert list(imported(source, "a")) == ["b"]
+    assert list(neighbours(source, "a")) == ["b"]
