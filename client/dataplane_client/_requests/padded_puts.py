@@ -67,7 +67,7 @@ class PerTokenFields:
         """Keep what a description says; of the first partition no longer, when there are too many."""
         self._of[partition.partition_id] = frozenset(field.name for field in partition.fields if field.per_token)
         if len(self._of) > self._MOST:
-            self.forget(next(iter(self._of), ""))
+            self.forget(next(iter(tuple(self._of)), ""))  # a copy: other threads may learn meanwhile
 
     def forget(self, partition_id: str) -> None:
         self._of.pop(partition_id, None)
