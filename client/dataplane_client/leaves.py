@@ -1,5 +1,5 @@
-"""Columns as leaves of a TensorDict, for code that stands between this client and another data plane: what a column is,
-the rows of an object column, and the rows of a ragged one. `codec` has what trainers need.
+"""Columns as leaves of a TensorDict, for adapters between this client and another data plane: what kind a column is,
+and the rows of object and ragged columns. `codec` has what trainers need.
 """
 
 from dataplane_client._values.jagged import JaggedRows, read_jagged

@@ -123,7 +123,7 @@ class Put:
     tags: list[dict[str, Tag]] | None
 
     def digest(self, *others: object) -> bytes:
-        """Stands for all that the put asks for, its values included, and for others, when it is repeated."""
+        """Identifies what the put asks for, its values included, and the others, to compare a repetition with it."""
         asked = pb.PutSamplesHeader()
         asked.CopyFrom(self.header)
         for name in ("request_id", "caller", "read_on"):

@@ -291,7 +291,7 @@ class ClaimVerbs:
         finish = pb.FinishGroupRequest(request_id=name, reservation_id=_NO_RESERVATION)
         if request_id is not None:
             finish.request_digest = put.digest(group_id, weight_version)
-            with contextlib.suppress(GroupFencedError):  # unless it has finished before, which is told again
+            with contextlib.suppress(GroupFencedError):  # no earlier call of this name has finished the group
                 return int((self._transport.unary("FinishGroup", finish, deadline.left_s)).rows)
         with self.reserve_group(
             partition_id, group_id, sample_ids, weight_version=weight_version, timeout_s=deadline.left_s
