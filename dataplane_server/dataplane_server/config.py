@@ -112,6 +112,13 @@ class ServerConfig:
                     raise ValueError(f"listen: {address!r} needs an absolute path, as in unix:///run/dataplane.sock")
                 continue
             self._validate_reach("listen", address, "a Unix socket or ")
+        ports = [address for address in self.listen if not address.startswith("unix:")]
+        if len(ports) > 1 and not self.insecure and not self._knows_callers():
+            raise ValueError(
+                f"listen: by which of {', '.join(map(repr, ports))} a call comes in, gRPC does not say, so the kernel "
+                "cannot be asked who calls; leave one of them, or give the server a way to know callers (--access, or "
+                "--tls-client-ca)"
+            )
         if self.http is not None:
             host_and_port("http", self.http)
         if self.http_door is not None:
@@ -139,8 +146,10 @@ class ServerConfig:
     def _lacks_for_network(self) -> list[str]:
         """What is missing before other hosts may call."""
         lacks = [] if self.tls is not None else ["no TLS (--tls-cert, --tls-key)"]
-        known = self.access is not None or (self.tls is not None and self.tls.client_ca is not None)
-        return lacks if known else [*lacks, "no way to know callers (--access, or --tls-client-ca)"]
+        return lacks if self._knows_callers() else [*lacks, "no way to know callers (--access, or --tls-client-ca)"]
+
+    def _knows_callers(self) -> bool:
+        return self.access is not None or (self.tls is not None and self.tls.client_ca is not None)
 
     def _validate_durability(self) -> None:
         if self.durability not in get_args(Durability):

@@ -57,6 +57,22 @@ MUTANTS = (
         ("tests/integration/access/test_roles.py",),
     ),
     Mutant(
+        "loopback: a connection that has closed still has a user",
+        "any user of the host reads rows at the page",
+        f"{_SERVER}/access/loopback.py",
+        "    return Owner(int(user), state == _ESTABLISHED and inode != 0)\n",
+        "    return Owner(int(user), True)\n",
+        ("tests/server/access/test_gate.py",),
+    ),
+    Mutant(
+        "gate: the first of two addresses is asked",
+        "another user's call is taken for that of a client whose port it came from",
+        f"{_SERVER}/access/gate.py",
+        " if len(locals_) == 1 else None\n",
+        " if locals_ else None\n",
+        ("tests/server/access/test_gate.py",),
+    ),
+    Mutant(
         "local: small reads stay under way",
         "memory of cleared rows is never free again",
         f"{_SERVER}/service/local/local_calls.py",

@@ -13,7 +13,9 @@ from dataplane_server.core.calls.limits import Limits
 GOOD: list[dict[str, Any]] = [
     {},
     {"listen": ("unix:///run/dataplane.sock",)},
-    {"listen": ("unix:/run/dataplane.sock", "localhost:0", "127.9.9.9:1", "[::1]:50051")},
+    *({"listen": ("unix:/run/dataplane.sock", port)} for port in ("localhost:0", "127.9.9.9:1", "[::1]:50051")),
+    {"listen": ("localhost:0", "127.9.9.9:1"), "insecure": True},
+    {"listen": ("localhost:0", "127.9.9.9:1"), "access": Path("a")},
     {"listen": ("0.0.0.0:50051",), "insecure": True},
     {"http": "0.0.0.0:9464"},
     {"health": "0.0.0.0:50052"},
@@ -32,6 +34,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     *(({"listen": (address,)}, f"listen: .*'{address}'") for address in MALFORMED),
     ({"listen": ()}, "listen"),
     ({"listen": ("127.0.0.1:0", "0.0.0.0:0")}, "'0.0.0.0:0'"),
+    ({"listen": ("127.0.0.1:0", "unix:/s", "[::1]:1")}, "listen: .*'127.0.0.1:0', '[::1]:1'"),
     ({"durability": "some"}, "durability .* 'some'"),
     ({"durability": "process"}, "'process' .* data_dir"),
     ({"durability": "memory", "data_dir": Path("d")}, "'memory' .* data_dir"),

@@ -5,8 +5,9 @@ concerns. What a call does meanwhile finds its caller in its context (`current_c
 
 A token decides if one is sent, else the certificate. Without an access file every certificate of the clients' CA may do
 everything; without TLS, so may processes on loopback whose user is the server's, root, or allowed. Listeners of ours
-ask who has opened a connection before they read from it. gRPC tells a call's peer, but not the port that it came in by,
-so all its ports are asked, for each call. Over a Unix socket the rights of its file have decided who is there.
+ask who has opened a connection before they read from it. gRPC tells a call's peer, but not the address that it came in
+by, so there is one where the kernel is asked, for each call. Over a Unix socket the rights of its file have decided who
+is there.
 """
 
 from __future__ import annotations
@@ -142,12 +143,12 @@ class Gate:
         return self.at_connection(credentials, why)
 
     def _user_over_grpc(self, peer: End) -> int | None:
-        """The user whose process calls from there. None unless all connections to ports of gRPC, but those that both
-        ends have closed, are of one user and open. One of them has the call.
+        """The user whose process calls from there; None if it has begun to close, or if the call can have come in by
+        another address: a port may have a connection to each, and one that is closed leaves no trace.
         """
-        found = [owner for local in self._grpc if (owner := owner_of(peer, local)) is not None and not owner.is_over]
-        users = {owner.user if owner.is_connected else None for owner in found}
-        return users.pop() if len(users) == 1 else None
+        locals_ = [local for local in self._grpc if local.address.version == peer.address.version]
+        owner = owner_of(peer, locals_[0]) if len(locals_) == 1 else None
+        return owner.user if owner is not None and owner.is_connected else None
 
     def _why_not(self, users: AllowedPeers, user: int | None) -> str | None:
         if user is not None and users.allows(Peer(0, user, -1)):

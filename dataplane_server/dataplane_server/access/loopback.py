@@ -22,7 +22,7 @@ _NETLINK_SOCK_DIAG = 4
 _NLMSG_ERROR = 2
 _NLM_F_REQUEST = 1
 _NO_COOKIE = 0xFFFFFFFF
-_ESTABLISHED, _TIME_WAIT = 1, 6
+_ESTABLISHED = 1
 _HEAD = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBxI2s2s16s16sIII")
 _ANSWER = struct.Struct("=BBBB2s2s16s16sIIIIIIII")
@@ -49,13 +49,10 @@ class End(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """Who has a socket. is_connected: whether a process has it, and neither end has closed the connection. is_over:
-    whether both have.
-    """
+    """Who has a socket. is_connected: whether a process has it, and neither end has closed the connection."""
 
     user: int
     is_connected: bool
-    is_over: bool
 
 
 def user_of(connection: socket.socket) -> int | None:
@@ -97,4 +94,4 @@ def _asked(peer: End, local: End) -> Owner:
         raise OSError(number, os.strerror(number))
     fields = _ANSWER.unpack_from(answer, _HEAD.size)
     state, user, inode = fields[1], fields[14], fields[15]
-    return Owner(int(user), state == _ESTABLISHED and inode != 0, state == _TIME_WAIT)
+    return Owner(int(user), state == _ESTABLISHED and inode != 0)

@@ -3,7 +3,7 @@
     python -m tests.hostile.attacks.loopback [--attempts 1000]
 
 The kernel has no user for a socket that its process has closed, and a local port may have several connections, to
-different ports of the server. Each way ends in a request that the server must not carry out. It takes root to try. The
+different addresses. Each way ends in a request that the server must not carry out. It takes root to try. The
 exit status is 1 if a single attempt goes through.
 """
 
@@ -33,23 +33,25 @@ from rl_dataplane.v1.local_frames import HEAD
 
 STRANGER = 65533
 _HOST = "127.0.0.1"
-_TIMEOUT_S = 20.0
+_TIMEOUT_S = 200.0
+_CALLS = 8  # of a connection
+_BATCH = 50  # attempts that the other user's process makes in one go
 _IP_LOCAL_PORT_RANGE = 51
 _SERVICE = pb.DESCRIPTOR.services_by_name["DataPlaneService"].full_name
 
 
 @dataclass(frozen=True)
 class Ports:
-    """Of a server on loopback: two of gRPC, the page, the door, the direct port. owner: from which a process of the
-    server's user is connected to the first.
+    """Of a server on loopback: gRPC, the page, the door, the direct port. owner: from which a process of the server's
+    user is connected to gRPC. owner_elsewhere: and from which to a port of another program.
     """
 
     grpc: int
-    other_grpc: int
     page: int
     door: int
     direct: int
     owner: int
+    owner_elsewhere: int
 
 
 # -- connections -------------------------------------------------------------------------------------------------------
@@ -95,12 +97,16 @@ def _rest(line: socket.socket) -> bytes:
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def _registration(name: str) -> bytes:
-    """A connection's bytes that make a partition by gRPC."""
+def _registrations(name: str) -> bytes:
+    """A connection's bytes that make partitions by gRPC."""
+    return OPENING + b"".join(_registration(f"{name}-{part}", 2 * part + 1) for part in range(_CALLS))
+
+
+def _registration(name: str, stream: int) -> bytes:
     message = pb.RegisterPartitionRequest(request_id=name, partition_id=name, fields=["x"], tasks=["t"])
     data = message.SerializeToString()
-    head = frame(HEADERS, 4, 1, request(f"/{_SERVICE}/RegisterPartition", "localhost"))
-    return OPENING + head + frame(DATA, 1, 1, b"\0" + len(data).to_bytes(4, "big") + data)
+    head = frame(HEADERS, 4, stream, request(f"/{_SERVICE}/RegisterPartition", "localhost"))
+    return head + frame(DATA, 1, stream, b"\0" + len(data).to_bytes(4, "big") + data)
 
 
 def _await_answer(line: socket.socket) -> None:
@@ -157,10 +163,25 @@ def _direct_behind_a_closed_call(ports: Ports, name: str) -> int:
     return 0
 
 
-def _call_behind_a_closed_call(ports: Ports, name: str) -> int:
-    line = _line_behind(ports.other_grpc, ports.grpc)
-    line.sendall(_registration(name))
+def _call_behind_a_closed_connection_to_the_page(ports: Ports, name: str) -> int:
+    with _line(ports.page, 0) as first:
+        from_port = first.getsockname()[1]
+    line = _line(ports.grpc, from_port)
+    line.sendall(_registrations(name))
     _await_answer(line)
+    return 0
+
+
+def _closed_call(ports: Ports, name: str) -> int:
+    with _line(ports.grpc) as line:
+        line.sendall(_registrations(name))
+    return 0
+
+
+def _call_that_is_reset(ports: Ports, name: str) -> int:
+    with _line(ports.grpc) as line:
+        line.sendall(_registrations(name))
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     return 0
 
 
@@ -173,15 +194,15 @@ def _sample_from_the_owners_port_by_range(ports: Ports, name: str) -> int:
 
 
 def _call_from_the_owners_port(ports: Ports, name: str) -> int:
-    line = _line_by_range(ports.other_grpc, ports.owner)
-    line.sendall(_registration(name))
+    line = _line_by_range(ports.grpc, ports.owner_elsewhere)
+    line.sendall(_registrations(name))
     _await_answer(line)
     return 0
 
 
 def _closed_call_from_the_owners_port(ports: Ports, name: str) -> int:
-    with _line_by_range(ports.other_grpc, ports.owner) as line:
-        line.sendall(_registration(name))
+    with _line_by_range(ports.grpc, ports.owner_elsewhere) as line:
+        line.sendall(_registrations(name))
     return 0
 
 
@@ -205,7 +226,9 @@ WAYS: dict[str, Callable[[Ports, str], int]] = {
         _sample_behind_a_closed_call,
         _put_behind_a_closed_call,
         _direct_behind_a_closed_call,
-        _call_behind_a_closed_call,
+        _call_behind_a_closed_connection_to_the_page,
+        _closed_call,
+        _call_that_is_reset,
         _sample_from_the_owners_port,
         _sample_from_the_owners_port_by_range,
         _call_from_the_owners_port,
@@ -235,10 +258,10 @@ def _attempt(way: Callable[[Ports, str], int], ports: Ports, name: str) -> int:
 
 @contextlib.contextmanager
 def server_on_loopback() -> Iterator[ServerThread]:
-    """A server with two gRPC ports, page, door and direct port on loopback. Partition train has row r."""
+    """A server with gRPC, page, door and direct port on loopback. Partition train has row r."""
     any_port = f"{_HOST}:0"
     listening = {"http": any_port, "http_door": any_port, "direct": any_port}
-    server = ServerThread(ServerConfig(listen=(any_port, any_port), limits=Limits(memory_bytes=64 << 20), **listening))  # type: ignore[arg-type]
+    server = ServerThread(ServerConfig(listen=(any_port,), limits=Limits(memory_bytes=64 << 20), **listening))  # type: ignore[arg-type]
     try:
         with connect(server.addresses[0], transport="grpc") as client:
             client.register_partition("train", ["x"], 0, ["t"])
@@ -255,10 +278,12 @@ def went_through(server: ServerThread, way: str, attempts: int) -> int:
     at = [int(str(address).rpartition(":")[2]) for address in addresses]
     with connect(server.addresses[0], transport="grpc") as client, contextlib.ExitStack() as owners:
         before = client.partition("train").rows
-        lines = [owners.enter_context(_line(at[0])) for _ in range(attempts)]
-        ports = [Ports(at[0], at[1], at[2], at[3], at[4], line.getsockname()[1]) for line in lines]
+        other = owners.enter_context(socket.create_server((_HOST, 0), backlog=attempts))
+        to = (at[0], other.getsockname()[1])
+        lines = [[owners.enter_context(_line(port)).getsockname()[1] for port in to] for _ in range(attempts)]
+        ports = [Ports(*at, *line) for line in lines]
         answered: int = user(STRANGER).run(_try, way, ports)
-    with contextlib.closing(HTTPConnection(_HOST, at[3], timeout=_TIMEOUT_S)) as door:
+    with contextlib.closing(HTTPConnection(_HOST, at[2], timeout=_TIMEOUT_S)) as door:
         door.request("GET", "/v1/partitions/train")  # behind what the door has been sent
         door.getresponse().read()
     with connect(server.addresses[0], transport="grpc") as client:
@@ -276,7 +301,8 @@ def main() -> int:
     total = 0
     with server_on_loopback() as server:
         for way in given.ways or WAYS:
-            count = went_through(server, way, given.attempts)
+            batches = [min(_BATCH, given.attempts - begin) for begin in range(0, given.attempts, _BATCH)]
+            count = sum(went_through(server, way, size) for size in batches)
             total += count
             sys.stdout.write(f"{way}: {count} of {given.attempts} went through\n")
             sys.stdout.flush()

@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from dataplane_server.access.access_file import AccessRules, key_files, load_access_file
 from dataplane_server.access.gate import Credentials, Gate
-from dataplane_server.access.peers import AllowedPeers
 from dataplane_server.access.reloading import Reloaded
 from dataplane_server.access.roles import EVERYTHING
 from dataplane_server.core.calls.refusal import Reason, Refusal
@@ -172,10 +171,3 @@ def test_a_symmetric_key_is_refused_with_its_file(write: Write, tmp_path: Path) 
     (tmp_path / "keys.json").write_text(json.dumps({"keys": [{"kty": "oct", "k": "eHg", "kid": "1", "alg": "HS256"}]}))
     with pytest.raises(ValueError, match=r"keys\.json .*symmetric"):
         load_access_file(write({"jwt": {"keys": "keys.json", "issuer": "i", "audience": "a"}}))
-
-
-def test_a_caller_on_another_host_is_nobody_on_loopback() -> None:
-    gate = Gate(None, lambda held_id: None, lambda session_id: None, users=AllowedPeers(frozenset(), frozenset()))
-    gate.grpc_listens("127.0.0.1", 1)
-    with pytest.raises(Refusal, match="loopback is open to the server's own user, and a process calls"):
-        gate.at_port(Credentials(PEER))
