@@ -37,6 +37,9 @@ if settings.get_profile("default").derandomize:
     _none = Constants()
     providers._get_local_constants = lambda: _none
 
+for _wait in ("gcs_server_port_wait_time_s", "raylet_start_wait_time_s", "worker_register_timeout_seconds"):
+    os.environ.setdefault(f"RAY_{_wait}", "300")  # Ray gives its processes 30 s to start, which a busy machine needs
+
 _LAST_WORDS = pytest.StashKey[int]()
 _GRACE_S = 30.0
 

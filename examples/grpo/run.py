@@ -24,6 +24,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -203,7 +204,8 @@ class Run:
     def _moved_bytes(self) -> float:
         """Bytes of values put to and read from the server's life so far, by its metrics, as far as it answers."""
         url = f"{http_url(self._processes)}/metrics"
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as response:  # noqa: S310  # ours
+        broken = (OSError, HTTPException)  # the latter where its life ends in the middle of the answer
+        with contextlib.suppress(*broken), urllib.request.urlopen(url, timeout=10) as response:  # noqa: S310  # ours
             families = text_string_to_metric_families(response.read().decode())
             wanted = {f"dataplane_{verb}_bytes_total" for verb in ("put", "commit", "read")}
             self._moved = sum(sample.value for family in families for sample in family.samples if sample.name in wanted)

@@ -1,7 +1,9 @@
-"""Real servers on real sockets. Whatever a test does, the core's laws hold when its server stops.
+"""Real servers on real sockets. Whatever a test does, the core's laws hold when it is over.
 
-Clients reach the server in one of four ways. One is in a local Ray cluster of three nodes, which all its tests share.
-So tests that start servers of their own are skipped there. They have the marker `cluster` (`make test-cluster`).
+Clients reach the server in one of four ways. The tests of a process share one server for each kind of socket, and each
+test finds it without partitions. Those that read what outlives partitions (totals, sessions, histories) have the marker
+`fresh_server`. One way is in a local Ray cluster of three nodes (`make test-cluster`); there, tests that start servers
+of their own are skipped.
 
 The variable FAULT of the environment (latency, slices or resets) puts a proxy with that fault between the clients and
 the servers of all tests that take the fixtures below; these then use TCP only, and tests that cannot hold are skipped.
@@ -37,6 +39,9 @@ from dataplane_server.testing import ServerThread
 Eventually = Callable[[Callable[[], object]], None]
 """The fixture `eventually`."""
 
+OpenServer = Callable[..., AbstractContextManager[str]]
+"""The fixture `open_server`."""
+
 Unchanged = Callable[[DataPlaneClient], AbstractContextManager[None]]
 """The fixture `unchanged`."""
 
@@ -46,13 +51,14 @@ _LIMITS = Limits(memory_bytes=256 << 20)
 _FAULT = os.environ.get("FAULT", "")
 _HERE = Path(__file__).parent
 _SUITE = (_HERE, _HERE / "loader")  # what is in other folders speaks to servers by hand, or needs those of its own
-_TRANSPORTS: dict[str, TransportChoice] = {"direct": "direct", "shm": "shm", "cluster": "shm"}
+TRANSPORTS: dict[str, TransportChoice] = {"grpc": "grpc", "direct": "direct", "shm": "shm", "cluster": "shm"}
+_TCP_WAYS = ("grpc", "direct")
 _CLUSTER = pytest.param("cluster", marks=[pytest.mark.cluster, pytest.mark.xdist_group("ray")])
 
 
 def ways(*others: str) -> list[Any]:
     """Ways for a parametrized fixture `way`: these and the cluster, or those over a network with a fault."""
-    return ["tcp", "direct"] if _FAULT else [*others, _CLUSTER]
+    return list(_TCP_WAYS) if _FAULT else [*others, _CLUSTER]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -75,7 +81,7 @@ def _in_cluster(item: pytest.Item) -> bool:
     return params.get("way", params.get("shared_client")) == "cluster"
 
 
-@pytest.fixture(params=ways("tcp", "direct", "shm"))
+@pytest.fixture(params=ways(*_TCP_WAYS, "shm"))
 def way(request: pytest.FixtureRequest) -> str:
     """How clients reach the server: gRPC, its direct port, memory that it shares, or that of a node.
 
@@ -86,14 +92,18 @@ def way(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def listen(way: str, tmp_path: Path) -> str:
-    """Where the test's server is to listen."""
-    return ANY_PORT if way in ("tcp", "direct") else f"unix://{tmp_path}/dataplane.sock"
+    """Where a server of the test's own is to listen."""
+    return _place(way, tmp_path)
+
+
+def _place(way: str, folder: Path) -> str:
+    return ANY_PORT if way in _TCP_WAYS else f"unix://{folder}/dataplane.sock"
 
 
 @pytest.fixture
 def transport(way: str) -> TransportChoice:
     """How values are to travel."""
-    return _TRANSPORTS.get(way, "grpc")
+    return TRANSPORTS.get(way, "grpc")
 
 
 @pytest.fixture
@@ -103,13 +113,9 @@ def reach() -> Iterator[Reach]:
         yield reach
 
 
-@pytest.fixture
-def address(way: str, listen: str, reach: Reach, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A running server without partitions."""
-    if way == "cluster":
-        with request.getfixturevalue("three_nodes").emptied() as address:
-            yield address
-    else:
+@contextlib.contextmanager
+def _server_at(listen: str) -> Iterator[str]:
+    with reach_through(_FAULT) as reach:
         server = ReachedServer(ServerConfig(listen=(listen,), direct=ANY_PORT, limits=_LIMITS), reach)
         try:
             yield server.addresses[0]
@@ -117,17 +123,56 @@ def address(way: str, listen: str, reach: Reach, request: pytest.FixtureRequest)
             server.stop()
 
 
+@pytest.fixture(scope="session")
+def open_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenServer]:
+    """Blocks with the address of a server without partitions for a way: one that all share, or one for each block if it
+    must be fresh, or if there is a fault.
+    """
+    shared: dict[bool, str] = {}
+    with contextlib.ExitStack() as running:
+
+        @contextlib.contextmanager
+        def opened(way: str, *, fresh: bool = False) -> Iterator[str]:
+            if way == "cluster":
+                with request.getfixturevalue("three_nodes").emptied() as address:
+                    yield address
+                return
+            listen = _place(way, tmp_path_factory.mktemp("s"))
+            if fresh or _FAULT:
+                with _server_at(listen) as address:
+                    yield address
+                return
+            is_tcp = way in _TCP_WAYS
+            if is_tcp not in shared:
+                shared[is_tcp] = running.enter_context(_server_at(listen))
+            try:
+                yield shared[is_tcp]
+            finally:
+                with connect(shared[is_tcp]) as client:
+                    for partition in client.partitions():
+                        client.drop_partition(partition.partition_id)
+
+        yield opened
+
+
+@pytest.fixture
+def address(way: str, open_server: OpenServer, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A running server without partitions."""
+    with open_server(way, fresh=request.node.get_closest_marker("fresh_server") is not None) as address:
+        yield address
+
+
 @pytest.fixture
 def client(address: str, transport: TransportChoice) -> Iterator[DataPlaneClient]:
     """A blocking client of it."""
-    with connect(address, timeout_s=20.0, transport=transport) as client:
+    with connect(address, timeout_s=120.0, transport=transport) as client:
         yield client
 
 
 @pytest.fixture
 async def async_client(address: str, transport: TransportChoice) -> AsyncIterator[aio.AsyncDataPlaneClient]:
     """An asynchronous client of it."""
-    async with await aio.connect(address, timeout_s=20.0, transport=transport) as client:
+    async with await aio.connect(address, timeout_s=120.0, transport=transport) as client:
         yield client
 
 
@@ -174,7 +219,7 @@ def small_server(start_server: Callable[..., ServerThread]) -> ServerThread:
 @pytest.fixture
 def small_client(small_server: ServerThread, transport: TransportChoice) -> Iterator[DataPlaneClient]:
     """A client of `small_server`."""
-    with connect(small_server.addresses[0], timeout_s=20.0, transport=transport) as client:
+    with connect(small_server.addresses[0], timeout_s=120.0, transport=transport) as client:
         yield client
 
 

@@ -164,6 +164,7 @@ def test_a_commit_with_columns_writes_and_consumes_in_one_step(flow: DataPlaneCl
     assert states(flow) == (0, 0, 2)
 
 
+@pytest.mark.fresh_server
 @pytest.mark.parametrize("columns", [None, {"b": torch.zeros(1)}], ids=["plain", "with columns"])
 def test_a_request_id_commits_one_claim(flow: DataPlaneClient, columns: dict[str, torch.Tensor] | None) -> None:
     put(flow, ["x", "y"], "a")
@@ -175,6 +176,7 @@ def test_a_request_id_commits_one_claim(flow: DataPlaneClient, columns: dict[str
     assert second.commit(columns, request_id="step-2") == 1
 
 
+@pytest.mark.fresh_server
 @pytest.mark.parametrize("columns", [None, {"b": torch.zeros(1)}], ids=["no columns", "another type"])
 def test_a_request_id_commits_the_same_columns(flow: DataPlaneClient, columns: dict[str, torch.Tensor] | None) -> None:
     put(flow, ["x"])

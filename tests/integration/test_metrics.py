@@ -26,7 +26,7 @@ IDS = ["a", "b", "c", "d"]
 BYTES = 4 * 11 * 4
 
 
-@pytest.fixture(params=["tcp", "shm"])
+@pytest.fixture(params=["grpc", "shm"])
 def way(request: pytest.FixtureRequest) -> str:
     """The kind of socket does not show."""
     return str(request.param)

@@ -25,6 +25,7 @@ def partition(client: DataPlaneClient) -> str:
     return "p"
 
 
+@pytest.mark.fresh_server
 @pytest.mark.parametrize("group", [False, True], ids=["alone", "as a group"])
 @pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
 def test_a_put_with_a_name_is_applied_once_and_another_one_is_refused(

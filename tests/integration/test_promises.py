@@ -64,6 +64,7 @@ def test_a_version_that_is_none_is_refused_wherever_it_is_named(flow: DataPlaneC
     assert flow.partition("p").rows == 0
 
 
+@pytest.mark.fresh_server
 def test_a_crafted_message_runs_no_code_in_server_or_reader(flow: DataPlaneClient, tmp_path: Path) -> None:
     bomb = pickle.dumps(_Touch(tmp_path / "ran"))
     column = pb.Column(name="a", kind=pb.FIELD_KIND_OBJECT, row_lengths=np.array([len(bomb)], "<i8").tobytes())

@@ -9,32 +9,22 @@ import numpy.typing as npt
 import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
-from tests.integration.conftest import ANY_PORT, ways
+from tests.integration.conftest import TRANSPORTS, OpenServer, ways
 from torch.nested import nested_tensor_from_jagged
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.dtypes import WIRE_DTYPES
 from dataplane_client.options import TransportChoice
-from dataplane_server.testing import running_server
 
 DTYPES = {entry.name: entry.torch_dtype for entry in WIRE_DTYPES}
 FIELDS = [f"{kind}.{name}" for kind in ("dense", "jagged") for name in DTYPES]
 
 
-@pytest.fixture(scope="module", params=ways("tcp", "direct", "shm"))
-def shared_client(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[DataPlaneClient]:
-    """One server for the tests of this module; every test begins with a new partition."""
-    if request.param == "cluster":
-        with request.getfixturevalue("three_nodes").emptied() as address, connect(address, transport="shm") as client:
-            yield client
-        return
-    unix = f"unix://{tmp_path_factory.mktemp('socket')}/dataplane.sock"
-    transports: dict[str, TransportChoice] = {"tcp": "grpc", "direct": "direct", "shm": "shm"}
-    running = running_server(listen=unix if request.param == "shm" else ANY_PORT, direct=ANY_PORT)
-    with running as address, connect(address, transport=transports[request.param]) as client:
+@pytest.fixture(scope="module", params=ways("grpc", "direct", "shm"))
+def shared_client(request: pytest.FixtureRequest, open_server: OpenServer) -> Iterator[DataPlaneClient]:
+    """One client for the tests of this module; every test begins with a new partition."""
+    with open_server(request.param) as address, connect(address, transport=TRANSPORTS[request.param]) as client:
         yield client
 
 

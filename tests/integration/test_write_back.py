@@ -97,6 +97,7 @@ def test_a_commit_that_is_repeated_by_its_name_answers_as_the_first_time(flow: D
         flow.adopt_claim(claim.claim_id, claim.meta)
 
 
+@pytest.mark.fresh_server
 def test_the_story_of_a_sample_tells_who_wrote_what(flow: DataPlaneClient, claim: Claim) -> None:
     claim.write({"b": torch.ones(2)})
     claim.commit()

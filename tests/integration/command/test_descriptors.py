@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.command.conftest import Command
+from tests.integration.conftest import Eventually
 
 from dataplane_client.client import connect
 
@@ -45,7 +46,7 @@ def serving(start_command: Callable[..., Command], tmp_path: Path) -> tuple[Comm
 
 
 def test_a_server_without_descriptors_logs_once_and_serves_when_there_are_some(
-    serving: tuple[Command, str, int],
+    serving: tuple[Command, str, int], eventually: Eventually
 ) -> None:
     command, path, port = serving
     resource.prlimit(command.process.pid, resource.RLIMIT_NOFILE, (40, 40))
@@ -55,6 +56,7 @@ def test_a_server_without_descriptors_logs_once_and_serves_when_there_are_some(
             idle.connect(f"{path}.local")
         scrape = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
         scrape.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        eventually(lambda: "accept_failed" in command.log)
         time.sleep(1.0)
         assert len(command.log) < 10_000
         assert {json.loads(line)["event"] for line in command.log.splitlines()} >= {"accept_failed"}

@@ -134,7 +134,7 @@ def test_a_call_that_outlasts_the_grace_is_cut_and_the_end_is_still_clean(
         eventually(lambda: client.server_status().memory_used_bytes == 2 * SIZE)
         assert command.end() == 0
         put.let_go.set()
-        assert isinstance(put.call.exception(20), grpc.RpcError)
+        assert isinstance(put.call.exception(120), grpc.RpcError)
     assert not failures(command)
 
 
@@ -191,14 +191,14 @@ def test_claims_and_puts_that_wait_end_at_sigterm_with_a_word_of_why(
         eventually(lambda: flow.server_status().waiting_claims + flow.server_status().waiting_puts == 2)
         assert command.end() == 0
         for call in waiting:
-            assert call.exception(20).code() is grpc.StatusCode.UNAVAILABLE
-            assert "shutting down" in call.exception(20).details()
+            assert call.exception(120).code() is grpc.StatusCode.UNAVAILABLE
+            assert "shutting down" in call.exception(120).details()
 
 
 def test_a_client_whose_claim_waits_retries_and_then_says_unavailable(
     command: Command, flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
 ) -> None:
-    claim = threads.submit(flow.claim, "p", "train", ["x"], 1, timeout_s=1.5)
+    claim = threads.submit(flow.claim, "p", "train", ["x"], 1, timeout_s=5.0)
     eventually(lambda: flow.server_status().waiting_claims == 1)
     assert command.end() == 0
-    assert isinstance(claim.exception(20), UnavailableError)
+    assert isinstance(claim.exception(120), UnavailableError)

@@ -70,7 +70,7 @@ class Worker:
         self._name = f"{transport}-{timeout_s:g}"
         self._fence = 0
         self._client = connect(address, transport=transport, timeout_s=timeout_s, max_backoff_s=0.1)
-        self._client.register_partition("p", ["x", "y"], 0, ["train", "hold"], timeout_s=10.0)
+        self._client.register_partition("p", ["x", "y"], 0, ["train", "hold"], timeout_s=120.0)
         self._put("first", ["x", "y"])
         self._held = self._client.claim("p", "hold", ["x", "y"], 1)
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -88,9 +88,9 @@ class Worker:
         """End its work, and see that it still holds what it held, and can commit that once."""
         self._stopping.set()
         self._thread.join()
-        held = self._client.claims("p", "hold", timeout_s=10.0).open
+        held = self._client.claims("p", "hold", timeout_s=120.0).open
         assert self._held.claim_id in [claim.claim_id for claim in held]
-        assert self._held.commit(timeout_s=10.0) == 1
+        assert self._held.commit(timeout_s=120.0) == 1
 
     def _work(self) -> None:
         try:

@@ -14,7 +14,7 @@ from tests.integration.failpoints.failpoint import Failpoint, Fault
 from tests.integration.failpoints.lives import Lives
 from tests.integration.failpoints.steps import STEPS, Step
 
-from dataplane_client import UnavailableError, connect
+from dataplane_client import DeadlineError, UnavailableError, connect
 
 _KILLS = {"kill before", "kill after", "torn"}
 
@@ -91,10 +91,10 @@ def test_a_server_whose_directory_was_moved_ends_and_writes_nothing_to_another_o
     assert lives.begin() is None, lives.log
     acknowledged: list[str] = []
     with connect(lives.address, timeout_s=5.0) as client:
-        client.register_partition("p", ["x"], 0, ["t"])
+        client.register_partition("p", ["x"], 0, ["t"], timeout_s=120.0)
         data.rename(moved)
         data.mkdir()
-        with suppress(UnavailableError):
+        with suppress(UnavailableError, DeadlineError):
             for number in range(10_000):
                 client.put_samples([f"s{number}"], "p", {"x": torch.zeros(1, 1)}, tags=[{"t": "t" * 1000}])
                 acknowledged.append(f"s{number}")

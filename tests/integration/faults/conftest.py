@@ -14,7 +14,7 @@ from dataplane_client.client import DataPlaneClient, connect
 @pytest.fixture
 def way() -> str:
     """The proxy speaks TCP only, and what goes through memory does not go through it."""
-    return "tcp"
+    return "grpc"
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_a_put_that_is_cut_again_and_again_leaves_nothing_behind(
     client.register_partition("p", ["a"], 0, ["train"])
     proxy.cut_after, proxy.cuts_left = {"requests": 3 * MIB + 1000}, 1_000_000
     with pytest.raises(UnavailableError):
-        shaky.put_samples(IDS, "p", values(8), timeout_s=1.0)
+        shaky.put_samples(IDS, "p", values(8), timeout_s=3.0)
     eventually(lambda: client.server_status().memory_used_bytes == 0)
     assert client.partition("p").rows == 0
 

@@ -57,7 +57,8 @@ class Settings:
         """How the client of a process connects."""
         return {
             "transport": self.transport or ("shm" if slot // 4 % 2 == 0 else "grpc"),
-            "timeout_s": 20.0,
+            "timeout_s": 120.0,
+            "connect_timeout_s": 120.0,
             "max_backoff_s": 0.1,
             "session_grace_s": self.grace_s,
             "client_name": process,

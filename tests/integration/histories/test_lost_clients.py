@@ -100,7 +100,7 @@ def hold(
 def test_the_commit_of_a_client_that_was_stopped_beyond_its_grace_is_refused(flow: DataPlaneClient, hold: Hold) -> None:
     holder = hold(0.3)
     holder.stop()
-    claim = flow.claim("p", "train", ["x"], 1, timeout_s=60.0)
+    claim = flow.claim("p", "train", ["x"], 1, timeout_s=120.0)
     assert holder.commit() == "ClaimFencedError"
     assert claim.commit() == 1
 
@@ -130,7 +130,7 @@ def test_rows_of_a_killed_client_are_claimed_again_within_its_grace_and_a_tenth_
         time.sleep(0.3)
         holder.kill()
         killed = time.monotonic()
-        claim = flow.claim("p", "train", ["x"], 1, timeout_s=60.0)
+        claim = flow.claim("p", "train", ["x"], 1, timeout_s=120.0)
         took.append(time.monotonic() - killed)
         claim.release()
     sys.stdout.write(f"claimed again after {', '.join(f'{seconds:.3f}' for seconds in took)} s\n")

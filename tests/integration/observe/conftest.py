@@ -19,7 +19,7 @@ from dataplane_server.testing import ServerThread
 Spans = Callable[..., list[ReadableSpan]]
 
 
-@pytest.fixture(params=["tcp", "shm"])
+@pytest.fixture(params=["grpc", "shm"])
 def way(request: pytest.FixtureRequest) -> str:
     """One kind of socket for each transport is enough here."""
     return str(request.param)

@@ -27,7 +27,7 @@ _OPTIONS = [
 @pytest.fixture
 def way() -> str:
     """Hand-written messages go over gRPC, by whatever way values of clients would travel."""
-    return "tcp"
+    return "grpc"
 
 
 @pytest.fixture

@@ -240,12 +240,10 @@ def test_reads_beyond_those_that_may_wait_for_a_place_are_refused_and_the_others
     direct.put_big()
     places, waiting = MAX_STREAMS // 4, 2 * MAX_STREAMS
     peers = [direct.begin() for _ in range(places + waiting)]
+    last = direct.begin()
     for peer in peers:
         peer.send(READ, read(1, "big"))
-    last = direct.begin()
-    last.send(STATUS)
-    while last.receive()[0] != pb.LOCAL_OUTCOME_UNSPECIFIED:  # refused while the server has too many calls at once
-        last.send(STATUS)  # when it is served, the server has seen all of them
+        last.call(STATUS, b"")  # the server has seen it: so many at once, and it would refuse some
     reason, message = last.refused(READ, read(1, "big"))
     assert reason == "LIMIT_REACHED"
     assert message.startswith("16 streams of 127.0.0.1 carry values already, and 128 wait: ")

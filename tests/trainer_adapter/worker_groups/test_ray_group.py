@@ -20,7 +20,7 @@ ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.usefixtures("ray_cluster")]
 ANOTHER_ACTOR = pytest.mark.soak
 """An actor takes 5 s of a core to start; `make test-soak` has the time."""
-TWO_CPUS = RayGroupOptions(num_workers=2, gpus_per_worker=0, start_timeout_s=100, call_timeout_s=100, failure_grace_s=1)
+TWO_CPUS = RayGroupOptions(num_workers=2, gpus_per_worker=0, start_timeout_s=400, call_timeout_s=400, failure_grace_s=1)
 
 
 @pytest.fixture(scope="module")
