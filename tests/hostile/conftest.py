@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from tests.hostile.target import Target
-from tests.integration.command.conftest import Command, books_balance, start_command
+from tests.integration.command.conftest import Start, books_balance, start_for_all
 
 from dataplane_client.client import connect
 
-__all__ = ["books_balance", "start_command"]
+__all__ = ["books_balance", "start_for_all"]
 
 _LEAKED_BYTES = 160 << 20
 """What a server keeps of the buffers of the largest requests, which it uses again."""
 
 
 @pytest.fixture(scope="session")
-def target(start_command: Callable[..., Command], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def target(start_for_all: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """It has partition p, every endpoint, and 64 MiB for values."""
     address, port = f"unix://{tmp_path_factory.mktemp('hostile')}/dataplane.sock", "127.0.0.1:0"
-    command = start_command("--listen", address, "--http", port, "--direct", port)
+    command = start_for_all("--listen", address, "--http", port, "--direct", port)
     with connect(address, transport="grpc", timeout_s=120.0) as client:
         target = Target(command.process.pid, address, client, command.http.removeprefix("http://"))
         target.fill()

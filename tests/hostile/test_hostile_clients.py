@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import select
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 import torch
 from tests.hostile.crowded import CROWDED, FRAMES, KEPT, SERVICE, part
 from tests.hostile.target import Target
-from tests.integration.command.conftest import Command
+from tests.integration.command.conftest import Start
 from tests.integration.wire.local_peer import HEAD, MIB, Peer, read
 
 from dataplane_client.client import connect
@@ -99,10 +99,10 @@ def test_a_frame_of_millions_of_parts_is_refused_at_once(target: Target, what: s
 
 
 @pytest.fixture(scope="module")
-def frugal(start_command: Callable[..., Command], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def frugal(start_for_all: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """A server with 16 MiB for bookkeeping."""
     address = f"unix://{tmp_path_factory.mktemp('frugal')}/dataplane.sock"
-    command = start_command("--listen", address, "--bookkeeping", "16MiB")
+    command = start_for_all("--listen", address, "--bookkeeping", "16MiB")
     with connect(address, timeout_s=20.0) as client:
         target = Target(command.process.pid, address, client)
         yield target

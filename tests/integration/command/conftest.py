@@ -64,30 +64,54 @@ class Command:
         self.process.stdout.close()
 
 
-_started: list[Command] = []
+Start = Callable[..., Command]
+"""Starts the command with these flags (HTTP off, unless they say otherwise) and waits until it serves."""
+
+_running: list[Command] = []
 
 
-@pytest.fixture(autouse=True)
-def books_balance() -> Iterator[None]:
-    """Whatever a test does to servers, their books balance when it is over, as far as they still run."""
-    yield
-    for command in _started:
+def _check_books() -> None:
+    for command in _running:
         if command.process.poll() is None:
             command.check_books()
 
 
+@pytest.fixture(autouse=True)
+def books_balance() -> Iterator[None]:
+    """Whatever a test does to servers that it shares, their books balance when it is over, as far as they run."""
+    yield
+    _check_books()
+
+
+@contextlib.contextmanager
+def _starting(folder: Path) -> Iterator[Start]:
+    """A block that starts servers, whose books balance at its end, and which then end."""
+    started: list[Command] = []
+
+    def start(*flags: str) -> Command:
+        arguments = [*flags, *(() if "--http" in flags else ("--http", ""))]
+        started.append(Command(["--memory", "64MiB", *arguments], folder / f"{len(started)}.log"))
+        _running.append(started[-1])
+        return started[-1]
+
+    try:
+        yield start
+        _check_books()
+    finally:
+        for command in started:
+            command.close()
+            _running.remove(command)
+
+
+@pytest.fixture
+def start_command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Starts servers of the test."""
+    with _starting(tmp_path_factory.mktemp("logs")) as start:
+        yield start
+
+
 @pytest.fixture(scope="session")
-def start_command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Command]]:
-    """Start the command with these flags (HTTP off, unless they say otherwise) and wait until it serves."""
-    folder = tmp_path_factory.mktemp("logs")
-    with contextlib.ExitStack() as running:
-        _started.clear()
-
-        def start(*flags: str) -> Command:
-            arguments = [*flags, *(() if "--http" in flags else ("--http", ""))]
-            command = Command(["--memory", "64MiB", *arguments], folder / f"{len(list(folder.iterdir()))}.log")
-            running.callback(command.close)
-            _started.append(command)
-            return command
-
+def start_for_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Starts servers that tests share."""
+    with _starting(tmp_path_factory.mktemp("logs")) as start:
         yield start

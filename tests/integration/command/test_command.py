@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from tests.integration.command.conftest import Command
+from tests.integration.command.conftest import Command, Start
 from tests.integration.conftest import Eventually
 
 from dataplane_client.client import connect
@@ -39,10 +39,10 @@ def socket(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def command(start_command: Callable[..., Command], socket: Path) -> Command:
+def command(start_for_all: Start, socket: Path) -> Command:
     """One server for the tests of this module, on a Unix socket, TCP and HTTP."""
     listen = ("--listen", f"unix://{socket}", "--listen", "127.0.0.1:0")
-    return start_command(*listen, "--http", "127.0.0.1:0", "--reflection")
+    return start_for_all(*listen, "--http", "127.0.0.1:0", "--reflection")
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_all_addresses_lead_to_one_server(addresses: list[str]) -> None:
         assert other.server_status().memory_budget_bytes == 64 << 20
 
 
-def test_elsewhere_each_line_is_json(start_command: Callable[..., Command], tmp_path: Path) -> None:
+def test_elsewhere_each_line_is_json(start_command: Start, tmp_path: Path) -> None:
     command = start_command("--listen", f"unix://{tmp_path}/a.sock")
     assert command.end() == 0
     events = [json.loads(line) for line in command.log.splitlines()]
@@ -163,7 +163,7 @@ def test_all_that_the_home_page_needs_is_served_beside_it(http: str) -> None:
 
 
 def test_a_grpc_client_on_the_http_port_is_one_line_of_the_log(
-    start_command: Callable[..., Command], tmp_path: Path, eventually: Eventually
+    start_command: Start, tmp_path: Path, eventually: Eventually
 ) -> None:
     command = start_command("--listen", f"unix://{tmp_path}/a.sock", "--http", "127.0.0.1:0")
     with grpc.insecure_channel(command.http.removeprefix("http://")) as channel:

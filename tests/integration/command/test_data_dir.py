@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.integration.command.conftest import Command
+from tests.integration.command.conftest import Command, Start
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.options import TransportChoice
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
-
-Start = Callable[..., Command]
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import resource
 import socket
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.command.conftest import Command
+from tests.integration.command.conftest import Command, Start
 from tests.integration.conftest import Eventually
 
 from dataplane_client.client import connect
@@ -29,7 +29,7 @@ def fewer_descriptors() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("fewer_descriptors")
-def test_the_command_raises_its_limit_of_descriptors(start_command: Callable[..., Command]) -> None:
+def test_the_command_raises_its_limit_of_descriptors(start_command: Start) -> None:
     command = start_command("--listen", "127.0.0.1:0")
     limits = Path(f"/proc/{command.process.pid}/limits").read_text()
     found = re.search(r"Max open files\s+(\d+)\s+(\d+)", limits)
@@ -38,7 +38,7 @@ def test_the_command_raises_its_limit_of_descriptors(start_command: Callable[...
 
 
 @pytest.fixture
-def serving(start_command: Callable[..., Command], tmp_path: Path) -> tuple[Command, str, int]:
+def serving(start_command: Start, tmp_path: Path) -> tuple[Command, str, int]:
     """A server, its socket, and its port for HTTP."""
     path = f"{tmp_path}/dataplane.sock"
     command = start_command("--listen", f"unix://{path}", "--http", "127.0.0.1:0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
-from tests.integration.command.conftest import Command
+from tests.integration.command.conftest import Command, Start
 from tests.integration.command.held_put import HeldPut
 from tests.integration.command.load import THREADS, Tally, load, register
 from tests.integration.conftest import Eventually
@@ -27,9 +27,6 @@ pytestmark = pytest.mark.xdist_group("command")  # for the sake of the process t
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 GRACE_S = 1000.0
-
-
-Start = Callable[..., Command]
 
 
 class Outside:

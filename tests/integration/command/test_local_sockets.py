@@ -5,20 +5,16 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from tests.integration.command.conftest import Command
+from tests.integration.command.conftest import Start
 from tests.integration.conftest import Eventually
 
 from dataplane_client.client import DataPlaneClient, connect
 
 SIZE = 1 << 20
-
-
-Start = Callable[..., Command]
 
 
 @pytest.fixture

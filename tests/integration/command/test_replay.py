@@ -9,7 +9,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from tests.client.cli.reading import DATAPLANE, read, run, run_json
-from tests.integration.command.conftest import Command
+from tests.integration.command.conftest import Start
 
 from dataplane_client import connect
 from dataplane_server.config import ServerConfig
@@ -58,13 +57,13 @@ def now() -> str:
 
 
 @pytest.fixture(scope="module")
-def incident(start_command: Callable[..., Command], tmp_path_factory: pytest.TempPathFactory) -> Incident:
+def incident(start_for_all: Start, tmp_path_factory: pytest.TempPathFactory) -> Incident:
     """A trainer has trained on a0 and a1. It waits for b0 and b1, whose producer has put no rewards. Later they come,
     and the operator clears all. Then the server is killed.
     """
     folder = tmp_path_factory.mktemp("incident")
     address, data = f"unix://{folder}/s", folder / "data"
-    server = start_command("--listen", address, "--data-dir", str(data))
+    server = start_for_all("--listen", address, "--data-dir", str(data))
     with connect(address, client_name="rollout-0") as rollout, connect(address, client_name="trainer-0") as trainer:
         rollout.register_partition("train", ["input_ids", "reward"], 0, ["policy"])
         rollout.put_samples(["a0", "a1"], "train", {**ROWS, **REWARDS})

@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from tests.integration.command.conftest import Command
+from tests.integration.command.conftest import Command, Start
 from tests.integration.wire.session_peer import SessionPeer
 
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -45,7 +45,7 @@ def listen(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def command(start_command: Callable[..., Command], listen: str) -> Command:
+def command(start_command: Start, listen: str) -> Command:
     return start_command("--listen", listen, "--grace", "50")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import grpc
 import pytest
 import torch
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from tests.integration.command.conftest import Command
+from tests.integration.command.conftest import Command, Start
 from tests.integration.command.held_put import SIZE, HeldPut
 from tests.integration.conftest import Eventually
 from tests.integration.wire.local_peer import Lifeline, Peer, put
@@ -38,7 +38,7 @@ def grace() -> str:
 
 
 @pytest.fixture
-def command(start_command: Callable[..., Command], listen: str, grace: str) -> Command:
+def command(start_command: Start, listen: str, grace: str) -> Command:
     return start_command("--listen", listen, "--grace", grace)
 
 
@@ -76,7 +76,7 @@ def test_a_successor_may_take_the_socket_while_the_old_server_drains(
     command: Command,
     held_put: HeldPut,
     listen: str,
-    start_command: Callable[..., Command],
+    start_command: Start,
     threads: ThreadPoolExecutor,
     eventually: Eventually,
 ) -> None:
@@ -92,7 +92,7 @@ def test_a_successor_may_take_the_socket_while_the_old_server_drains(
 
 @pytest.mark.parametrize("more", [(), ("--no-share-memory",)], ids=["shared", "not shared"])
 def test_a_server_leaves_the_socket_files_of_another_server_alone(
-    start_command: Callable[..., Command], tmp_path: Path, more: tuple[str, ...]
+    start_command: Start, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
     listen = f"unix://{tmp_path}/taken.sock"
     former = start_command("--listen", listen, *more)
@@ -106,9 +106,7 @@ def test_a_server_leaves_the_socket_files_of_another_server_alone(
         assert client.partitions() == []
 
 
-def test_an_open_reflection_stream_does_not_hold_up_the_end(
-    start_command: Callable[..., Command], tmp_path: Path
-) -> None:
+def test_an_open_reflection_stream_does_not_hold_up_the_end(start_command: Start, tmp_path: Path) -> None:
     listen = f"unix://{tmp_path}/reflected.sock"
     command = start_command("--listen", listen, "--reflection", "--grace", "1000")
     asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -124,7 +122,7 @@ def test_an_open_reflection_stream_does_not_hold_up_the_end(
 
 
 def test_a_call_that_outlasts_the_grace_is_cut_and_the_end_is_still_clean(
-    start_command: Callable[..., Command], tmp_path: Path, eventually: Eventually
+    start_command: Start, tmp_path: Path, eventually: Eventually
 ) -> None:
     listen = f"unix://{tmp_path}/short.sock"
     command = start_command("--listen", listen, "--grace", "0.2")
