@@ -62,6 +62,14 @@ def test_a_batch_comes_back_padded_with_what_the_reader_asks_for(flow: DataPlane
     assert list(got["problem"]) == [{"answer": 4}, {"answer": 4}, None]
 
 
+def test_a_pad_value_of_a_field_that_is_not_there_is_refused(flow: DataPlaneClient) -> None:
+    write(flow)
+    meta = flow.claim_meta("p", "train", ["input_ids"], 3)
+    read_columns(flow, meta, ["reward"], pad_value_dict={"input_ids": -7})  # the claim's, and not read now
+    with pytest.raises(InvalidArgumentError, match=r"pad_value_dict names 'inputs'.*\(input_ids\)"):
+        read_columns(flow, meta, ["input_ids"], pad_value_dict={"input_ids": -7, "inputs": 1})
+
+
 def test_padding_does_not_travel(flow: DataPlaneClient) -> None:
     write(flow, width=64, pad_to_multiple=64)
     assert {field.name: field.size_bytes for field in flow.partition("p").fields}["input_ids"] == sum(LENGTHS) * 8

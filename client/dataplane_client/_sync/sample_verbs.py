@@ -230,7 +230,8 @@ class SampleVerbs:
         """Read fields of a meta's rows as a batch. Errors as get_data.
 
         layout "padded": ragged fields are (N, max(longest row, pad_to_seqlen), ...), filled up with the field's entry
-        of pad_value_dict (0 if it has none; ValueError if its dtype cannot hold it).
+        of pad_value_dict (0 if it has none; ValueError if its dtype cannot hold it). A name in it that is neither in
+        select_fields nor in meta.fields is an InvalidArgumentError: a misspelt one would pad with 0.
 
         layout "jagged": ragged fields are torch.jagged nested tensors. If memory is shared with the server and the rows
         adjoin there in this order (as those of one put do), nothing is copied: the tensors are views of the server's
@@ -251,6 +252,11 @@ class SampleVerbs:
         request = read_request("read_columns", *rows, token_range, token_ranges)
         n_rows, where = len(request.sample_ids), f"read_columns from {meta.partition_id!r}"
         _check_layout(layout, get_args(Layout))
+        if unknown := sorted(set(pad_value_dict or ()).difference(select_fields, meta.fields or ())):
+            raise InvalidArgumentError(
+                f"{where}: pad_value_dict names {', '.join(map(repr, unknown))}, which neither select_fields "
+                f"({', '.join(select_fields)}) nor meta.fields does"
+            )
         if device != "cpu" and (on := checked_device(device, where)).type != "cpu":
             staged = in_layout(self._transport.read(request, STAGED, timeout_s), layout)
             return batch_on_device(staged, n_rows, on, layout, pad_value_dict or {}, pad_to_seqlen)

@@ -148,8 +148,9 @@ class ReplicaDataPlane:
             width = self._width(max(meta.sequence_lengths, default=0), dp_group)
         if width is None:
             return self._read_and_agree(meta, names, dp_group)
+        pad_values = {name: value for name, value in self._pad_values.items() if name in names}
         return self.require_client().read_columns(
-            meta, names, pad_value_dict=self._pad_values, pad_to_seqlen=width, device=self._device
+            meta, names, pad_value_dict=pad_values, pad_to_seqlen=width, device=self._device
         )
 
     def _read_and_agree(
