@@ -160,3 +160,13 @@ def test_an_adopted_claim_ends_with_its_new_session(caller: Caller) -> None:
     with caller.refuses(Reason.CLAIM_FENCED, claim_id):
         caller.commit(claim_id)
     assert caller.take("a").sample_ids == ("s1",)
+
+
+def test_a_claim_on_a_partition_that_was_dropped_is_told_that_its_rows_are_gone(caller: Caller) -> None:
+    caller.put_rows(["s1"], "a")
+    grant = caller.apply(caller.claim_call("a"))
+    assert isinstance(grant, Grant)
+    caller.apply(DropPartition(caller.request_id(), "p"))
+    caller.plane.take_effects()
+    with caller.refuses(Reason.CLAIM_FENCED, "its partition was dropped", "its rows are gone"):
+        caller.commit(grant.claim_id)

@@ -59,7 +59,7 @@ def test_groups_of_different_sizes_are_split_by_what_the_balance_names(
 @pytest.mark.parametrize(
     ("first", "other", "word"),
     [
-        ({}, {"dp_world": 3}, "dp_world"),
+        ({}, {"dp_world": 3}, "task 'train': dp_world is 3 here and was 2 in the first call of "),
         ({}, {"whole_groups": True, "unit": "rows"}, "whole_groups"),
         ({}, {"order": "newest_version"}, "order"),
         ({"order": "lowest_tag", "order_tag": "x"}, {"order": "lowest_tag", "order_tag": "y"}, "order_tag"),

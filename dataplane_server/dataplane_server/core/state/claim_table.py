@@ -154,12 +154,17 @@ class ClaimTable:
                 self._state.report(
                     Fact("fenced", ended.partition_id, ended.sample_ids, task=ended.task, claim_id=claim_id)
                 )
-            why = "ended long ago" if ended is None else _WHY[ended.how]
-            message = f"claim {claim_id!r} {why}: its rows may have been redelivered; it can no longer write or commit"
+            message = f"claim {claim_id!r} {self._why_ended(ended)}; it can no longer write or commit"
             raise Refusal(Reason.CLAIM_FENCED, message, claim_id=claim_id)
         raise Refusal(
             Reason.CLAIM_NOT_FOUND, f"claim {claim_id!r} is not open: it {_WHY[ended.how]}", claim_id=claim_id
         )
+
+    def _why_ended(self, ended: _Ended | None) -> str:
+        if ended is not None and ended.partition_id not in self._state.partitions:
+            return "ended because its partition was dropped: its rows are gone"
+        why = "ended long ago" if ended is None else _WHY[ended.how]
+        return f"{why}: its rows may have been redelivered"
 
     def get(self, claim_id: str) -> OpenClaim | None:
         return self._open.get(claim_id)

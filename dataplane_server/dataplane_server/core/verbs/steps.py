@@ -183,10 +183,10 @@ class Steps:
             self._state.sessions.find(call.session_id)
         step = self._find(call)
         before = step.wanted if step is not None else self._queue.waiting_step(call)
-        if before is not None and _common(before) != _common(call):
+        if before is not None and (differing := _differing(_common(before), _common(call))):
             message = (
-                f"partition {call.partition_id!r}, task {call.task!r}: step {call.step} was claimed with "
-                f"{_common(before)}, and now with {_common(call)}"
+                f"partition {call.partition_id!r}, task {call.task!r}: {differing} in the first call of step "
+                f"{call.step}, and all ranks of a step must claim alike"
             )
             raise Refusal(Reason.INVALID_REQUEST, message, **where)
         if step is None:
@@ -269,6 +269,11 @@ def _common(call: ClaimShard) -> dict[str, object]:
         "order_tag",
     )
     return {**{name: getattr(call, name) for name in names}, "unit": unit_of(call)}
+
+
+def _differing(first: dict[str, object], now: dict[str, object]) -> str:
+    """In words, such as: batch_size is 6 here and was 4; empty if nothing differs."""
+    return ", ".join(f"{name} is {now[name]!r} here and was {was!r}" for name, was in first.items() if now[name] != was)
 
 
 def _nodes_of_ranks(steps: OrderedDict[int, _Step], call: ClaimShard, callers: Iterable[ClaimCall]) -> list[int]:
