@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import grpc
 
@@ -87,6 +87,22 @@ class Opening(Coroutine[Any, Any, _Opened]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._opened.__aexit__(kind, error, trace)
+
+    if not TYPE_CHECKING:  # what a caller does who forgot `await`; a type checker knows that it is wrong
+
+        def __getattr__(self, name):
+            raise AttributeError(f"{self._what} has no {name!r}: await it, or enter it with `async with`")
+
+        def __enter__(self):
+            raise TypeError(f"{self._what} cannot be entered with `with`: enter it with `async with`")
+
+        def __exit__(self, *_):
+            """Never called; `with` looks for it first."""
+
+    @property
+    def _what(self) -> str:
+        verb = self.__dict__.get("__qualname__", "").rpartition(".")[2]
+        return f"the call of {verb} has not been awaited, and"
 
     # As of a coroutine, so that asyncio.run, create_task and gather take it.
 

@@ -58,6 +58,8 @@ class TaskPolicy:
 
 
 def policy_message(policy: TaskPolicy, where: str) -> pb.TaskPolicy:
+    if not isinstance(policy, TaskPolicy):
+        raise InvalidArgumentError(f"{where}: a policy must be a TaskPolicy, got {policy!r}")
     when_stale = checked_choice("when_stale", policy.when_stale, WhenStale, where)
     when_excluded = checked_choice("when_excluded", policy.when_excluded, WhenExcluded, where)
     bound = policy.max_staleness

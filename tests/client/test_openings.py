@@ -1,0 +1,34 @@
+"""A call of the asynchronous client that opens something: awaited, entered with `async with`, or forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from dataplane_client import aio
+from dataplane_server.testing import running_server
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[aio.AsyncDataPlaneClient]:
+    with running_server(memory_bytes=1 << 20) as address:
+        async with aio.connect(address) as client:
+            await client.register_partition("p", ["x"], 0, ["t"])
+            yield client
+
+
+async def test_who_forgot_await_is_told_so(client: aio.AsyncDataPlaneClient) -> None:
+    claim = client.claim("p", "t", ["x"], 1, timeout_s=0)
+    with pytest.raises(AttributeError, match="the call of claim has not been awaited, and has no 'meta': await it"):
+        claim.meta  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(TypeError, match="awaited, and cannot be entered with `with`"), claim:  # type: ignore[attr-defined]
+        pass
+    claim.close()
+
+
+async def test_what_is_opened_is_closed_at_the_end_of_its_block(client: aio.AsyncDataPlaneClient) -> None:
+    await client.put_samples(["a"], "p", {"x": [1]})
+    async with client.claim("p", "t", ["x"], 1) as claim:
+        assert claim.meta.sample_ids == ["a"]
+    assert (await client.partition("p")).task("t").consumed_rows == 1
