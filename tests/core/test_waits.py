@@ -81,6 +81,17 @@ def claim_filter(caller: Caller) -> Call[object]:
     return caller.claim_call("a", where=BEST)
 
 
+def filter_of_a_field(caller: Caller) -> Call[object]:
+    put(caller, "uv", tags={"best": 0})
+    return caller.claim_call("a", where=(Term(">", "a", values=(0,)), Term("==", "bset", values=(1,)), Term("or")))
+
+
+def policy_of_a_misspelt_tag(caller: Caller) -> Call[object]:
+    caller.set_policy(where=(Term(">", "bset", values=(0,)),))
+    put(caller, "uv", tags={"best": 0})
+    return caller.claim_call("a")
+
+
 def incomplete_groups(caller: Caller) -> Call[object]:
     caller.reserve("g", ["u", "v"], session(caller, "agent"))
     return caller.claim_call("a", whole_groups=True)
@@ -261,7 +272,17 @@ TABLE: list[tuple[Stall, Cause, str]] = [
     (stale_rows, "stale_rows", "3 of 3 untaken rows are staler than max_staleness 1 (the weight version is 5)"),
     (unknown_version, "unknown_version", "1 of 1 untaken rows name no weight version, and max_staleness is 1"),
     (task_filter, "task_filter", "2 of 2 untaken rows do not fit the filter of task 'train'"),
-    (claim_filter, "claim_filter", "2 of 2 untaken rows do not fit the filter of the claim"),
+    (claim_filter, "claim_filter", "2 of 2 untaken rows do not fit the filter of the claim (where)"),
+    (
+        filter_of_a_field,
+        "claim_filter",
+        "of the claim (where); none has the tag 'a' or 'bset' (a filter sees tags, and 'a' is a field)",
+    ),
+    (
+        policy_of_a_misspelt_tag,
+        "task_filter",
+        "of task 'train' (2 lack a tag that it names); none has the tag 'bset'",
+    ),
     (incomplete_groups, "incomplete_groups", "that are still reserved, the oldest by client 'agent' for 0.0 s"),
     (broken_groups, "broken_groups", "2 of 2 untaken rows belong to groups of which other rows are taken"),
     (missing_in_groups, "missing_field", "1 of 3 untaken rows lack field 'b'"),

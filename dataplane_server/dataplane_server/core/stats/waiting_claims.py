@@ -16,9 +16,11 @@ from typing import NamedTuple
 import numpy as np
 
 from dataplane_server.core.calls.causes import ExplainedWait, Finding, counted, seconds_text
+from dataplane_server.core.calls.filters import Filter, Term
 from dataplane_server.core.calls.names import UNKNOWN_VERSION
 from dataplane_server.core.calls.requests import ClaimCall, unit_of
 from dataplane_server.core.calls.values import BoolArray, Slots
+from dataplane_server.core.rows.matching import fitting
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.stats.evidence import NEW_ROWS, WRITES, Evidence, WaitingCall
 from dataplane_server.core.tasks.eligibility import all_stale
@@ -110,7 +112,8 @@ class _Diagnosis:
             usable &= ~lacking
             yield from self._some(lacking, "missing_field", f"lack field {name!r}{self._writer(name)}", field_name=name)
         if self._call.where:
-            yield from self._some(usable, "claim_filter", "do not fit the filter of the claim (where)")
+            text = f"do not fit the filter of the claim (where){self._absent_tags(self._call.where)}"
+            yield from self._some(usable, "claim_filter", text)
         if self._call.whole_groups:
             numbers = rows["group"]
             broken = untaken & (numbers > 0) & np.isin(numbers, numbers[rows["alive"] & ~untaken])
@@ -150,10 +153,21 @@ class _Diagnosis:
         excluded = self._task.is_excluded(slots)
         lacking = int(np.count_nonzero(excluded)) - int(np.count_nonzero(self._task.is_rejected(slots)))
         some = f" ({lacking} lack a tag that it names)" if lacking else ""
+        some += self._absent_tags(self._task.policy.where)
         mask = np.zeros_like(usable)
         mask[slots[excluded]] = True
         usable &= ~mask
         yield from self._some(mask, "task_filter", f"do not fit the filter of task {self._task.name!r}{some}")
+
+    def _absent_tags(self, where: Filter) -> str:
+        """Which tags a filter compares that no untaken row has: misspelt ones, or fields, which filters do not see."""
+        slots: Slots = np.flatnonzero(self._untaken)
+        compared = {term.subject for term in where if term.subject and not term.of_row and term.operator != "is null"}
+        nulls = {tag: fitting(self._rows, (Term("is null", tag),), slots, None, keep=False) for tag in compared}
+        absent = sorted(tag for tag, is_null in nulls.items() if is_null.all())
+        fields = [tag for tag in absent if tag in self._partition.definition.fields]
+        told = f"; none has the tag {' or '.join(map(repr, absent))}" if absent else ""
+        return f"{told} (a filter sees tags, and {' and '.join(map(repr, fields))} is a field)" if fields else told
 
     def _amount(self, mask: BoolArray) -> int:
         """How much the claim could have besides if these rows were ready: rows, or groups, of which each row counts."""
