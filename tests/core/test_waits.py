@@ -15,6 +15,7 @@ from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import (
     Call,
     ClaimSamples,
+    ClaimShard,
     CloseSession,
     Drain,
     DrawSamples,
@@ -29,7 +30,7 @@ from dataplane_server.core.calls.values import Tags
 
 Stall = Callable[[Caller], Call[object]]
 """Sets a stall up. Returns the call that is to wait."""
-KINDS = {ClaimSamples: "claim", PutSamples: "put", ReserveGroup: "group", DrawSamples: "draw"}
+KINDS = {ClaimSamples: "claim", ClaimShard: "claim", PutSamples: "put", ReserveGroup: "group", DrawSamples: "draw"}
 BEST = (Term("==", "best", values=(1,)),)
 
 
@@ -107,6 +108,13 @@ def missing_in_groups(caller: Caller) -> Call[object]:
     caller.put_group("g", ["u", "v", "w"], "a")
     put(caller, "uv", "b")
     return caller.claim_call("b", whole_groups=True, batch_size=3, unit="rows")
+
+
+def rank_missing(caller: Caller) -> Call[object]:
+    put(caller, "stuvwx")
+    for step in (3, 4):
+        caller.commit(caller.take_shard("a", step=step, dp_rank=0, batch_size=3).claim_id)
+    return caller.shard_call("a", step=5, dp_rank=0, batch_size=3)
 
 
 def delayed_rows(caller: Caller) -> Call[object]:
@@ -286,6 +294,11 @@ TABLE: list[tuple[Stall, Cause, str]] = [
     (incomplete_groups, "incomplete_groups", "that are still reserved, the oldest by client 'agent' for 0.0 s"),
     (broken_groups, "broken_groups", "2 of 2 untaken rows belong to groups of which other rows are taken"),
     (missing_in_groups, "missing_field", "1 of 3 untaken rows lack field 'b'"),
+    (
+        rank_missing,
+        "rank_missing",
+        "2 rows of 2 steps from 3 to 4 are kept for dp_rank 1 of 2, which has not claimed them or has given them back",
+    ),
     (delayed_rows, "delayed_rows", "1 rows are delayed by a release, the first for 60 s more"),
     (claims_held, "claims_held", "2 rows are held by client 'trainer-2' (claim 'c-2', for 300 s)"),
     (own_claim_and_silence, "silent_producer", "the last came 0.0 s ago by 'rollout'"),

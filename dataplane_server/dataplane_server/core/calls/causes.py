@@ -23,6 +23,7 @@ Cause = Literal[
     "incomplete_groups",
     "broken_groups",
     "delayed_rows",
+    "rank_missing",
     "claims_held",
     "dead_letters",
     "put_again",
@@ -93,8 +94,13 @@ CAUSES: Mapping[Cause, Advice] = {
         "Claim the rest without whole_groups, or make all claimable again: `dataplane reset PARTITION TASK --all`.",
     ),
     "delayed_rows": Advice(
-        "A release with a delay withholds rows, or a step keeps them for its ranks.",
+        "A release with a delay withholds rows.",
         "Wait until the delay is over, or `dataplane reset PARTITION TASK SAMPLE`.",
+    ),
+    "rank_missing": Advice(
+        "A step keeps the rows of a data-parallel rank that has not claimed its shard, or has given it back.",
+        "Look at that rank: whether it lives, and claims the same steps. To give its rows to others: `dataplane reset "
+        "PARTITION TASK SAMPLE`, which ends the step.",
     ),
     "claims_held": Advice(
         "Open claims hold the rows.",

@@ -12,6 +12,7 @@ from dataplane_server.core.state.state import State
 from dataplane_server.core.stats.history import History, Latest
 from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.tasks.task_states import CLAIMED, UNTAKEN
+from dataplane_server.core.verbs.steps import Steps
 
 NEW_ROWS = ("put", "reserved", "ready")
 """What brings rows, in the history."""
@@ -45,8 +46,9 @@ class WaitingCall(NamedTuple):
 class Evidence:
     """Looks things up for one explanation, at one time (monotonic, s)."""
 
-    def __init__(self, state: State, table: ClaimTable, history: History, now: float) -> None:
+    def __init__(self, state: State, table: ClaimTable, steps: Steps, history: History, now: float) -> None:
         self.now = now
+        self.steps = steps
         self._state = state
         self._table = table
         self._history = history

@@ -1,7 +1,8 @@
 """Why a queued claim is not served: which resident rows it cannot get and why, and why no others come.
 
 Rows first, producers second, if the rows that something keeps from the claim would do for it; else the other way round.
-Rows in open claims and dead letters are there in a healthy flow as well, so while puts come they are told last. What
+Rows in open claims, those of ranks that have not claimed yet, and dead letters are there in a healthy flow as well, so
+while puts come they are told last. A rank that is missing is told first when no puts come: its job stands still. What
 the waiting client itself holds is told last in any case: a trainer claims its next batch before it commits the last.
 
 Each explanation costs some twenty array operations over the rows of the partition, and changes nothing.
@@ -27,7 +28,8 @@ from dataplane_server.core.tasks.eligibility import all_stale
 from dataplane_server.core.tasks.task_states import DEAD, DELAYED, UNTAKEN
 from dataplane_server.core.verbs.claim_queue import QueuedClaim
 
-_OF_HEALTHY_FLOWS = ("claims_held", "dead_letters")
+_NAMED_RANKS = 3
+_OF_HEALTHY_FLOWS = ("claims_held", "dead_letters", "rank_missing")
 
 
 class _Kept(NamedTuple):
@@ -85,7 +87,10 @@ class _Diagnosis:
             return [*queue, *first, *late, *own]
         if sum(one.amount for one in early) >= need:
             return [*first, *producers, *late, *own, *queue]
-        return [*producers, *first, *late, *own, *queue]
+        root = [
+            one for one in first if one.cause == "rank_missing"
+        ]  # its job stands still, and so may who waits for it
+        return [*root, *producers, *(one for one in first if one not in root), *late, *own, *queue]
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
@@ -124,13 +129,13 @@ class _Diagnosis:
     def _withheld(self) -> Iterator[_Kept]:
         """Rows that the task gave back for a while, gave up, or consumed before they were put again."""
         task, alive = self._task, self._rows["alive"]
-        if delayed := task.counts()[DELAYED]:
+        withheld = alive & (task.states == DELAYED)
+        yield from self._missing_ranks(withheld)
+        if delayed := int(np.count_nonzero(withheld)):
             ends = task.next_return
             first = "" if math.isinf(ends) else f", the first for {seconds_text(ends - self._evidence.now)} more"
             text = f"{delayed} rows are delayed by a release{first}"
-            yield _Kept(
-                self._amount(alive & (task.states == DELAYED)), Finding("delayed_rows", text, {"rows": delayed})
-            )
+            yield _Kept(self._amount(withheld), Finding("delayed_rows", text, {"rows": delayed}))
         if dead := task.counts()[DEAD]:
             reason = task.deliveries.reason(int(task.dead_slots()[-1]))
             text = f"{dead} rows are dead letters; one of them failed for {reason!r}"
@@ -138,6 +143,23 @@ class _Diagnosis:
         if again := int(np.count_nonzero(task.put_again)):
             text = f"{again} rows were put again after task {task.name!r} consumed them, and do not come to it again"
             yield _Kept(self._amount(task.put_again), Finding("put_again", text, {"rows": again}))
+
+    def _missing_ranks(self, withheld: BoolArray) -> Iterator[_Kept]:
+        """Rows that steps keep for ranks, which are taken out of withheld."""
+        missing = self._evidence.steps.missing(self._partition, self._task)
+        if not missing:
+            return
+        mask = np.zeros_like(withheld)
+        told = []
+        for rank, world, steps, slots in missing:
+            mask[slots] = True
+            of = f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps from {min(steps)} to {max(steps)}"
+            told.append(f"{len(slots)} rows of {of} are kept for dp_rank {rank} of {world}")
+        withheld &= ~mask
+        more = f", and others for {len(told) - _NAMED_RANKS} other ranks" if len(told) > _NAMED_RANKS else ""
+        text = f"{'; '.join(told[:_NAMED_RANKS])}{more}, which has not claimed them or has given them back"
+        numbers = {"rows": int(np.count_nonzero(mask)), "ranks": len(missing)}
+        yield _Kept(self._amount(mask), Finding("rank_missing", text, numbers))
 
     def _some(
         self, mask: BoolArray, cause: str, text: str, more: dict[str, float] | None = None, field_name: str = ""

@@ -131,7 +131,7 @@ class Waits:
     # -- why -----------------------------------------------------------------------------------------------------------
 
     def _evidence(self, now: float) -> Evidence:
-        return Evidence(self._state, self._verbs.table, self._history, now)
+        return Evidence(self._state, self._verbs.table, self._verbs.steps, self._history, now)
 
     def _claim(self, queued: QueuedClaim, calls: int, evidence: Evidence) -> ExplainedWait | None:
         if queued.number not in queued.view.waiters:

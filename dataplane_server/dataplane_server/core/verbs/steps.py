@@ -22,6 +22,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.state.claim_table import ClaimTable
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
+from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.tasks.task_states import DELAYED
 from dataplane_server.core.verbs.balance import split_by_weight, split_in_order
 from dataplane_server.core.verbs.claim_queue import ClaimQueue
@@ -79,6 +81,15 @@ class _Step:
 
 def _kept_bytes(shards: int, rows: int) -> int:
     return 1024 + 1032 * shards + 200 * rows
+
+
+class MissingRank(NamedTuple):
+    """A rank for which steps keep rows that it does not hold. world: how many ranks the last of these steps has."""
+
+    rank: int
+    world: int
+    steps: list[int]
+    slots: Slots
 
 
 class Steps:
@@ -207,6 +218,24 @@ class Steps:
         )
         more = {"step": call.step, "dp_rank": call.dp_rank, "next_step": next_step}
         raise Refusal(Reason.SHARD_COMMITTED, message, partition_id=call.partition_id, task=call.task, **more)
+
+    def missing(self, partition: Partition, task: Task) -> list[MissingRank]:
+        """The ranks that have not claimed their shards of steps that others have begun, or have given them back."""
+        found: dict[int, MissingRank] = {}
+        for number, step in self._steps.get((partition.partition_id, task.name), {}).items():
+            for rank, shard in enumerate(step.shards):
+                if not task.uncommitted.get(number) or self._is_held(shard):
+                    continue
+                left = partition.rows.left(shard.slots, shard.epochs)
+                slots = left[task.states[left] == DELAYED]
+                if len(slots):
+                    before = found.get(rank, MissingRank(rank, 0, [], _NO_ROWS))
+                    all_slots = np.concatenate([before.slots, slots])
+                    found[rank] = MissingRank(rank, len(step.shards), [*before.steps, number], all_slots)
+        return list(found.values())
+
+    def _is_held(self, shard: _Shard) -> bool:
+        return shard.grant is not None and self._table.get(shard.grant.claim_id) is not None
 
     # -- steps that end ------------------------------------------------------------------------------------------------
 
