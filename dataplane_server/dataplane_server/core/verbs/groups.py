@@ -2,7 +2,8 @@
 
 Reserved rows exist, so no other call can take their ids, but they are hidden. Puts with add_to_group add more.
 FinishGroup makes them visible, all at once. AbortGroup, or the end of the session that reserved them, removes them.
-Either way the reservation has ended, and a put that names it is refused.
+Either way the reservation has ended, and a put that names it is refused. A group that never had a row cannot be
+finished: it would vanish at once, and its producer's `commit` would report a success that no consumer ever sees.
 """
 
 from __future__ import annotations
