@@ -113,7 +113,8 @@ class Groups:
         check_name("group id", call.group_id, limits)
         _check_version(partition, call.group_id, call.weight_version)
         if len(call.sample_ids) > limits.max_group_rows:
-            message = f"group {call.group_id!r} has {len(call.sample_ids)} rows; at most {limits.max_group_rows} may be"
+            rows, most = len(call.sample_ids), limits.max_group_rows
+            message = f"group {call.group_id!r} would have {rows} rows; the limit is {most} (max_group_rows)"
             raise Refusal(Reason.INVALID_REQUEST, message, group_id=call.group_id)
         if call.sample_ids:
             check_sample_ids(call.sample_ids, limits)
