@@ -134,7 +134,7 @@ def test_a_group_has_a_greatest_number_of_rows(new_caller: Callable[..., Caller]
     reservation_id = caller.reserve("g", [] if added else ["s1", "s2", "s3"]).reservation_id
     if added:
         add(caller, reservation_id, "s1", "s2", "s3")
-    with caller.refuses(Reason.INVALID_REQUEST, "'g'", "3 rows", "2 more", "at most 4"):
+    with caller.refuses(Reason.INVALID_REQUEST, "'g'", "5 rows", "the limit is 4"):
         add(caller, reservation_id, "s1", "s4", "s5")
     add(caller, reservation_id, "s1", "s4")
 
