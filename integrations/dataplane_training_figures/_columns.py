@@ -21,7 +21,7 @@ def flat_column(batch: Mapping[str, Any], name: str, dims: int, *, floating: boo
     if found.is_nested:
         jagged = cast("Any", found.detach())
         if found.layout is not torch.jagged or jagged.lengths() is not None:
-            raise ValueError(f"field {name!r}: if nested, must have the jagged layout, without holes between its rows")
+            raise ValueError(f"field {name!r}: nested tensors must use torch.jagged with no gaps between rows")
         return jagged.values(), jagged.offsets()
     width = found.shape[1] if dims > 1 else 1
     return found.detach().reshape(-1), torch.arange(len(found) + 1, device=found.device) * width

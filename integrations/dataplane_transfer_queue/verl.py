@@ -1,6 +1,6 @@
 """verl V1's replay buffer, waiting at the server instead of listing all keys every two seconds.
 
-    trainer.v1.sampler.custom_sampler.path=.../dataplane_client/compat/transfer_queue/verl.py
+    trainer.v1.sampler.custom_sampler.path=pkg://dataplane_transfer_queue.verl
     trainer.v1.sampler.custom_sampler.name=DataPlaneReplayBuffer
 
 A prompt is a row `{uid}` with the tag is_prompt, and its trajectories are rows `{uid}_{session}_{index}`. A prompt can

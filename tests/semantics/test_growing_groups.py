@@ -134,7 +134,7 @@ def test_a_group_has_a_greatest_number_of_rows(new_caller: Callable[..., Caller]
     reservation_id = caller.reserve("g", [] if added else ["s1", "s2", "s3"]).reservation_id
     if added:
         add(caller, reservation_id, "s1", "s2", "s3")
-    with caller.refuses(Reason.INVALID_REQUEST, "'g'", "3 rows", "2 more", "at most 4"):
+    with caller.refuses(Reason.INVALID_REQUEST, "'g'", "5 rows", "the limit is 4"):
         add(caller, reservation_id, "s1", "s4", "s5")
     add(caller, reservation_id, "s1", "s4")
 
@@ -146,7 +146,7 @@ def test_two_adds_under_way_do_not_exceed_the_greatest_number_of_rows(new_caller
     begun = [caller.apply(caller.add_call(reservation_id, ids, {"a": [1, 1]})) for ids in (["s1", "s2"], ["s3", "s4"])]
     assert all(isinstance(one, Reservation) for one in begun)
     caller.finish(begun[0].ticket)  # type: ignore[union-attr]
-    with pytest.raises(Refusal, match="at most 3"):
+    with pytest.raises(Refusal, match="the limit is 3"):
         caller.finish(begun[1].ticket)  # type: ignore[union-attr]
     assert (caller.used, caller.plane.partition_info("p").rows) == (2, 2)
 

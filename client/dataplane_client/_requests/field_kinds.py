@@ -1,4 +1,4 @@
-"""Columns that do not say alone what they are: empty lists, and columns of another kind than their field.
+"""Columns whose kind only the server knows: empty lists, and columns of another kind than their field.
 
 Nothing but empty lists are objects where the field holds objects, and rows without entries where it holds numbers. Only
 the server knows which, so a put of such a column asks it first; that costs one more call.

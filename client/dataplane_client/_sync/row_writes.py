@@ -1,5 +1,5 @@
-"""Puts and commits of rows, with what only the server can tell about their columns: the kind of empty lists, and which
-padding to cut off.
+"""Puts and commits of rows, completed with what only the server knows about their columns: the kind of empty lists, and
+which padding to cut off.
 """
 
 from __future__ import annotations

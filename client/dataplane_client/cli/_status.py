@@ -130,7 +130,7 @@ def _numbered(nodes: Sequence[int]) -> str:
 
 
 def _holder_text(holder: MemoryHolder) -> str:
-    """What a client holds of the memory; what the rows have anyhow comes last."""
+    """Memory that a client holds: puts under way and cleared rows first, leases of resident rows last."""
     sizes = {"lent": holder.lent_bytes, "of cleared rows": holder.owed_bytes, "leased": holder.leased_bytes}
     return f"{holder.client_name} " + ", ".join(f"{size_text(size)} {what}" for what, size in sizes.items() if size)
 

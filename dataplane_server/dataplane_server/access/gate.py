@@ -278,6 +278,6 @@ def _own_request(request: Any, caller: Caller) -> None:
 
 def _denied(caller: Caller, verb: str, partition_id: str) -> Refusal:
     where = f"in partition {partition_id!r}" if partition_id else "on the whole server"
-    roles = " or ".join(roles_for(verb))
-    message = f"{caller.name or 'a caller at a Unix socket'} may not use {verb} {where}: that takes the role {roles}"
+    roles = " or ".join(map(repr, roles_for(verb)))
+    message = f"{caller.name or 'a caller at a Unix socket'} needs role {roles} for {verb} {where}"
     return Refusal(Reason.PERMISSION_DENIED, message, partition_id=partition_id, verb=verb)

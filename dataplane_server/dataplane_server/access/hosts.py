@@ -3,6 +3,8 @@
 A site can have its own name lead to the address of a server (DNS rebinding). Its pages are then of the same origin as
 the server's for a browser, which would call with all rights of the network, or of the user, that it runs in. So the
 name that a request gives the server must be one that no site can have, and a page that calls must be the server's own.
+A list of allowed names would be one more setting that is wrong at first; what Prometheus and probes use is allowed: an
+address, localhost, the host's own name, and names that no public DNS has.
 With TLS the browser has compared the name with the certificate.
 """
 

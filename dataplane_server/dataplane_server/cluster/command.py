@@ -1,4 +1,4 @@
-"""What `dataplane-server --cluster ray` does: it starts the coordinator, and ends the cluster when it is told to end.
+"""The command `dataplane-server --cluster ray`: starts the coordinator; stops the cluster on SIGTERM or SIGINT.
 
 The command itself serves nothing. If it is killed, the actors go on, and the command finds them when it runs again.
 """

@@ -1,7 +1,7 @@
-"""The nodes of Ray that live, found out sooner than Ray tells.
+"""Live Ray nodes, detected faster than Ray reports them.
 
-Ray calls a node dead when it has not answered for some ten seconds. But when nothing listens at the address of its
-raylet, then the raylet has ended, and with it the node: Ray never starts a raylet again under the same id.
+Ray calls a node dead after some ten seconds without an answer. But if nothing listens at its raylet's address, the
+raylet has ended, and with it the node: Ray never starts a raylet again under the same id.
 """
 
 from __future__ import annotations

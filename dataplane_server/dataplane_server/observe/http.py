@@ -84,7 +84,7 @@ class HttpSide:
 
             try:
                 if self._gate.asks_for_credentials and not caller_of(request, self._gate).may(METRICS):
-                    text = "metrics tell of every partition: that takes the role reader or admin for the prefix ''\n"
+                    text = "metrics cover every partition: they need role 'reader' or 'admin' for the prefix ''\n"
                     return only(web.Response(text=text, status=403))
             except Refusal as refusal:
                 headers = {"WWW-Authenticate": "Bearer"}

@@ -191,7 +191,5 @@ def _plain(tags: Any) -> dict[str, object]:
 
 def _check(caller: Caller, verb: str, partition_id: str) -> None:
     if not caller.may(verb, partition_id):
-        message = (
-            f"{caller.name or 'this caller'} may not look into partition {partition_id!r}: that takes a role for it"
-        )
+        message = f"{caller.name or 'this caller'} needs a role for partition {partition_id!r} to see its rows"
         raise Refusal(Reason.PERMISSION_DENIED, message, partition_id=partition_id)

@@ -1,4 +1,4 @@
-"""What a server did, again: the calls of a data directory, applied to a core of this process.
+"""Replays a data directory's calls on a fresh core in this process.
 
 Its face is the command `dataplane replay`, which runs `python -m dataplane_server.replaying`.
 """

@@ -189,7 +189,7 @@ HOLES = torch.nested.narrow(torch.zeros(2, 3), 1, torch.tensor([0, 1]), torch.te
             "'token_mask': must be 0 or 1; 6 entries are not",
         ),
         (JAGGED, {"prev_logprobs": UNEVEN}, ValueError, "'prev_logprobs': rows must be as long as those of 'token_m"),
-        (JAGGED, {"prev_logprobs": HOLES}, ValueError, "jagged layout, without holes"),
+        (JAGGED, {"prev_logprobs": HOLES}, ValueError, "torch.jagged with no gaps"),
         (JAGGED, {"prev_logprobs": PADDED["prev_logprobs"]}, ValueError, "has 6 values in 2 rows"),
     ],
 )

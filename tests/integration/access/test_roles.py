@@ -150,7 +150,7 @@ def test_callers_see_the_partitions_that_they_may_look_at(
 def test_a_refusal_says_who_may_not_do_what_where_and_which_role_may(
     secured: ServerThread, pki: Pki, held: dict[str, str]
 ) -> None:
-    text = "producer may not use DropPartition in partition 'train-1': that takes the role admin"
+    text = "producer needs role 'admin' for DropPartition in partition 'train-1'"
     with connect(address_of(secured), credentials=of(pki, "producer")) as client:
         with pytest.raises(PermissionDeniedError, match=text) as refused:
             client.drop_partition("train-1")
@@ -275,7 +275,7 @@ def test_roles_at_unix_sockets_are_those_of_the_access_file(
     for transport in ("grpc", "shm"):
         with (
             connect(server.addresses[0], transport=transport) as client,
-            pytest.raises(PermissionDeniedError, match="a caller at a Unix socket may not use RegisterPartition"),
+            pytest.raises(PermissionDeniedError, match="a caller at a Unix socket needs role 'admin' for Reg"),
         ):
             client.register_partition("train-1", ["x"], 0, ["t"])
     with connect(server.addresses[0], transport="grpc", credentials=everywhere) as client:

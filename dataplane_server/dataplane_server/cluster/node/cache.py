@@ -2,6 +2,8 @@
 
 A copy is found by the run that it is a copy of: node, offset, size and version. The coordinator changes the version of
 a run once bytes in it may have been replaced. So an equal version means equal bytes, and an old copy is never found.
+A read of half a run does not find the copy of the whole: to find copies by interval, the version would have to be the
+time of the last release near the run, and a lease would have to tell its own time.
 
 A copy that is used stays where it is. Those that nothing uses any more are kept until their space is needed, and go in
 the order in which they were last used. The copies that one read adds lie side by side in the order of the read, if one

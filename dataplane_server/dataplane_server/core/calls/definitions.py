@@ -1,4 +1,4 @@
-"""Definitions that meet: what a second registration of a partition adds, and where it contradicts the first."""
+"""Merges a repeated registration into a partition's definition, or names what contradicts it."""
 
 from __future__ import annotations
 

@@ -4,8 +4,9 @@ A filter is a sequence of terms in postfix order: comparisons push a result, `an
 before them, and one result is left. So it needs no recursion, whatever a caller sends. The empty filter fits all rows.
 
 A comparison with a tag that a row does not have, that is null, or that has a value of another type is false; `not`
-turns that round. Numbers are compared as float64: bools are 0 and 1, ints beyond 2**53 lose their last digits, and a
-tag that is NaN counts as null. Strings are ordered by their code points.
+inverts that. Three-valued logic would be closer to SQL, and users who forget it would be wrong more often. Numbers are
+compared as float64: bools are 0 and 1, ints beyond 2**53 lose their last digits, and a tag that is NaN counts as null.
+Strings are ordered by their code points.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class KeyedQueue:
 
     They lie in at most 16 sorted runs, in order of arrival. A head is taken from all of them. When there are more, the
     two neighbours that are smallest together become one, so adding many entries, a few at a time, costs a logarithmic
-    number of copies of each.
+    number of copies of each. A heap of tuples would take 100 bytes a row and a Python call for each.
     """
 
     def __init__(self) -> None:

@@ -118,7 +118,7 @@ class Task:
         return iter(self._views.values())
 
     def check_view(self, kind: Kind) -> None:
-        """Refusal LIMIT_REACHED if claims wait at all views, and this would be one more, or if it takes too much."""
+        """Raises LIMIT_REACHED if every view has queued claims, or a new view would exceed the bookkeeping budget."""
         if kind in self._views:
             return
         if len(self._views) >= MAX_VIEWS and all(view.waiters for view in self._views.values()):

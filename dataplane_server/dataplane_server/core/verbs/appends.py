@@ -2,7 +2,11 @@
 
 The reservation of an append has space for what a row has and for its new entries, behind each other. The caller streams
 the new entries only. Right before FinishWrite the shell copies what the row has; see `Reservation`. An append is
-refused if the row's per-token values have changed since it began. In all other respects it is a put.
+refused if the row's per-token values have changed since it began: it compares revisions, since places would miss a
+value that was replaced twice and landed where the first one was. In all other respects it is a put.
+
+For a moment old and new bytes both count against the budget, and n appends of equal size copy each byte n/2 times on
+average: 64 appends of 512 tokens with 16 bytes each copy 17 MB, some milliseconds.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Sessions that hold nothing make room: when there are as many as may be, those th
 longer than the default grace, expire for a new one.
 
 What a session held is released in this order: its queued calls first, so that nothing new is granted to it, then its
-claims, then its groups.
+claims, then its groups. When several sessions expire at once, the queued calls of all of them end before any row is
+released, or a row of the first could be granted to a claim of the second.
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ before queued claims are served, so no claim ever gets a row beyond its bound.
 A task that drops stale rows, or what its filter excludes, has them removed with the other rows of their group: a
 group of which a part is gone is of no use. Rows that a claim of any task holds stay until it has ended; rows of a
 reserved group stay until it is finished, and its producer is told of stale ones.
+
+A task with a bound does not get rows of unknown version: delivering them would break the bound, and dropping them would
+lose a row for a forgotten tag.
 """
 
 from __future__ import annotations

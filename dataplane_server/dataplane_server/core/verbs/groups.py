@@ -2,7 +2,8 @@
 
 Reserved rows exist, so no other call can take their ids, but they are hidden. Puts with add_to_group add more.
 FinishGroup makes them visible, all at once. AbortGroup, or the end of the session that reserved them, removes them.
-Either way the reservation has ended, and a put that names it is refused.
+Either way the reservation has ended, and a put that names it is refused. A group that never had a row cannot be
+finished: it would vanish at once, and its producer's `commit` would report a success that no consumer ever sees.
 """
 
 from __future__ import annotations
@@ -112,7 +113,8 @@ class Groups:
         check_name("group id", call.group_id, limits)
         _check_version(partition, call.group_id, call.weight_version)
         if len(call.sample_ids) > limits.max_group_rows:
-            message = f"group {call.group_id!r} has {len(call.sample_ids)} rows; at most {limits.max_group_rows} may be"
+            rows, most = len(call.sample_ids), limits.max_group_rows
+            message = f"group {call.group_id!r} would have {rows} rows; the limit is {most} (max_group_rows)"
             raise Refusal(Reason.INVALID_REQUEST, message, group_id=call.group_id)
         if call.sample_ids:
             check_sample_ids(call.sample_ids, limits)

@@ -261,7 +261,8 @@ class Writes:
     def _check_room(self, group: Group, new: int) -> None:
         most = self._state.limits.max_group_rows
         if group.size + new > most:
-            message = f"group {group.group_id!r} has {group.size} rows and would get {new} more; at most {most} may be"
+            rows = group.size + new
+            message = f"group {group.group_id!r} would have {rows} rows; the limit is {most} (max_group_rows)"
             raise Refusal(Reason.INVALID_REQUEST, message, group_id=group.group_id)
 
     def _check_commit(self, commit: CommitClaim, columns: Columns) -> tuple[Partition, Sequence[str], Checked]:
