@@ -295,7 +295,6 @@ bench: $(VENV)/.dev  ## which goals of speed and memory hold here, beside the fl
 	$(BIN)/python benchmarks/session_cost.py
 	$(BIN)/python benchmarks/scrape_cost.py
 	$(BIN)/python benchmarks/observe_cost.py
-	$(BIN)/python benchmarks/append_cost.py
 	$(BIN)/python benchmarks/put_once.py
 	$(BIN)/python benchmarks/durability_cost.py
 	$(BIN)/python benchmarks/checkpoint_pauses.py
