@@ -1,4 +1,4 @@
-"""Measure partitions that hold their producers up: `python benchmarks/backpressure.py [--quick]`.
+"""Partitions that hold their producers up.
 
 How long after a clear a put goes on that waited for room, alone and before 63 others; what a refusal costs; what a put
 costs with a budget, in turn with puts of a partition without one; what a put costs for which rows are evicted; and
@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 
 from dataplane_client import DataPlaneClient, FlowPolicy, NotFoundError, PartitionFullError, connect
-from report import arguments, begin, compare
+from report import Session, compare, in_ms
 from servers import ServerProcess, memory, server_process
 from timing import Series, alternate, repeated, timed
 
@@ -32,16 +32,15 @@ FLOWS = {
 _number = itertools.count()
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the calls, and no million of rows")
-    quick = parser.parse_args().quick
-    calls, resident, offer_s = (30, (10_000,), 2.0) if quick else (300, (100_000, 1_000_000), 20.0)
-    console = begin()
+def measure(session: Session) -> None:
+    calls, resident, offer_s = session.pick((300, [100_000, 1_000_000], 20.0), (30, [10_000], 2.0))
+    console = session.console
     with server_process("1GiB") as server, connect(server.unix) as client:
         found = {f"a clear until a waiting put returns, {n} wait": wakeups(server, client, n, calls) for n in (1, 64)}
         found["a put that is rejected"] = rejections(client, calls)
         compare(console, "waits and refusals", {"": found})
+        for (what, took), goal_s in zip(found.items(), (0.050, 0.050, 0.005), strict=True):
+            session.goal(f"{what}: under {goal_s * 1e3:.0f} ms", f"{in_ms(took)} ms", took.median < goal_s, took.median)
         for rows in (1, 256):
             turns = {name: partial(one_put, client, partition(client, flow), rows) for name, flow in FLOWS.items()}
             compare(console, f"a put of {rows} rows", alternate(turns, calls, warmups=10))
@@ -163,7 +162,3 @@ def offer(console: Console, server: ServerProcess, client: DataPlaneClient, seco
         thread.join()
     moved = sum(offered) * row_bytes / 1e6
     console.print(f"{seconds:.0f} s: {sum(offered):,} rows ({moved:,.0f} MB) offered, {consumed:,} consumed")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,10 @@
 """Measure the data plane beside the floor of copying and beside its peers, and check its goals.
 
-    python benchmarks/bench.py [--quick] [--only PART ...] [--json PATH] [--chart PATH]
+    python benchmarks/bench.py [--quick] [--only PART ...] [--volume DIR] [--json PATH] [--chart PATH]
 
-Creates an environment for each peer at its first use, and starts real processes. Prints tables of medians with ranges,
-the goals last; writes the figures as JSON and the growth as a picture. Takes about 13 minutes on two cores, 5
-with --quick, and 4 more to install the peers the first time. Measure on an idle machine.
+Creates an environment for each peer at its first use, and starts real processes. Prints tables, the goals last; writes
+the figures as JSON and the growth as a picture. Each part is a module of this folder that says what it measures. All of
+them take about 20 minutes on two cores, and 4 more to install the peers the first time. Measure on an idle machine.
 """
 
 from __future__ import annotations
@@ -13,19 +13,43 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import backpressure
 import batch_goals
+import checkpoint_pauses
+import claim_latency
+import claim_wakeups
+import cli_start
+import durability_cost
 import exchanges
 import flight_goals
 import growth
 import machine
+import observe_cost
+import put_once
 import reader_goals
 import resident_goals
+import row_kernels
+import scrape_cost
+import selective_claims
 import server_goals
+import session_cost
 import small_calls
 from report import Session, arguments, begin, table
 from workers import LOGS
 
 _PARTS = {
+    "claims": claim_latency.measure,  # first, since it forks
+    "wakeups": claim_wakeups.measure,
+    "selective_claims": selective_claims.measure,
+    "sessions": session_cost.measure,
+    "scrape": scrape_cost.measure,
+    "observe": observe_cost.measure,
+    "put_once": put_once.measure,
+    "durability": durability_cost.measure,
+    "checkpoints": checkpoint_pauses.measure,
+    "backpressure": backpressure.measure,
+    "cli": cli_start.measure,
+    "kernels": row_kernels.measure,
     "batches": batch_goals.measure,
     "resident": resident_goals.measure,
     "readers": reader_goals.measure,
@@ -39,15 +63,16 @@ _HOLDS = {True: "[green]yes[/green]", False: "[red]no[/red]", None: "[yellow]not
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds and smaller growth")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, fewer rows")
     parser.add_argument("--only", nargs="+", choices=(*_PARTS, "growth"), help="measure these parts only")
+    parser.add_argument("--volume", default="/dev/shm", help="folder for the data of servers")  # noqa: S108
     parser.add_argument("--json", type=Path, default=LOGS / "bench.json", help="file for the figures")
     parser.add_argument("--chart", type=Path, default=LOGS / "growth.png", help="file for the picture")
     parser.add_argument("--torch", default="torch==2.13.0", help="build of torch for the peers")
     options = parser.parse_args()
     for path in (options.json, options.chart):
         path.parent.mkdir(parents=True, exist_ok=True)
-    session, facts = Session(begin(), options.quick, options.torch), machine.describe()
+    session, facts = Session(begin(), options.quick, options.torch, options.volume), machine.describe()
     wanted = options.only or [*_PARTS, "growth"]
     found = {name: part(session) for name, part in _PARTS.items() if name in wanted}
     if "growth" in wanted:

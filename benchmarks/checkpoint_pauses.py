@@ -1,6 +1,6 @@
-"""Whether calls wait for checkpoints and snapshots: `python benchmarks/checkpoint_pauses.py [DIR [ROWS]]`.
+"""Whether calls wait for checkpoints and snapshots.
 
-A server with --data-dir DIR (by default in memory) holds ROWS rows (500,000) of 10 fields. One client puts, claims and
+A server with a data directory holds 500,000 rows of 10 fields. One client puts, claims and
 commits single rows all the time; another process takes snapshots, and the server writes checkpoints as usual. Each call
 counts for what was under way when it began.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from dataplane_client import DataPlaneClient, connect
-from report import arguments, begin, compare
+from report import Session, compare
 from servers import server_process
 from timing import Series, Steps
 
@@ -39,24 +39,19 @@ with connect(sys.argv[1], timeout_s=120) as client:
 """
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("volume", metavar="DIR", nargs="?", default="/dev/shm")  # noqa: S108
-    parser.add_argument("rows", metavar="ROWS", nargs="?", type=int, default=500_000)
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long calls are made")
-    options = parser.parse_args()
-    console = begin()
-    with tempfile.TemporaryDirectory(dir=options.volume) as data, (Path(data) / "log").open("w") as log:
+def measure(session: Session) -> None:
+    rows, seconds = session.pick((500_000, 60.0), (40_000, 15.0))
+    with tempfile.TemporaryDirectory(dir=session.volume) as data, (Path(data) / "log").open("w") as log:
         with server_process("1GiB", "--data-dir", f"{data}/d", log=log) as server, connect(server.unix) as client:
-            fill(client, options.rows)
+            fill(client, rows)
             taking = subprocess.Popen(
                 [sys.executable, "-c", SNAPSHOTS, server.unix, "8"], stdout=subprocess.PIPE, text=True
             )
-            found = list(calls(client, time.time() + options.seconds))
+            found = list(calls(client, time.time() + seconds))
             taking.terminate()
             snapshots: list[Span] = [tuple(map(float, line.split())) for line in taking.communicate()[0].splitlines()]
         checkpoints = list(written((Path(data) / "log").read_text()))
-    title = f"{options.rows:,} rows, {len(checkpoints)} checkpoints, {len(snapshots)} snapshots on {options.volume}"
+    title = f"{rows:,} rows, {len(checkpoints)} checkpoints, {len(snapshots)} snapshots on {session.volume}"
     steps: dict[str, dict[str, list[float]]] = {}
     for verb, at, took in found:
         beside = [name for name, spans in (("checkpoints", checkpoints), ("snapshots", snapshots)) if within(at, spans)]
@@ -67,7 +62,7 @@ def main() -> None:
         for name in ("quiet", "checkpoints", "snapshots")
         if len(steps.get(name, ())) == len(steps["quiet"])
     }
-    compare(console, title, measured)
+    compare(session.console, title, measured)
 
 
 def fill(client: DataPlaneClient, rows: int) -> None:
@@ -102,7 +97,3 @@ def written(log: str) -> Iterator[Span]:
 def within(at: float, spans: list[Span]) -> bool:
     place = bisect_right(spans, (at,)) - 1
     return place >= 0 and spans[place][0] <= at <= spans[place][1]
-
-
-if __name__ == "__main__":
-    main()

@@ -1,15 +1,10 @@
-"""Measure the latency of one claim and one commit, beside the floor of any call on the same machine.
+"""The latency of one claim and one commit, beside the floor of any call on the same machine.
 
-    python benchmarks/claim_latency.py [--calls N] [--rows N]
-
-Runs a server process and one client in this process, over a Unix socket: once with values in shared memory (calls then
-use the local socket), once over gRPC. Rows are put before they are claimed. Every claim takes --rows of them (1); its
-commit carries no column, or one with a float32 a row. There are two floors: 64 bytes there and back over a Unix socket
-between two otherwise idle Python processes, and a unary gRPC call of the same server that changes nothing
-(GetServerStatus). All take turns within each round of 50 calls, so other load on the machine affects them alike. Times
-are those of one call, as its caller sees it.
-
-Goals: the median claim and the median commit take at most 0.7 ms.
+One client in this process, over a Unix socket: once with values in shared memory (calls then use the local socket),
+once over gRPC. Rows are put before they are claimed. A claim takes one of them; its commit carries no column, or one
+with a float32. There are two floors: 64 bytes there and back between two otherwise idle Python processes, and a unary
+gRPC call of the same server that changes nothing (GetServerStatus). All take turns within each round of 50 calls, so
+other load on the machine affects them alike. Times are those of one call, as its caller sees it.
 """
 
 from __future__ import annotations
@@ -26,24 +21,18 @@ import torch
 
 from dataplane_client import Claim, DataPlaneClient, connect
 from dataplane_client.options import TransportChoice
-from report import arguments, begin, compare
+from report import Session, compare, in_ms
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 from servers import server_process
 from timing import Round, alternate, repeated, timed, undisturbed
 
 GOAL_S = 0.0007
-ROUND_CALLS, WARMUP_ROUNDS, FLOOR_BYTES = 50, 2, 64
+ROUNDS, ROUND_CALLS, FLOOR_BYTES = 60, 50, 64
 TRANSPORTS: tuple[TransportChoice, ...] = ("shm", "grpc")
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--calls", type=int, default=3000, help="calls of each kind")
-    parser.add_argument("--rows", type=int, default=1, help="rows in a claim")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    console = begin()
+def measure(session: Session) -> None:
     with ExitStack() as stack:
         systems: dict[str, Round] = {
             "floor: Unix socket, plain Python": many(stack.enter_context(bare_exchange())),
@@ -53,13 +42,14 @@ def main() -> None:
             server = stack.enter_context(server_process("1GiB"))
             client = stack.enter_context(connect(server.unix, transport=transport))
             client.register_partition("p", ["x", "y"], 0, ["train"])
-            systems[transport] = partial(claims, client, options.rows)
-        measured = alternate(systems, max(1, options.calls // ROUND_CALLS), WARMUP_ROUNDS)
+            systems[transport] = partial(claims, client)
+        measured = alternate(systems, session.rounds(ROUNDS), session.warmups)
     each = {f"{name} {step}".strip(): {"": took} for name, steps in measured.items() for step, took in steps.items()}
-    compare(console, f"one call, claims of {options.rows} row(s)", each)
+    compare(session.console, "one call", each)
     for transport in TRANSPORTS:
-        reached = all(measured[transport][step].median <= GOAL_S for step in ("claim", "commit"))
-        console.print(f"claim and commit at most {GOAL_S * 1e3:.1f} ms, {transport}: {'yes' if reached else 'no'}")
+        for step, took in measured[transport].items():
+            title = f"{step} of one row, {transport}: p50 at most {GOAL_S * 1e3:.1f} ms"
+            session.goal(title, f"{in_ms(took)} ms", took.median <= GOAL_S, took.median)
 
 
 def many(call: Callable[[], object]) -> Round:
@@ -101,14 +91,14 @@ def status_call() -> Iterator[Callable[[], object]]:
         yield lambda: stub.GetServerStatus(pb.GetServerStatusRequest())
 
 
-def claims(client: DataPlaneClient, rows: int) -> Mapping[str, list[float]]:
+def claims(client: DataPlaneClient) -> Mapping[str, list[float]]:
     """A round of claims and commits; half of the commits carry a column."""
-    count, column = ROUND_CALLS * rows, {"y": torch.ones(rows, 1)}
-    client.put_samples([f"s{row}" for row in range(count)], "p", {"x": torch.zeros(count, 1)})
+    column, ids = {"y": torch.ones(1, 1)}, [f"s{row}" for row in range(ROUND_CALLS)]
+    client.put_samples(ids, "p", {"x": torch.zeros(ROUND_CALLS, 1)})
     held: list[Claim] = []
 
     def claim() -> None:
-        held.append(client.claim("p", "train", ["x"], rows))
+        held.append(client.claim("p", "train", ["x"], 1))
 
     found: dict[str, list[float]] = {"claim": [], "commit": [], "commit with a column": []}
     for number in range(ROUND_CALLS):
@@ -122,7 +112,3 @@ def claims(client: DataPlaneClient, rows: int) -> Mapping[str, list[float]]:
 
 def commit_last(held: list[Claim], column: dict[str, torch.Tensor] | None) -> None:
     held.pop().commit(column)
-
-
-if __name__ == "__main__":
-    main()

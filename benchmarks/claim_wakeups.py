@@ -1,9 +1,6 @@
-"""Measure how soon blocked claims wake, and what they cost other calls.
+"""How soon blocked claims wake, and what they cost other calls.
 
-    python benchmarks/claim_wakeups.py [--claimers N] [--rows N] [--rounds N]
-
-Runs a server process and N clients, each with its own connection, in two processes. All clients are blocked in a claim.
-A second server process has no claims.
+200 clients, each with its own connection, in two processes, are blocked in a claim. A second server has no claims.
 
 Wake-up: rows are put one at a time. Measured from the start of the put that completes the row, and from its end, until
 a claim with the row has returned in its process (on the machine's clock); negative if that was before the put did.
@@ -24,7 +21,7 @@ from typing import TypeAlias
 import torch
 
 from dataplane_client import DataPlaneClient, aio, connect
-from report import arguments, begin, compare
+from report import Session, compare
 from servers import server_process
 from timing import Series, Steps, alternate, timed
 
@@ -35,20 +32,13 @@ _SPAWN = multiprocessing.get_context("spawn")
 Wakeups: TypeAlias = "Queue[tuple[str, float]]"
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--claimers", type=int, default=200)
-    parser.add_argument("--rows", type=int, default=1000, help="wake-ups to measure")
-    parser.add_argument("--rounds", type=int, default=40, help=f"rounds of {CALLS} calls with and without claims")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    console = begin()
-    claimers = options.claimers
+def measure(session: Session) -> None:
+    claimers, rows, console = session.pick(200, 20), session.pick(1000, 20), session.console
     with client_of_server() as idle, client_of_server() as client, blocked_claims(client, claimers) as wakeups:
-        found = {"": woken(client, wakeups, options.rows, claimers)}
-        compare(console, f"wake-up of one of {claimers} blocked claims, {options.rows} rows", found)
+        found = {"": woken(client, wakeups, rows, claimers)}
+        compare(console, f"wake-up of one of {claimers} blocked claims, {rows} rows", found)
         turns = {"no claims": partial(calls, idle), f"{claimers} blocked claims": partial(calls, client)}
-        compare(console, "calls of 1 MiB", alternate(turns, options.rounds, 1))
+        compare(console, "calls of 1 MiB", alternate(turns, session.rounds(40), 1))
 
 
 @contextmanager
@@ -121,7 +111,3 @@ def calls(client: DataPlaneClient) -> dict[str, list[float]]:
             found[step].append(took)
     client.clear_samples(None, "p")
     return found
-
-
-if __name__ == "__main__":
-    main()

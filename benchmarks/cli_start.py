@@ -1,6 +1,4 @@
-"""Measure the run time of the command `dataplane`, as whole processes, beside the floor of Python itself.
-
-    python benchmarks/cli_start.py [--rounds N]
+"""The run time of the command `dataplane`, as whole processes, beside the floor of Python itself.
 
 Starts a server with a partition of two tasks, then runs each command ten times, in turns: the elapsed time, and the
 processor time of the process. Only the ratio to the floor, `python -c pass`, is comparable between machines, or between
@@ -19,7 +17,7 @@ from pathlib import Path
 
 from dataplane_client import connect
 from dataplane_server.testing import running_server
-from report import arguments, begin, compare
+from report import Session, compare, in_ms
 from timing import alternate, timed
 
 GOAL_S = 0.3
@@ -33,18 +31,15 @@ COMMANDS = {
 }
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=10)
-    options = parser.parse_args()
-    console = begin()
+def measure(session: Session) -> None:
     with running_server() as address, connect(address) as client:
         client.register_partition("rollouts", ["input_ids", "prev_logprobs"], 0, ["prev_lp", "train"])
         systems = {name: partial(run, command, address) for name, command in COMMANDS.items()}
-        measured = alternate(systems, options.rounds, warmups=1)
-    compare(console, "commands as processes", measured)
-    reached = all(measured[name]["elapsed"].median < GOAL_S for name in ("dataplane --help", "dataplane status"))
-    console.print(f"help and status under {GOAL_S * 1e3:.0f} ms: {'yes' if reached else 'no'}")
+        measured = alternate(systems, session.rounds(10), warmups=1)
+    compare(session.console, "commands as processes", measured)
+    for name in ("dataplane --help", "dataplane status"):
+        took = measured[name]["elapsed"]
+        session.goal(f"{name} under {GOAL_S * 1e3:.0f} ms", f"{in_ms(took)} ms", took.median < GOAL_S, took.median)
 
 
 def run(command: Sequence[str], address: str) -> Mapping[str, float]:
@@ -54,7 +49,3 @@ def run(command: Sequence[str], address: str) -> Mapping[str, float]:
     after = os.times()
     used_s = after.children_user + after.children_system - before.children_user - before.children_system
     return {**found, "processor": max(used_s, 1e-3)}
-
-
-if __name__ == "__main__":
-    main()

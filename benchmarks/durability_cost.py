@@ -1,8 +1,8 @@
-"""What it costs that rows survive the process or the machine: `python benchmarks/durability_cost.py [DIR]`.
+"""What it costs that rows survive the process or the machine.
 
-Servers of each durability run in turn, one at a time: of two that run at once, the later one is slower. DIR is the
-volume of the data directory, by default one in memory; give one on disk to see what `disk` costs there, beside what the
-file system takes to write and sync as many bytes.
+Servers of each durability run in turn, one at a time: of two that run at once, the later one is slower. Data is
+in memory unless --volume names a folder on disk, which shows what `disk` costs there, beside what the file system takes
+to write and sync as many bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from dataplane_client import DataPlaneClient, connect
 from dataplane_client.options import TransportChoice
-from report import arguments, begin, compare
+from report import Session, compare
 from servers import server_process
 from timing import Series, repeated
 
@@ -27,25 +27,19 @@ FIELDS = {"input_ids": torch.int64, "logprobs": torch.float32, "mask": torch.flo
 TOKENS = torch.randint(512, 4096, (256,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("volume", metavar="DIR", nargs="?", default="/dev/shm")  # noqa: S108
-    parser.add_argument("--turns", type=int, default=2, help="of each durability")
-    parser.add_argument("--calls", type=int, default=300, help="with one row, in a turn; a fifteenth have 256")
-    options = parser.parse_args()
-    console = begin()
+def measure(session: Session) -> None:
     found: dict[str, dict[str, list[float]]] = {kind: {} for kind in KINDS}
-    for _, kind in itertools.product(range(options.turns), KINDS):
-        with tempfile.TemporaryDirectory(dir=options.volume) as data:
+    for _, kind in itertools.product(range(session.pick(2, 1)), KINDS):
+        with tempfile.TemporaryDirectory(dir=session.volume) as data:
             flags = () if kind == "memory" else ("--data-dir", f"{data}/d", "--durability", kind)
             with server_process("1GiB", *flags) as server:
-                for name, times in measured(server.unix, options.calls):
+                for name, times in measured(server.unix, session.pick(300, 15)):
                     found[kind].setdefault(name, []).extend(times.values)
     steps = {kind: {name: Series(tuple(times)) for name, times in of.items()} for kind, of in found.items()}
-    compare(console, f"data directory on {options.volume}", steps)
+    compare(session.console, f"data directory on {session.volume}", steps)
     large = sum(column.values().nbytes for column in columns(TOKENS).values())
-    synced = {f"after {size} bytes": Series(tuple(sync(Path(options.volume), size))) for size in (4096, large)}
-    compare(console, "fdatasync", {"": synced})
+    synced = {f"after {size} bytes": Series(tuple(sync(Path(session.volume), size))) for size in (4096, large)}
+    compare(session.console, "fdatasync", {"": synced})
 
 
 def sync(volume: Path, size: int) -> Iterator[float]:
@@ -92,7 +86,3 @@ def columns(lengths: list[int]) -> dict[str, torch.Tensor]:
         name: torch.nested.nested_tensor([torch.ones(n, dtype=kind) for n in lengths], layout=torch.jagged)
         for name, kind in FIELDS.items()
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Measure the cost of observing a call: `python benchmarks/observe_cost.py [--rounds N]`. The best of several rounds.
+"""The cost of observing a call, in the best of several rounds.
 
 Drives the hook alone, as the transport does for a put of two columns with 64 tagged rows, without a server: a call
 through shared memory takes about 200 microseconds and varies by more than the figures here.
@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from dataplane_client import observe
 from dataplane_client._requests.requests import put_request
 from dataplane_client.observe._call import begin_call
-from report import arguments, begin
+from report import Session
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from timing import repeated
 
@@ -28,12 +28,8 @@ OBSERVERS: dict[str, Callable[[], observe.Observer]] = {
 }
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
-    options = parser.parse_args()
-    console = begin()
-    fields = {"x": torch.zeros(64, 8), "y": torch.zeros(64)}
+def measure(session: Session) -> None:
+    rounds, fields = session.rounds(20), {"x": torch.zeros(64, 8), "y": torch.zeros(64)}
     tags = [{"weight_version": 7}] * 64
     put = put_request("put", "train", [f"s{row}" for row in range(64)], fields, "caller", tags=tags)
     response = pb.PutSamplesResponse()
@@ -50,15 +46,11 @@ def main() -> None:
                 one.answered(response)
 
     def tell(name: str) -> None:
-        spent = repeated(call, options.rounds).low - repeated(loop, options.rounds).low
-        console.print(f"{name:<17} {spent / CALLS * 1e6:6.2f} us a call")
+        spent = repeated(call, rounds).low - repeated(loop, rounds).low
+        session.console.print(f"{name:<17} {spent / CALLS * 1e6:6.2f} us a call")
 
     tell("no observers")
     for name, observed in OBSERVERS.items():
         observer = observed()
         tell(name)
         observe.remove(observer)
-
-
-if __name__ == "__main__":
-    main()

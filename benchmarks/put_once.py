@@ -1,4 +1,4 @@
-"""Measure values that are kept once: `python benchmarks/put_once.py [--rounds N]`.
+"""Values that are kept once.
 
 A put of 64 images of 1 MiB, and one of 512 values of 1 KiB: as any other, with `once` where no value is there yet, and
 with `once` where every value is. The three follow each other in every round, and nothing else is resident. The last
@@ -11,31 +11,27 @@ import torch
 
 from dataplane_client import DataPlaneClient, connect
 from dataplane_client.options import TransportChoice
-from report import arguments, begin, compare
+from report import Session, compare
 from servers import server_process
 from timing import Series, timed
 
 TRANSPORTS: tuple[TransportChoice, ...] = ("shm", "grpc")
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    options = parser.parse_args()
-    console = begin()
+def measure(session: Session) -> None:
     with server_process("1GiB") as server:
         for transport in TRANSPORTS:
             with connect(server.unix, transport=transport) as client:
                 client.register_partition("p", ["image"], 0, ["train"])
                 for rows, size in ((64, 1 << 20), (512, 1 << 10)):
                     images = torch.randint(0, 256, (rows, size), dtype=torch.uint8)
-                    *times, parts = zip(*(measure(client, images) for _ in range(options.rounds)), strict=True)
+                    *times, parts = zip(*(puts(client, images) for _ in range(session.rounds(15))), strict=True)
                     names = ("plain", "once, new", "once, known")
                     found = {name: {"put": Series(each)} for name, each in zip(names, times, strict=True)}
-                    compare(console, f"{transport}, {rows} x {size >> 10} KiB; memory {min(parts):.2f}", found)
+                    compare(session.console, f"{transport}, {rows} x {size >> 10} KiB; memory {min(parts):.2f}", found)
 
 
-def measure(client: DataPlaneClient, images: torch.Tensor) -> tuple[float, float, float, float]:
+def puts(client: DataPlaneClient, images: torch.Tensor) -> tuple[float, float, float, float]:
     """Seconds of the three puts, and the part of the memory that two epochs take."""
     plain = put(client, images, 0, ())
     client.clear_samples(None, "p")
@@ -48,7 +44,3 @@ def measure(client: DataPlaneClient, images: torch.Tensor) -> tuple[float, float
 def put(client: DataPlaneClient, images: torch.Tensor, epoch: int, once: tuple[str, ...]) -> float:
     ids = [f"{epoch}-{row}" for row in range(len(images))]
     return timed(put=lambda: client.put_samples(ids, "p", {"image": images}, once=once))["put"]
-
-
-if __name__ == "__main__":
-    main()

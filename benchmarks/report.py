@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -15,6 +15,9 @@ from rich.table import Table
 import machine
 from timing import Series, Steps, total
 
+T = TypeVar("T")
+
+TOTAL = "total"
 _WIDTH = 160  # columns, if the output is a file
 
 
@@ -45,7 +48,8 @@ def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], te
 def compare(console: Console, title: str, measured: Mapping[str, Steps], *, size_bytes: int = 0) -> None:
     """Print each step of each system: milliseconds, and how many times as long as the first system it takes.
 
-    Ratios are medians of those of each round, if the systems took turns. With size_bytes also the GB/s.
+    Ratios are medians of those of each round, if the systems took turns. With size_bytes, which each step
+    moves, also the GB/s.
     """
     first, base = next(iter(measured.items()))
     headings = ["ms", "", "median", "p99", "least", "most", f"x {first}" if len(measured) > 1 else "", "GB/s"]
@@ -57,7 +61,8 @@ def compare(console: Console, title: str, measured: Mapping[str, Steps], *, size
                 paired = len(one.values) == len(floor.values)
                 times = f"{one.over(floor).median if paired else one.median / floor.median:.2f}"
             shown = [_short(value * 1e3) for value in (one.median, one.p99, one.low, one.high)]
-            rows.append([step, system, *shown, times, f"{size_bytes / one.median / 1e9:.2f}"])
+            moved = size_bytes * (len(base) - 1 if step == TOTAL else 1)
+            rows.append([step, system, *shown, times, f"{moved / one.median / 1e9:.2f}"])
     columns = len(headings) if size_bytes else -1
     console.print(table(title, headings[:columns], [row[:columns] for row in rows], text_columns=2), "")
 
@@ -98,11 +103,12 @@ class Goal:
 
 @dataclass
 class Session:
-    """A run of several parts. quick: fewer rounds, smaller growth. torch: the build for the peers."""
+    """A run of several parts. quick: fewer rounds and rows. torch: the peers' build. volume: for data of servers."""
 
     console: Console
     quick: bool
     torch: str = ""
+    volume: str = "/dev/shm"  # noqa: S108
     goals: list[Goal] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
     """All measurements, by dotted name; written to the JSON file."""
@@ -110,6 +116,9 @@ class Session:
     def rounds(self, number: int) -> int:
         """`number` rounds, or a third of them in a quick run; at least 3."""
         return max(3, number // 3) if self.quick else number
+
+    def pick(self, full: T, quick: T) -> T:
+        return quick if self.quick else full
 
     @property
     def warmups(self) -> int:
@@ -133,7 +142,7 @@ class Session:
     def compare(self, name: str, title: str, measured: Mapping[str, Steps], *, size_bytes: int = 0) -> None:
         """Keep series, and print them with the sum of the steps."""
         self.keep(name, measured)
-        sums = {system: {**steps, "total": total(steps)} for system, steps in measured.items()}
+        sums = {system: {**steps, TOTAL: total(steps)} for system, steps in measured.items()}
         compare(self.console, title, sums, size_bytes=size_bytes)
 
     def goal(self, name: str, measured: str, holds: bool | None, value: float | None = None) -> None:

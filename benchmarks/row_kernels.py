@@ -1,6 +1,4 @@
-"""Measure packing and padding of rows by our kernel and by others, and the cost of fresh memory.
-
-    python benchmarks/row_kernels.py [--rounds N]
+"""Packing and padding of rows by our kernel and by others, and the cost of fresh memory.
 
 Pack: the per-token fields of batch G (see batches.py) from padded arrays into one jagged buffer. Pad: from there into
 one padded array for each field, writing every byte of the padding. The floor copies as many bytes as each of them
@@ -26,7 +24,7 @@ from dataplane_client._values.row_kernels._copies import check_copies
 from dataplane_client._values.row_kernels._plain import copy_rows_in_numpy
 from dataplane_client.codec import pack_per_token_field
 from floor import Floor
-from report import arguments, begin, compare
+from report import Session, compare
 from timing import Round, alternate, timed
 
 Allocate = Callable[[int], ByteArray]
@@ -35,18 +33,14 @@ Copy = Callable[[Sequence[RowCopy]], object]
 _HUGE: Final = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=31)
-    options = parser.parse_args()
-    torch.set_num_threads(2)
-    console, rows = begin(), Rows(build(G))
+def measure(session: Session) -> None:
+    console, rows, rounds = session.console, Rows(build(G)), session.rounds(31)
     with Floor(rows.jagged_bytes, rows.padded_bytes, names=("pack", "pad")) as floor:
-        measured = alternate({"floor": floor, **systems(rows)}, options.rounds, warmups=3)
+        measured = alternate({"floor": floor, **systems(rows)}, rounds, warmups=3)
     size = rows.padded_bytes
     compare(console, f"batch G: {rows.jagged_bytes / 1e6:.1f} MB jagged, {size / 1e6:.1f} MB padded", measured)
     pages = {name: partial(write, allocate, size) for name, allocate in memories(size).items()}
-    compare(console, f"writing {size / 1e6:.1f} MB once, 1 thread", alternate(pages, options.rounds // 3 + 1, 1))
+    compare(console, f"writing {size / 1e6:.1f} MB once, 1 thread", alternate(pages, rounds // 3 + 1, 1))
 
 
 class Rows:
@@ -180,7 +174,3 @@ def fresh_huge(size: int) -> ByteArray:
 
 def write(allocate: Allocate, size: int) -> Mapping[str, float]:
     return timed(write=lambda: allocate(size).fill(1))
-
-
-if __name__ == "__main__":
-    main()

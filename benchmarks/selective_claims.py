@@ -1,4 +1,4 @@
-"""Measure claims that choose among many rows: `python benchmarks/selective_claims.py [--rows N] [--calls N]`.
+"""Claims that choose among a million rows.
 
 A task claims the newest rows that fit a filter, while rows come; another task claims in order of arrival, with and
 without claims of the choosy task beside it, in turn on one server: these differ only in what the choosy task costs
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dataplane_client import DataPlaneClient, Tag, connect
-from report import arguments, begin, compare
+from report import Session, compare
 from servers import server_process
 from timing import Round, alternate, repeated, timed
 
@@ -22,19 +22,15 @@ AT_ONCE, CLAIMED = 10_000, 256
 WHERE = "weight_version >= 3 and std > 0"
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--calls", type=int, default=300)
-    options = parser.parse_args()
-    console = begin()
+def measure(session: Session) -> None:
+    rows, console = session.pick(1_000_000, 20_000), session.console
     with server_process("1GiB") as server, connect(server.unix) as client:
         client.register_partition("p", ["x"], 0, ["choosy", "plain"])
-        for first in range(0, options.rows, AT_ONCE):
-            put(client, first, AT_ONCE, version=first * 10 // options.rows)
+        for first in range(0, rows, AT_ONCE):
+            put(client, first, AT_ONCE, version=first * 10 // rows)
         first_s = repeated(lambda: choosy(client), 1).median
         console.print(f"the first claim of its kind, which looks at all rows: {first_s * 1e3:.0f} ms")
-        new = itertools.count(options.rows, 64)
+        new = itertools.count(rows, 64)
 
         def beside(claim: Callable[[DataPlaneClient], None], other: Callable[[DataPlaneClient], None]) -> Round:
             def one() -> dict[str, float]:
@@ -49,7 +45,7 @@ def main() -> None:
             "plain claims, choosy claims beside them": beside(plain, choosy),
             "choosy claims": beside(choosy, lambda _: None),
         }
-        compare(console, f"claims of {CLAIMED} of {options.rows:,} rows", alternate(turns, options.calls, 3))
+        compare(console, f"claims of {CLAIMED} of {rows:,} rows", alternate(turns, session.rounds(300), 3))
 
 
 def put(client: DataPlaneClient, first: int, rows: int, version: int) -> None:
@@ -65,7 +61,3 @@ def choosy(client: DataPlaneClient) -> None:
 
 def plain(client: DataPlaneClient) -> None:
     client.claim("p", "plain", ["x"], CLAIMED).commit()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,14 +1,9 @@
-"""Measure the cost of sessions for an otherwise idle server.
+"""The cost of sessions for an otherwise idle server.
 
-    python benchmarks/session_cost.py [--sessions N] [--seconds S] [--spread]
-
-Runs two server processes. One has N sessions, each on its own connection, with heartbeats at the times at which real
-clients with the default grace send them; the other is idle. Two processes keep the sessions; their work is not
-measured. After a warm-up of two intervals, reads the CPU time of both servers from the kernel, over the same --seconds
-(30), in five slices, and prints the spread of the slices. --spread spreads the heartbeats evenly, as those of clients
-with skewed clocks.
-
-Goal: 1,000 sessions take less than 5 % of a core.
+One server has 1,000 sessions, each on its own connection, with heartbeats at the times at which real clients with the
+default grace send them, or evenly spread, as those of clients with skewed clocks; another server is idle. Two processes
+keep the sessions; their work is not measured. After a warm-up of two intervals, the CPU time of both servers is read
+from the kernel, over the same half a minute, in five slices.
 """
 
 from __future__ import annotations
@@ -30,7 +25,7 @@ from dataplane_client import connect
 from dataplane_client._connect.channel import CHANNEL_OPTIONS
 from dataplane_client._connect.session import beat_interval_s, until_next_beat_s
 from dataplane_client.options import ClientOptions
-from report import arguments, begin, table
+from report import Session, table
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 from servers import ServerProcess, server_process
@@ -42,28 +37,32 @@ INTERVAL_S = beat_interval_s(GRACE_S)
 _SPAWN = multiprocessing.get_context("spawn")
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--sessions", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=30.0, help="length of the measurement")
-    parser.add_argument("--spread", action="store_true", help="heartbeats evenly spread over time")
-    options = parser.parse_args()
-    console, count = begin(), options.sessions
+def measure(session: Session) -> None:
+    for spread in (False, True):
+        _measure(session, spread)
+
+
+def _measure(session: Session, spread: bool) -> None:
+    count, seconds = session.pick((1000, 30.0), (20, 5.0))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # servers inherit it; each session takes one
-    with server_process("256MiB") as idle, server_process("256MiB") as busy, sessions(busy, count, options.spread):
+    with server_process("256MiB") as idle, server_process("256MiB") as busy, sessions(busy, count, spread):
         time.sleep(2 * INTERVAL_S)
-        found = cores([idle, busy], options.seconds)
+        found = cores([idle, busy], seconds)
         with connect(busy.unix) as client:
             alive = client.server_status().sessions
     rows = [
         [name, *(f"{value * 100:.2f}" for value in (series.median, series.low, series.high))]
         for name, series in zip(("idle", f"{count:,} sessions"), found, strict=True)
     ]
-    console.print(table("CPU time of a server, % of a core", ("server", "median", "lowest slice", "highest"), rows))
+    session.console.print(
+        table("CPU time of a server, % of a core", ("server", "median", "lowest slice", "highest"), rows)
+    )
     beats, taken = count / INTERVAL_S, found[1].median
-    console.print(f"{beats:.0f} heartbeats a second, {(taken - found[0].median) / beats * 1e6:.0f} microseconds each")
-    console.print(f"below {GOAL_CORES:.0%}: {'yes' if taken < GOAL_CORES else 'no'}; {count - alive} have expired")
+    each = f"{beats:.0f} heartbeats a second, {(taken - found[0].median) / beats * 1e6:.0f} microseconds each"
+    title = f"{count:,} sessions{', heartbeats spread' if spread else ''}: under {GOAL_CORES:.0%} of a core"
+    text = f"{taken:.1%}: {each}; {count - alive} have expired"
+    session.goal(title, text, taken < GOAL_CORES, taken)
 
 
 @contextmanager
@@ -119,7 +118,3 @@ def cpu_s(server: ServerProcess) -> float:
     """Seconds of user and system time, over all threads."""
     fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-if __name__ == "__main__":
-    main()
