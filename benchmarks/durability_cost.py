@@ -47,9 +47,10 @@ def sync(volume: Path, size: int) -> Iterator[float]:
     with tempfile.NamedTemporaryFile(dir=volume, buffering=0) as file:
         file.write(bytes(size))
         os.fsync(file.fileno())
+        fills = itertools.cycle([bytes(size), b"\1" * size])
 
         def write() -> None:
-            os.pwrite(file.fileno(), os.urandom(1) * size, 0)
+            os.pwrite(file.fileno(), next(fills), 0)
             os.fdatasync(file.fileno())
 
         yield from repeated(write, 30).values

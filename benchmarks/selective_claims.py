@@ -23,7 +23,7 @@ WHERE = "weight_version >= 3 and std > 0"
 
 
 def measure(session: Session) -> None:
-    rows, console = session.pick(1_000_000, 20_000), session.console
+    rows, console = session.pick(1_000_000, 100_000), session.console
     with server_process("1GiB") as server, connect(server.unix) as client:
         client.register_partition("p", ["x"], 0, ["choosy", "plain"])
         for first in range(0, rows, AT_ONCE):
