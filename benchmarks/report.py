@@ -142,7 +142,7 @@ class Session:
     def compare(self, name: str, title: str, measured: Mapping[str, Steps], *, size_bytes: int = 0) -> None:
         """Keep series, and print them with the sum of the steps."""
         self.keep(name, measured)
-        sums = {system: {**steps, TOTAL: total(steps)} for system, steps in measured.items()}
+        sums = {name: {**steps, TOTAL: total(steps)} if len(steps) > 1 else steps for name, steps in measured.items()}
         compare(self.console, title, sums, size_bytes=size_bytes)
 
     def goal(self, name: str, measured: str, holds: bool | None, value: float | None = None) -> None:

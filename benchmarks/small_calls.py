@@ -48,7 +48,7 @@ def measure(session: Session) -> None:
             client.put_samples(ids, _CLAIMED, {_FIELD: torch.zeros(_PUT_ROWS)})
         with session.phase(f"{max(_CLIENTS)} clients of small calls"):
             systems: dict[str, list[Worker]] = {}
-            for way, number in itertools.product(_WAYS, range(max(_CLIENTS))):
+            for number, way in enumerate(_WAYS * max(_CLIENTS)):
                 one = stack.enter_context(worker(OURS, "small_calls", number))
                 one.call("connect", way=way, address=server.tcp)
                 systems.setdefault(way, []).append(one)
