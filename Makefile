@@ -290,17 +290,6 @@ proto: $(VENV)/.dev  ## generate the contract's modules, the blocking client, th
 BENCH_ARGS ?=
 
 bench: $(VENV)/.dev  ## which goals of speed and memory hold here, beside the floor of copying and beside peers (about 20 minutes)
-	$(BIN)/python benchmarks/claim_wakeups.py
-	$(BIN)/python benchmarks/claim_latency.py
-	$(BIN)/python benchmarks/session_cost.py
-	$(BIN)/python benchmarks/scrape_cost.py
-	$(BIN)/python benchmarks/observe_cost.py
-	$(BIN)/python benchmarks/append_cost.py
-	$(BIN)/python benchmarks/put_once.py
-	$(BIN)/python benchmarks/durability_cost.py
-	$(BIN)/python benchmarks/checkpoint_pauses.py
-	$(BIN)/python benchmarks/backpressure.py
-	$(BIN)/python benchmarks/cli_start.py
 	$(BIN)/python benchmarks/bench.py --torch '$(TORCH)' $(BENCH_ARGS)
 
 clean:  ## remove everything that is not tracked: environment, caches, runs

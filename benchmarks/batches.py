@@ -14,7 +14,7 @@ Needs NumPy only, so the environments of the peers make the same bytes.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -30,8 +30,8 @@ _EXPERTS = (16, 8)
 
 @dataclass(frozen=True)
 class Spec:
-    """Description of a batch; travels as JSON. Lengths are uniform between shortest and longest, in tokens. first: the
-    length of the first row, if not 0.
+    """Description of a batch. Lengths are uniform between shortest and longest, in tokens. first: the length of the
+    first row, if not 0.
     """
 
     name: str
@@ -40,9 +40,6 @@ class Spec:
     shortest: int = 0
     longest: int = 0
     first: int = 0
-
-    def json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def longer(self, factor: int) -> Spec:
         """The same rows, `factor` times as long."""
@@ -72,6 +69,10 @@ class Batch:
     @property
     def rows(self) -> int:
         return len(next(iter(self.columns.values())))
+
+    @property
+    def sizes(self) -> str:
+        return f"{self.rows} rows, {self.jagged_bytes / 1e6:.3g} MB, padded {self.padded_bytes / 1e6:.3g} MB"
 
     @property
     def padded_bytes(self) -> int:

@@ -1,8 +1,8 @@
-"""Whether calls wait for checkpoints and snapshots: `python benchmarks/checkpoint_pauses.py [DIR [ROWS]]`.
+"""Whether calls wait for checkpoints and snapshots.
 
-A server with --data-dir DIR (by default in memory) holds ROWS rows (500,000) of 10 fields. One client puts, claims and
+A server with a data directory holds 500,000 rows of 10 fields. One client puts, claims and
 commits single rows all the time; another process takes snapshots, and the server writes checkpoints as usual. Each call
-counts for what was under way when it began. Milliseconds, and the ratio of the 99th percentile to that of quiet times.
+counts for what was under way when it began.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from dataplane_client import DataPlaneClient, connect
+from report import Session, compare
 from servers import server_process
+from timing import Series, Steps
 
 Span = tuple[float, ...]
 FIELDS = [f"f{number}" for number in range(10)]
-AT_ONCE, SECONDS = 20_000, 60.0
+AT_ONCE = 20_000
 SNAPSHOTS = """
 import sys, time
 from dataplane_client import connect
@@ -38,32 +39,38 @@ with connect(sys.argv[1], timeout_s=120) as client:
 """
 
 
-def main() -> None:
-    volume = sys.argv[1] if len(sys.argv) > 1 else "/dev/shm"  # noqa: S108
-    rows = int(sys.argv[2]) if len(sys.argv) > 2 else 500_000
-    with tempfile.TemporaryDirectory(dir=volume) as data, (Path(data) / "log").open("w") as log:
+def measure(session: Session) -> None:
+    rows, seconds = session.pick((500_000, 60.0), (40_000, 15.0))
+    with tempfile.TemporaryDirectory(dir=session.volume) as data, (Path(data) / "log").open("w") as log:
         with server_process("1GiB", "--data-dir", f"{data}/d", log=log) as server, connect(server.unix) as client:
             fill(client, rows)
             taking = subprocess.Popen(
                 [sys.executable, "-c", SNAPSHOTS, server.unix, "8"], stdout=subprocess.PIPE, text=True
             )
-            found = list(calls(client, time.time() + SECONDS))
+            found = list(calls(client, time.time() + seconds))
             taking.terminate()
-            lines = taking.communicate()[0].splitlines()
-        snapshots: list[Span] = [tuple(map(float, line.split())) for line in lines]
+            snapshots: list[Span] = [tuple(map(float, line.split())) for line in taking.communicate()[0].splitlines()]
         checkpoints = list(written((Path(data) / "log").read_text()))
-    print(f"{rows:,} rows, {len(checkpoints)} checkpoints, {len(snapshots)} snapshots, directory on {volume}")
-    print(f"{'':24}{'calls':>8}{'median':>9}{'p99':>9}{'ratio':>7}")
-    for verb in ("put", "claim and commit"):
-        show(verb, [(at, took) for name, at, took in found if name == verb], checkpoints, snapshots)
+    title = f"{rows:,} rows, {len(checkpoints)} checkpoints, {len(snapshots)} snapshots on {session.volume}"
+    steps: dict[str, dict[str, list[float]]] = {}
+    for verb, at, took in found:
+        beside = [name for name, spans in (("checkpoints", checkpoints), ("snapshots", snapshots)) if within(at, spans)]
+        for name in beside or ["quiet"]:
+            steps.setdefault(name, {}).setdefault(verb, []).append(took)
+    measured: dict[str, Steps] = {
+        name: {verb: Series(tuple(times)) for verb, times in steps[name].items()}
+        for name in ("quiet", "checkpoints", "snapshots")
+        if len(steps.get(name, ())) == len(steps["quiet"])
+    }
+    compare(session.console, title, measured)
 
 
 def fill(client: DataPlaneClient, rows: int) -> None:
     client.register_partition("rows", FIELDS, 0, [])
     client.register_partition("flow", ["x"], 0, ["t"], clear_when_consumed=True)
     for first in range(0, rows, AT_ONCE):
-        ids = [f"row-{number}" for number in range(first, first + AT_ONCE)]
-        client.put_samples(ids, "rows", {field: torch.ones(AT_ONCE, 2) for field in FIELDS})
+        ids = [f"row-{number}" for number in range(first, min(first + AT_ONCE, rows))]
+        client.put_samples(ids, "rows", {field: torch.ones(len(ids), 2) for field in FIELDS})
 
 
 def calls(client: DataPlaneClient, end: float) -> Iterator[tuple[str, float, float]]:
@@ -87,24 +94,6 @@ def written(log: str) -> Iterator[Span]:
             yield end - event["seconds"], end
 
 
-def show(verb: str, found: list[tuple[float, float]], checkpoints: list[Span], snapshots: list[Span]) -> None:
-    quiet = [took for at, took in found if not within(at, checkpoints) and not within(at, snapshots)]
-    base = np.percentile(quiet, 99)
-    for what, chosen in (
-        ("quiet", quiet),
-        ("during checkpoints", [took for at, took in found if within(at, checkpoints)]),
-        ("during snapshots", [took for at, took in found if within(at, snapshots)]),
-    ):
-        if chosen:
-            median, p99 = np.percentile(chosen, [50, 99])
-            name = f"{verb}: {what}" if what == "quiet" else f"  {what}"
-            print(f"{name:<24}{len(chosen):8,}{median * 1e3:9.3f}{p99 * 1e3:9.3f}{p99 / base:7.2f}")
-
-
 def within(at: float, spans: list[Span]) -> bool:
     place = bisect_right(spans, (at,)) - 1
     return place >= 0 and spans[place][0] <= at <= spans[place][1]
-
-
-if __name__ == "__main__":
-    main()

@@ -13,82 +13,66 @@ from typing import Any
 
 import numpy as np
 import ray
-from tensordict import TensorDict
 
-from dataplane_client import KVBatchMeta, connect
-from timing import seconds, undisturbed
-from workload import Workload, arrays, digest, touch
+from dataplane_client import connect
+from stores import ModuleStore, OurStore, Store
+from timing import timed
+from workload import PAGE_BYTES, Workload, arrays, digest, touch
 
 TRANSFER_QUEUE, OURS, OUR_MODULE, RAY = "TransferQueue", "ours", "our module", "Ray"
-_MODULES = {TRANSFER_QUEUE: "transfer_queue", OUR_MODULE: "dataplane_transfer_queue"}
-_PAGE_BYTES = 4096
 
 
 class Member:
     """An actor; the caller applies `ray.remote`. address: of our data plane."""
 
     def __init__(self, address: str) -> None:
-        self._modules = {name: importlib.import_module(module) for name, module in _MODULES.items()}
+        names = {TRANSFER_QUEUE: "transfer_queue", OUR_MODULE: "dataplane_transfer_queue"}
+        self._modules = {name: importlib.import_module(module) for name, module in names.items()}
         self._modules[TRANSFER_QUEUE].init()
         self._modules[OUR_MODULE].init({"backend": {"RLDataPlane": {"address": address}}})
         self._client = connect(address)
-        self._batch = TensorDict({}, batch_size=[0])
-        self._bytes = self._copy = np.empty(0, np.uint8)
 
-    def prepare(self, workload: Workload) -> tuple[int, str]:
+    def build(self, workload: Workload) -> tuple[int, str]:
         """Make the batch. Returns its bytes, and a digest of them."""
         self._batch = workload.batch()
         self._bytes = np.concatenate(list(arrays(self._batch)))
         self._copy = self._bytes.copy()
-        self._client.register_partition(workload.partition(OURS), workload.names, 0, ["train"])
         return self._bytes.nbytes, digest(self._batch)
 
-    def put(self, system: str, keys: list[str], partition: str) -> float:
+    def open(self, workload: Workload) -> None:
+        """Make the stores."""
+        stores = {name: ModuleStore(module, workload.partition(name)) for name, module in self._modules.items()}
+        ours = OurStore(self._client, workload.partition(OURS), workload.names)
+        self._stores: dict[str, Store] = {**stores, OURS: ours}
+
+    def put(self, system: str, keys: list[str]) -> float:
         """The seconds."""
-        with undisturbed():
-            if system == RAY:
-                return seconds(lambda: np.copyto(self._copy, self._bytes))[0]
-            if system == OURS:
-                return seconds(lambda: self._client.put_samples(keys, partition, self._batch))[0]
-            module = self._modules[system]
-            return seconds(lambda: module.kv_batch_put(keys, partition, self._batch))[0]
+        if system == RAY:
+            return self.copy()
+        return timed(put=lambda: self._stores[system].put(keys, self._batch))["put"]
+
+    def get(self, system: str, keys: list[str], putter: Any) -> float:
+        """The seconds."""
+        if system == RAY:
+            return timed(get=lambda: int(ray.get(putter.array.remote())[::PAGE_BYTES].sum()))["get"]
+        return timed(get=lambda: touch(self._stores[system].get(keys)))["get"]
+
+    def copy(self) -> float:
+        """The seconds in which the bytes are copied within this process."""
+        return timed(copy=lambda: np.copyto(self._copy, self._bytes))["copy"]
 
     def array(self) -> Any:
         """The bytes."""
         return self._copy
 
-    def get(self, system: str, keys: list[str], partition: str, names: list[str], putter: Any) -> float:
-        """The seconds."""
-        with undisturbed():
-            if system == RAY:
-                return seconds(lambda: _touch_array(ray.get(putter.array.remote())))[0]
-            return seconds(lambda: touch(self._get(system, keys, partition, names)))[0]
-
-    def _get(self, system: str, keys: list[str], partition: str, names: list[str]) -> Any:
-        """All fields."""
-        if system == OURS:
-            return self._client.read_columns(KVBatchMeta(partition, None, keys), names, layout="auto")
-        return self._modules[system].kv_batch_get(keys, partition)
-
-    def copy(self) -> float:
-        """The seconds of a get that copies the bytes within this process."""
-        return seconds(lambda: np.copyto(self._copy, self._bytes))[0]
-
-    def digest(self, system: str, keys: list[str], partition: str, names: list[str]) -> str:
+    def digest(self, system: str, keys: list[str]) -> str:
         """Of what it gets."""
-        return digest(self._get(system, keys, partition, names))
+        return digest(self._stores[system].get(keys))
 
-    def clear(self, system: str, keys: list[str], partition: str) -> None:
-        if system == OURS:
-            self._client.clear_samples(keys, partition)
-        else:
-            self._modules[system].kv_clear(keys, partition)
+    def clear(self, system: str, keys: list[str]) -> None:
+        self._stores[system].clear(keys)
 
     def close(self) -> None:
         self._client.close()
         for module in self._modules.values():
             module.close()
-
-
-def _touch_array(array: Any) -> int:
-    return int(array[::_PAGE_BYTES].sum())

@@ -13,11 +13,9 @@ Ray's own transfer: the actor on the second node returns the same bytes as one a
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
@@ -25,14 +23,13 @@ from typing import Any
 
 import ray
 from ray.cluster_utils import Cluster as RayCluster
-from rich.console import Console
 
-import machine
 from cluster_member import OUR_MODULE, OURS, RAY, TRANSFER_QUEUE, Member
 from dataplane_server.cluster.coordinator.starting import start
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
-from session import in_ms, in_times, table
+from peers import transfer_queue
+from report import arguments, begin, compare, table
 from timing import Steps, alternate, in_a_row
 from workload import Workload
 
@@ -40,22 +37,11 @@ _MOST_BYTES = 256 << 20
 _STORE_BYTES = 1 << 30
 _MEMORY_BYTES = 768 << 20
 _SETTINGS = (("CI", 128, 4, 1024), ("small / 8", 128, 9, 8192), ("small", 1024, 9, 8192), ("medium", 4096, 15, 32768))
-_PLACES = ("same node", "across nodes")
+_SYSTEMS = (TRANSFER_QUEUE, OURS, OUR_MODULE, RAY)
 _STEPS = ("put", "get", "total")
 _GOALS = {"same node": 5.0, "across nodes": 2.0}
 _OF_RAY = 0.8
 _IN_A_ROW = 3
-_WIDTH = 190
-_HEADINGS = (
-    "ms",
-    TRANSFER_QUEUE,
-    OURS,
-    OUR_MODULE,
-    "floor",
-    "TransferQueue / ours",
-    "/ our module",
-    "floor / ours",
-)
 
 
 class Nodes:
@@ -69,81 +55,68 @@ class Nodes:
         self._rounds = 0
 
     def prepare(self, workload: Workload) -> int:
-        """Make the batch, and check that both systems give it back unchanged. Returns its bytes."""
-        size_bytes, digest = ray.get(self._putter.prepare.remote(workload))
+        """Make the batch, and check that all systems give it back unchanged. Returns its bytes."""
+        self._rows = workload.rows
+        size_bytes, digest = ray.get(self._putter.build.remote(workload))
+        ray.get([member.open.remote(workload) for member in self.members])
         for system in (TRANSFER_QUEUE, OURS, OUR_MODULE):
-            which = (system, self._keys(workload), workload.partition(system))
-            ray.get(self._putter.put.remote(*which))
+            keys = self._keys()
+            ray.get(self._putter.put.remote(system, keys))
             for reader in (self._near, self._far):
-                if ray.get(reader.digest.remote(*which, workload.names)) != digest:
+                if ray.get(reader.digest.remote(system, keys)) != digest:
                     raise RuntimeError(f"{system}: {workload} came back changed")
-            ray.get(self._putter.clear.remote(*which))
+            ray.get(self._putter.clear.remote(system, keys))
         return int(size_bytes)
 
-    def round(self, system: str, workload: Workload) -> Mapping[str, float]:
-        which = (system, self._keys(workload), workload.partition(system))
-        rows = (*which, workload.names, self._putter)
-        times = {"put": ray.get(self._putter.put.remote(*which))}
+    def round(self, system: str) -> Mapping[str, float]:
+        keys = self._keys()
+        times = {"put": ray.get(self._putter.put.remote(system, keys))}
         if system == RAY:
             times["same node"] = ray.get(self._putter.copy.remote())
         else:
-            times["same node"] = ray.get(self._near.get.remote(*rows))
-        times["across nodes"] = ray.get(self._far.get.remote(*rows))
+            times["same node"] = ray.get(self._near.get.remote(system, keys, self._putter))
+        times["across nodes"] = ray.get(self._far.get.remote(system, keys, self._putter))
         if system != RAY:
-            ray.get(self._putter.clear.remote(*which))
+            ray.get(self._putter.clear.remote(system, keys))
         return times
 
-    def _keys(self, workload: Workload) -> list[str]:
+    def _keys(self) -> list[str]:
         """New ones."""
         self._rounds += 1
-        return [f"{self._rounds}_{row}" for row in range(workload.rows)]
+        return [f"{self._rounds}_{row}" for row in range(self._rows)]
 
 
 def main() -> None:
-    options = _options()
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
-    facts = machine.describe() | {name: version(name) for name in ("ray", "TransferQueue")}
-    console.print(", ".join(f"{name} {fact}" for name, fact in facts.items()), highlight=False, soft_wrap=True)
-    rounds = 3 if options.quick else options.rounds
+    parser = arguments(__doc__)
+    parser.add_argument("--quick", action="store_true", help="the smaller settings only, 3 rounds")
+    parser.add_argument("--rounds", type=int, default=5, help="of each workload (default: 5)")
+    parser.add_argument("--units", type=int, default=2, help="storage units of TransferQueue (default: 2, its own)")
+    options = parser.parse_args()
+    console = begin()
+    console.print(", ".join(f"{name} {version(name)}" for name in ("ray", "TransferQueue")))
     goals: list[tuple[str, str, str]] = []
     with _nodes(options.units) as nodes:
         for workload in _workloads(options.quick):
             size_bytes = nodes.prepare(workload)
-            systems = (TRANSFER_QUEUE, OURS, OUR_MODULE, RAY)
-            turns = {name: in_a_row(partial(nodes.round, name, workload), _IN_A_ROW) for name in systems}
-            found = alternate(turns, rounds, 1)
+            turns = {name: in_a_row(partial(nodes.round, name), _IN_A_ROW) for name in _SYSTEMS}
+            found = alternate(turns, 3 if options.quick else options.rounds, 1)
             name = f"{workload.name} {workload.kind}"
-            rows, met = _compared(name, found)
             size = f"{workload.rows} x {workload.fields} x {workload.length}, {size_bytes / 1e6:.0f} MB"
-            console.print(table(f"{name}: {size}", _HEADINGS, rows))
-            goals += met
+            for place in _GOALS:
+                times = {system: _times(steps, place) for system, steps in found.items()}
+                compare(console, f"{name}, {place}: {size}", times)
+                goals.append(_goal(name, place, times))
     console.print(table("goals", ("goal", "measured", "holds"), goals, text_columns=3))
-
-
-def _compared(name: str, found: Mapping[str, Steps]) -> tuple[list[Sequence[str]], list[tuple[str, str, str]]]:
-    """Lines of the table of times, and of that of goals."""
-    rows: list[Sequence[str]] = []
-    goals = []
-    for place in _PLACES:
-        times = {system: _times(steps, place) for system, steps in found.items()}
-        faster = {step: times[TRANSFER_QUEUE][step].over(times[OURS][step]) for step in _STEPS}
-        of_floor = {step: times[RAY][step].over(times[OURS][step]) for step in _STEPS}
-        for step in _STEPS:
-            shown = [in_ms(times[system][step]) for system in (TRANSFER_QUEUE, OURS, OUR_MODULE, RAY)]
-            of_module = times[TRANSFER_QUEUE][step].over(times[OUR_MODULE][step])
-            rows.append([f"{step}, {place}", *shown, *map(in_times, (faster[step], of_module, of_floor[step]))])
-        goals.append(_goal(name, place, faster, of_floor))
-    return rows, goals
 
 
 def _times(steps: Steps, place: str) -> Steps:
     return {"put": steps["put"], "get": steps[place], "total": steps["put"].plus(steps[place])}
 
 
-def _goal(name: str, place: str, faster: Steps, of_floor: Steps) -> tuple[str, str, str]:
+def _goal(name: str, place: str, times: Mapping[str, Steps]) -> tuple[str, str, str]:
     """The goal, what was measured, and whether all steps hold."""
+    faster = {step: times[TRANSFER_QUEUE][step].over(times[OURS][step]) for step in _STEPS}
+    of_floor = {step: times[RAY][step].over(times[OURS][step]) for step in _STEPS}
     least, in_order = _GOALS[place], ", ".join(_STEPS)
     wanted = f"{name}, {place}: {in_order} at least {least:g} x as fast as TransferQueue"
     measured = ", ".join(f"{faster[step].median:.2f}" for step in _STEPS) + " x"
@@ -171,26 +144,16 @@ def _nodes(units: int) -> Iterator[Nodes]:
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
     try:
-        storage = {"storage_backend": "SimpleStorage", "SimpleStorage": {"num_data_storage_units": units}}
-        theirs = importlib.import_module("transfer_queue")
-        theirs.init(importlib.import_module("omegaconf").OmegaConf.create({"backend": storage}))
+        transfer_queue.start(units)
         config = ServerConfig(listen=("127.0.0.1:0",), http=None, limits=Limits(memory_bytes=_MEMORY_BYTES))
         with start(config, name=f"bench-{os.getpid()}", cache_bytes=_MEMORY_BYTES) as plane:
             nodes = Nodes(plane.address)
             yield nodes
             ray.get([member.close.remote() for member in nodes.members])
-        theirs.close()
+        transfer_queue.tq.close()
     finally:
         ray.shutdown()
         cluster.shutdown()  # type: ignore[no-untyped-call]
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the smaller settings only, 3 rounds")
-    parser.add_argument("--rounds", type=int, default=5, help="of each workload (default: 5)")
-    parser.add_argument("--units", type=int, default=2, help="storage units of TransferQueue (default: 2, its own)")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Rounds through our own client: put as a rollout worker does, read as a trainer does.
+"""Rounds through our own client: put as a rollout worker does, read as a trainer does. Also a worker (see `workers`).
 
 Each round puts its rows under new ids and clears them after it was timed. As in a trainer's loop, the batch of the
 previous round stays alive until the next one is read.
@@ -7,103 +7,143 @@ previous round stays alive until the next one is read.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from batches import Batch
+from batches import Batch, Spec, build
 from dataplane_client import (
-    BatchedDataDict,
     DataPlaneClient,
+    KVBatchMeta,
     connect,
     kv_first_write,
     pack_jagged_fields,
     read_columns,
 )
 from dataplane_client._values.columns_layout import Layout
-from dataplane_client.meta import KVBatchMeta
-from timing import seconds, undisturbed
+from dataplane_client.options import TransportChoice
+from servers import forget_peak, memory
+from timing import timed
+from workload import touch
 
 _numbers = itertools.count()
 
 
-def connect_over_grpc(address: str) -> DataPlaneClient:
-    """Connect a client over gRPC, even if it could share memory with the server."""
-    return connect(address, transport="grpc")
+class Rounds:
+    """Padded tensors in, a batch out. layout: of what is read; None puts values that were packed before, and reads them
+    so, which is the cost of the connection alone. partition: None for one of its own.
+    """
 
-
-class PaddedRounds:
-    """Padded tensors in, a padded batch out (or, in layout "jagged", nested tensors)."""
-
-    def __init__(self, client: DataPlaneClient, batch: Batch, layout: Layout = "padded") -> None:
-        self._client = client
-        self._layout = layout
+    def __init__(
+        self, client: DataPlaneClient, batch: Batch, layout: Layout | None = "padded", partition: str | None = None
+    ) -> None:
+        self._client, self._batch, self._layout = client, batch, layout
         self._columns = {name: torch.from_numpy(column) for name, column in batch.columns.items()}
         self._ragged = batch.lengths is not None
-        self._ids = [f"sample_{row}" for row in range(batch.rows)]
-        self._partition = f"{batch.name}-{next(_numbers)}"
-        self._last: BatchedDataDict[Any] | None = None
+        if layout is None:
+            lengths = None if batch.lengths is None else torch.from_numpy(batch.lengths)
+            self._packed = pack_jagged_fields(self._columns, lengths=lengths, token_aligned_fields=set(batch.per_token))
+        self._partition = partition or f"{batch.name}-{next(_numbers)}"
         client.register_partition(self._partition, list(batch.columns), 0, ["train"], per_token_fields=batch.per_token)
         self._round = itertools.count()
-        self()
-        self._check()
+        self._meta: KVBatchMeta | None = None
+        self._last: Any = None
 
     def __call__(self) -> Mapping[str, float]:
         number = next(self._round)
-        ids = [f"{name}_{number}" for name in self._ids]
-        with undisturbed():
-            put, meta = seconds(lambda: self._put(ids))
-            read, self._last = seconds(lambda: self._read(meta))
-        self._client.clear_samples(ids, self._partition)
-        return {"put": put, "read": read}
+        times = timed(put=lambda: self.put(number), read=lambda: self.read(number))
+        self.clear()
+        return times
 
-    def close(self) -> None:
-        """Release what the rounds hold, here and on the server."""
-        self._last = None
-        self._client.drop_partition(self._partition)
+    def put(self, number: int) -> None:
+        ids = self._ids(number)
+        if self._layout is not None and self._ragged:
+            self._meta = kv_first_write(
+                self._columns, sample_ids=ids, dp_client=self._client, partition_id=self._partition
+            )
+        else:
+            values = self._packed if self._layout is None else self._columns
+            self._meta = self._client.put_samples(ids, self._partition, values)
 
-    def _put(self, ids: list[str]) -> KVBatchMeta:
-        if self._ragged:
-            return kv_first_write(self._columns, sample_ids=ids, dp_client=self._client, partition_id=self._partition)
-        return self._client.put_samples(ids, self._partition, self._columns)
+    def read(self, number: int) -> Any:
+        """What was put in a round, by whichever process."""
+        if self._layout is None:
+            self._last = self._client.get_samples(self._ids(number), self._partition, list(self._columns))
+        else:
+            meta = self._meta or KVBatchMeta(self._partition, None, self._ids(number))
+            self._last = read_columns(self._client, meta, list(self._columns), layout=self._layout)
+        return self._last
 
-    def _read(self, meta: KVBatchMeta) -> BatchedDataDict[Any]:
-        return read_columns(self._client, meta, list(self._columns), layout=self._layout)
+    def clear(self) -> None:
+        self._client.clear_samples(None, self._partition)
 
-    def _check(self) -> None:
-        for name, column in self._columns.items() if self._last is not None else ():
-            found = self._last[name]  # type: ignore[index]
+    def check(self) -> None:
+        """Raise RuntimeError if the last read differs from the batch."""
+        for name, column in self._columns.items():
+            found = self._last[name]
             padded = torch.nested.to_padded_tensor(found, 0, output_size=column.shape) if found.is_nested else found
             if not torch.equal(padded, column):
                 raise RuntimeError(f"{self._partition}: field {name!r} came back changed")
 
-
-class StreamRounds:
-    """Packed fields in, packed fields out: the cost of the connection, without padding or packing."""
-
-    def __init__(self, client: DataPlaneClient, batch: Batch) -> None:
-        self._client = client
-        columns = {name: torch.from_numpy(column) for name, column in batch.columns.items()}
-        lengths = None if batch.lengths is None else torch.from_numpy(batch.lengths)
-        self._fields = pack_jagged_fields(columns, lengths=lengths, token_aligned_fields=set(batch.per_token))
-        self._names = list(columns)
-        self._rows = batch.rows
-        self._partition = f"{batch.name}-{next(_numbers)}"
-        self._round = itertools.count()
-        self._last: object = None
-        client.register_partition(self._partition, self._names, 0, ["train"], per_token_fields=batch.per_token)
-
-    def __call__(self) -> Mapping[str, float]:
-        number = next(self._round)
-        ids = [f"sample_{row}_{number}" for row in range(self._rows)]
-        with undisturbed():
-            put, _ = seconds(lambda: self._client.put_samples(ids, self._partition, self._fields))
-            read, self._last = seconds(lambda: self._client.get_samples(ids, self._partition, self._names))
-        self._client.clear_samples(ids, self._partition)
-        return {"put": put, "read": read}
-
     def close(self) -> None:
         """Release what the rounds hold, here and on the server."""
         self._last = None
         self._client.drop_partition(self._partition)
+
+    def _ids(self, number: int) -> list[str]:
+        return [f"sample_{row}_{number}" for row in range(self._batch.rows)]
+
+
+def checked_rounds(client: DataPlaneClient, batch: Batch, layout: Layout | None = "padded") -> Rounds:
+    """Rounds, after one of them has given the batch back unchanged."""
+    rounds = Rounds(client, batch, layout)
+    rounds()
+    rounds.check()
+    return rounds
+
+
+class Calls:
+    """Our client in a process of its own: many clients at once, a process that puts and one that reads, memory."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[str, Rounds] = {}
+        self._clients: dict[tuple[str, str], DataPlaneClient] = {}
+
+    def prepare(
+        self, partition: str, spec: Spec, address: str, transport: TransportChoice, layout: Layout | None = "padded"
+    ) -> int:
+        """Make a batch and its partition. Returns its bytes without padding."""
+        batch, which = build(spec), (address, transport)
+        client = self._clients[which] = self._clients.get(which) or connect(address, transport=transport)
+        self._rounds[partition] = Rounds(client, batch, layout, partition)
+        return batch.jagged_bytes
+
+    def run(self, partition: str, seconds: float) -> tuple[int, float]:
+        """Run rounds for `seconds`. Returns how many, in how many seconds."""
+        began, done = time.monotonic(), 0
+        while time.monotonic() - began < seconds:
+            self._rounds[partition]()
+            done += 1
+        return done, time.monotonic() - began
+
+    def put(self, partition: str, number: int) -> Mapping[str, float]:
+        return timed(put=lambda: self._rounds[partition].put(number))
+
+    def read(self, partition: str, number: int) -> Mapping[str, float]:
+        """Ends when a number of each page was read."""
+        return timed(read=lambda: touch(self._rounds[partition].read(number)))
+
+    def check(self, partition: str) -> None:
+        self._rounds[partition].check()
+
+    def clear(self, partition: str) -> None:
+        self._rounds[partition].clear()
+
+    def peak(self, partition: str, step: str) -> int:
+        """The growth of this process at its peak while it puts or reads, in bytes."""
+        forget_peak()
+        before = memory("VmRSS")
+        getattr(self._rounds[partition], step)(0)
+        return memory("VmHWM") - before

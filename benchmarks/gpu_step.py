@@ -19,9 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import dataplane_training_figures as training
 from dataplane_client import DataPlaneClient, kv_first_write
-from gpu_reads import wait
-from session import Session, in_ms
-from timing import Series, seconds
+from report import Session
+from timing import Series, timed
 from trainer_adapter.automodel.config import PolicyConfig
 from trainer_adapter.data_plane import LOGPROB_FIELDS, TRAIN_FIELDS
 from trainer_adapter.losses import ClippedPolicyGradientLoss
@@ -37,7 +36,6 @@ _MODELS = {
     "cuda": {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32},
     "cpu": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
 }
-_PHASES = ("put", "policy logprobs", "reference logprobs", "train")
 
 
 def measure(session: Session, client: DataPlaneClient, address: str, device: torch.device, folder: Path) -> None:
@@ -77,8 +75,12 @@ def _step(
         wait(device)
 
     clock.lap()
-    phases = (lambda: _put(client, device.type, number), logprobs_of_policy, logprobs_of_reference, train)
-    took = {name: seconds(phase)[0] for name, phase in zip(_PHASES, phases, strict=True)}
+    took = timed(
+        put=lambda: _put(client, device.type, number),
+        policy_logprobs=logprobs_of_policy,
+        reference_logprobs=logprobs_of_reference,
+        train=train,
+    )
     share = clock.lap().as_metrics()["dataplane/step/data_plane_share"]
     client.clear_samples(None, "step")
     return {**took, "share": float(share)}
@@ -103,14 +105,17 @@ def _put(client: DataPlaneClient, kind: str, number: int) -> None:
 
 
 def _report(session: Session, device: torch.device, steps: list[dict[str, float]]) -> None:
-    series = {name: Series(tuple(step[name] for step in steps)) for name in (*_PHASES, "share")}
-    step = Series(tuple(sum(one[name] for name in _PHASES) for one in steps))
-    session.keep("gpu.step", {"step": {**series, "step": step}})
-    tokens = _ROWS[device.type] * _TOKENS[device.type] * 3 / 4
-    rows = [(name, in_ms(series[name])) for name in _PHASES]
-    rows += [("the step", in_ms(step)), ("in the data plane", f"{series['share'].median:.1%}")]
-    title = f"a step of {_ROWS[device.type]} rows, {tokens / step.median:,.0f} tokens/s on {device}; median (min..max)"
-    session.show(title, ("phase", "ms"), rows)
+    series = {name: Series(tuple(step[name] for step in steps)) for name in steps[0]}
+    share, tokens = series.pop("share").median, _ROWS[device.type] * _TOKENS[device.type] * 3 / 4
+    session.compare("gpu.step", f"a step of {_ROWS[device.type]} rows on {device}", {"": series})
+    took = sum(one.median for one in series.values())
+    session.console.print(f"{tokens / took:,.0f} tokens/s; {share:.1%} of the step in the data plane")
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 # -- the policy --------------------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ The server has a fixed share of a core (a control group's quota), so that the ot
 can do is found first: how many calls a second succeed with as many callers as keep it busy. Then calls begin at a
 fixed rate, whether or not others have ended, as those of producers that do not know of each other: first with our
 client, then with calls that are not repeated, and not held back when the server refuses others. Beside them, clients
-hold claims, others claim and commit, and health is asked. An admitted call's time begins when it leaves the client for
-the last time; a refusal's when the refused attempt leaves.
+hold claims, and health is asked. An admitted call's time begins when it leaves the client for the last time; a
+refusal's when the refused attempt leaves.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextvars import ContextVar
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from statistics import quantiles
 from typing import Any, NamedTuple
 
 import grpc
@@ -36,8 +35,10 @@ from dataplane_client.aio import AsyncDataPlaneClient
 from dataplane_client.aio import connect as connect_async
 from dataplane_client.errors import UnavailableError
 from dataplane_client.options import TransportChoice
+from report import arguments, begin
 from rl_dataplane.v1 import data_plane_pb2 as pb
-from servers import ServerProcess, server_process
+from servers import ServerProcess, memory, server_process
+from timing import Series
 
 SHARE = 0.15
 """Of a core, for the server."""
@@ -52,10 +53,8 @@ COLUMNS = (
     "good/s",
     "of peak",
     "p50 / p99 ms",
-    "refusals/s",
     "refused in p50 / p99 ms",
-    "claim+commit p99 ms",
-    "health p99 ms",
+    "health p50 / p99 ms",
     "claims kept",
     "MiB",
 )
@@ -78,8 +77,10 @@ attempts: ContextVar[list[float]] = ContextVar("attempts")
 
 
 def main() -> None:
-    ways = [way for way in WAYS if way in sys.argv[1:]] or WAYS
-    health = free_address()
+    parser = arguments(__doc__)
+    parser.add_argument("ways", nargs="*", choices=(*WAYS, []), help="all unless you name some")
+    ways, health = parser.parse_args().ways or WAYS, free_address()
+    begin()
     with server_process("64MiB", "--health", health) as server, limited(server):
         with connect(server.tcp, transport="grpc") as client:
             client.register_partition("p", ["x"], 0, ["train"])
@@ -93,34 +94,37 @@ def main() -> None:
 
 def report(server: ServerProcess, health: str, way: TransportChoice, name: str, times: float, peak: float) -> float:
     """Print a row of the table. Returns how many calls a second succeeded."""
-    with holders(server, way) as held:
-        beside = Beside(server, health, way)
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(GENERATORS, context, begin_with, (context.Barrier(GENERATORS),)) as generators:
+    context = multiprocessing.get_context("spawn")
+    together = (context.Barrier(GENERATORS),)
+    with holders(server, way) as held, probes(health) as probed:
+        with ProcessPoolExecutor(GENERATORS, context, begin_with, together) as generators:
             rate = times * peak / GENERATORS
             parts = [generators.submit(generate, server.tcp, way, name, rate) for _ in range(GENERATORS)]
             calls = [call for part in parts for call in part.result()]  # processes of one machine have one clock
-        commits, healths = beside.stop(min(call.began for call in calls), max(call.began for call in calls))
+        first, last = min(call.began for call in calls), max(call.began for call in calls)
         alive = sum(claim.commit() == 1 for claim in held)
     good = [call for call in calls if call.succeeded]
-    admitted = sorted(call.ended - call.sent for call in good)
-    refusals = sorted(seconds for call in calls for seconds in call.refusals)
+    admitted = [call.ended - call.sent for call in good]
+    refusals = [seconds for call in calls for seconds in call.refusals]
+    healths = [end - began for began, end in probed if first <= began <= last]
     rate = len(good) / SECONDS
     cells = (
         f"{times:g} x" if times else "-",
         f"{len(calls) / SECONDS:.0f}",
         f"{rate:.0f}",
         f"{rate / (peak or rate or 1):.0%}",
-        f"{at(admitted, 0.5):.0f} / {at(admitted, 0.99):.0f}",
-        f"{len(refusals) / SECONDS:.0f}",
-        f"{at(refusals, 0.5):.0f} / {at(refusals, 0.99):.0f}",
-        f"{at(commits, 0.99):.0f} ({len(commits)})",
-        f"{at(healths, 0.99):.0f}",
+        quantiles_ms(admitted),
+        quantiles_ms(refusals),
+        quantiles_ms(healths),
         f"{alive} of {HOLDERS}",
-        f"{memory_mib(server):.0f}",
+        f"{memory('VmHWM', server.pid) >> 20}",
     )
     print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
     return rate
+
+
+def quantiles_ms(seconds: Sequence[float]) -> str:
+    return f"{Series(tuple(seconds)).median * 1e3:.0f} / {Series(tuple(seconds)).p99 * 1e3:.0f}" if seconds else "-"
 
 
 def begin_with(others: Barrier) -> None:
@@ -206,51 +210,26 @@ def arrivals(rate: float) -> Iterator[int]:
         yield int(at_s * rate)
 
 
-class Beside:
-    """What goes on beside the load, until `stop`: a client that puts, claims and commits, and probes of health."""
-
-    def __init__(self, server: ServerProcess, health: str, way: TransportChoice) -> None:
-        self._server = server
-        self._way = way
-        self._health = health
-        self._stopping = threading.Event()
-        self._commits: list[tuple[float, float]] = []  # begin, and end
-        self._healths: list[tuple[float, float]] = []
-        self._threads = [threading.Thread(target=run) for run in (self._commit, self._probe)]
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self, first: float, last: float) -> tuple[list[float], list[float]]:
-        """Seconds of claims with their commits, and of probes, that began between two times; in order of size."""
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join()
-        found = [
-            [end - begin for begin, end in part if first <= begin <= last] for part in (self._commits, self._healths)
-        ]
-        return sorted(found[0]), sorted(found[1])
-
-    def _commit(self) -> None:
-        with connect(self._server.tcp, transport=self._way) as client:
-            client.register_partition("beside", ["x"], 0, ["train"])
-            while not self._stopping.wait(0.05):
-                client.put_samples([f"{time.time_ns()}"], "beside", {"x": [1]})
-                with timed(self._commits):
-                    client.claim("beside", "train", ["x"], 1).commit()
-
-    def _probe(self) -> None:
-        with grpc.insecure_channel(self._health) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            while not self._stopping.wait(0.1):
-                with timed(self._healths), contextlib.suppress(grpc.RpcError):  # no answer counts as ten seconds
-                    stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
-
-
 @contextlib.contextmanager
-def timed(times: list[tuple[float, float]]) -> Iterator[None]:
-    began = time.perf_counter()
-    yield
-    times.append((began, time.perf_counter()))
+def probes(health: str) -> Iterator[list[tuple[float, float]]]:
+    """Ask for health every tenth of a second: when each probe began and ended. No answer counts as ten seconds."""
+    stopping, times = threading.Event(), list[tuple[float, float]]()
+
+    def probe() -> None:
+        with grpc.insecure_channel(health) as channel:
+            while not stopping.wait(0.1):
+                began = time.perf_counter()
+                with contextlib.suppress(grpc.RpcError):
+                    health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+                times.append((began, time.perf_counter()))
+
+    thread = threading.Thread(target=probe)
+    thread.start()
+    try:
+        yield times
+    finally:
+        stopping.set()
+        thread.join()
 
 
 @contextlib.contextmanager
@@ -266,16 +245,14 @@ def holders(server: ServerProcess, way: TransportChoice) -> Iterator[list[Claim]
 @contextlib.contextmanager
 def limited(server: ServerProcess) -> Iterator[None]:
     """Give the server its share of a core, by a control group of version 2 or 1."""
-    unified = (GROUPS / "cgroup.controllers").exists()
+    quota_us, unified = int(SHARE * PERIOD_US), (GROUPS / "cgroup.controllers").exists()
     group = (GROUPS if unified else GROUPS / "cpu") / f"overload-{server.pid}"
+    limits = {"cpu.max": f"{quota_us} {PERIOD_US}"} if unified else {}
+    limits = limits or {"cpu.cfs_period_us": f"{PERIOD_US}", "cpu.cfs_quota_us": f"{quota_us}"}
     try:
         group.mkdir()
-        if unified:
-            (group / "cpu.max").write_text(f"{int(SHARE * PERIOD_US)} {PERIOD_US}")
-        else:
-            (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-            (group / "cpu.cfs_quota_us").write_text(str(int(SHARE * PERIOD_US)))
-        (group / "cgroup.procs").write_text(str(server.pid))
+        for name, text in {**limits, "cgroup.procs": f"{server.pid}"}.items():
+            (group / name).write_text(text)
     except OSError as error:
         sys.exit(f"no control group can be made ({error}): run this as root on Linux")
     try:
@@ -288,17 +265,6 @@ def limited(server: ServerProcess) -> Iterator[None]:
 def free_address() -> str:
     with socket.create_server(("127.0.0.1", 0)) as found:
         return f"127.0.0.1:{found.getsockname()[1]}"
-
-
-def at(ordered: list[float], share: float) -> float:
-    """A quantile, in milliseconds."""
-    return 1e3 * quantiles(ordered, n=100)[int(share * 100) - 1] if len(ordered) > 1 else float("nan")
-
-
-def memory_mib(server: ServerProcess) -> float:
-    """The most memory that the server has had."""
-    lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measure clears beside readers that hold rows: rows are put, read as views that are kept, and cleared under them.
+"""Clears beside readers that hold rows: rows are put, read as views that are kept, and cleared under them.
 
 Each round clears 2,000 rows that a reader holds, and 2,000 other rows, picked at random, that no reader holds. A reader
 keeps its views for the following rounds, so dozens of cleared batches are held at any time.
@@ -14,16 +14,14 @@ from typing import Any
 import torch
 
 from dataplane_client import BatchedDataDict, DataPlaneClient, connect
+from report import Session, in_ms
 from servers import server_process
-from session import Goal, Session, in_ms
-from timing import alternate, seconds, undisturbed
+from timing import alternate, timed
 
 _FIELDS = tuple(f"field_{number}" for number in range(10))
-_RESIDENT = 40_000
-_CLEARED = 2_000
-_HELD = 40
-_ROUNDS = 120
+_RESIDENT, _CLEARED, _HELD, _ROUNDS = 40_000, 2_000, 40, 120
 _CLEAR_S = 0.010
+_CLEARS = {"held": "that are being read", "apart": "picked at random"}
 
 
 def measure(session: Session) -> None:
@@ -33,14 +31,15 @@ def measure(session: Session) -> None:
         measured = alternate({"slow readers": rounds}, session.rounds(_ROUNDS), _HELD)
         kept = rounds.most_used <= client.server_status().memory_budget_bytes
     session.keep("slow_readers", measured)
-    for step, cleared in measured["slow readers"].items():
-        title = f"clear of {_CLEARED:,} rows {step}, beside {_HELD} readers that hold rows: under 10 ms"
+    for step, which in _CLEARS.items():
+        cleared = measured["slow readers"][step]
+        title = f"clear of {_CLEARED:,} rows {which}, beside {_HELD} readers that hold rows: under 10 ms"
         text = f"{in_ms(cleared)} ms; budget {'held' if kept else 'exceeded'}"
-        session.goals.append(Goal(title, text, cleared.median < _CLEAR_S and kept, cleared.median))
+        session.goal(title, text, cleared.median < _CLEAR_S and kept, cleared.median)
 
 
 class _Rounds:
-    """One round of two clears. Returns the seconds of each."""
+    """One round of two clears."""
 
     def __init__(self, client: DataPlaneClient) -> None:
         self.most_used = 0
@@ -60,11 +59,11 @@ class _Rounds:
         self._chance.shuffle(self._resident)
         others, self._resident = self._resident[:_CLEARED], self._resident[_CLEARED:]
         self.most_used = max(self.most_used, client.server_status().memory_used_bytes)
-        with undisturbed():
-            held, _ = seconds(lambda: client.clear_samples(ids, "train"))
-            apart, _ = seconds(lambda: client.clear_samples(others, "train"))
+        times = timed(
+            held=lambda: client.clear_samples(ids, "train"), apart=lambda: client.clear_samples(others, "train")
+        )
         self._resident += self._put()
-        return {"that are being read": held, "picked at random": apart}
+        return times
 
     def _put(self) -> list[str]:
         self._number += 1

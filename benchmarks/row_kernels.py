@@ -1,6 +1,4 @@
-"""Measure packing and padding of rows by our kernel and by others, and the cost of fresh memory.
-
-    python benchmarks/row_kernels.py [--rounds N]
+"""Packing and padding of rows by our kernel and by others, and the cost of fresh memory.
 
 Pack: the per-token fields of batch G (see batches.py) from padded arrays into one jagged buffer. Pad: from there into
 one padded array for each field, writing every byte of the padding. The floor copies as many bytes as each of them
@@ -9,16 +7,16 @@ writes, on two threads, into warm memory. All take turns within each round. Numb
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import importlib
 import mmap
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from rich.console import Console
 
 from batches import Batch, G, build
 from dataplane_client._values.row_kernels import ByteArray, RowCopy, copy_rows
@@ -26,37 +24,23 @@ from dataplane_client._values.row_kernels._copies import check_copies
 from dataplane_client._values.row_kernels._plain import copy_rows_in_numpy
 from dataplane_client.codec import pack_per_token_field
 from floor import Floor
-from machine import describe
-from session import table
-from timing import Round, Series, Steps, alternate, seconds, undisturbed
+from report import Session, compare
+from timing import Round, alternate, timed
 
-Int64Array = npt.NDArray[np.int64]
 Allocate = Callable[[int], ByteArray]
 Copy = Callable[[Sequence[RowCopy]], object]
 
-_FLOOR: Final = "floor: as many bytes copied, 2 threads"
 _HUGE: Final = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=31)
-    options = parser.parse_args()
-    torch.set_num_threads(2)
-    console = Console()
-    console.print("  ".join(f"{name} {fact}" for name, fact in describe().items()))
-    rows = Rows(build(G))
-    with Floor(rows.jagged_bytes, rows.padded_bytes) as floor:
-        measured = alternate({_FLOOR: lambda: _floor_round(floor), **_systems(rows)}, options.rounds, warmups=3)
-    sizes = f"{rows.jagged_bytes / 1e6:.1f} MB jagged, {rows.padded_bytes / 1e6:.1f} MB padded"
-    console.print(table(f"batch G, {sizes}: ms, median (min..max), times the floor", _HEADINGS, _lines(measured)))
-    pages = alternate(
-        {name: _writing(memory, rows.padded_bytes) for name, memory in _memories(rows.padded_bytes).items()},
-        11,
-        warmups=1,
-    )
-    lines = [[name, _ms(steps["write"])] for name, steps in pages.items()]
-    console.print(table(f"writing {rows.padded_bytes / 1e6:.1f} MB once, 1 thread: ms", ("memory", "time"), lines))
+def measure(session: Session) -> None:
+    console, rows, rounds = session.console, Rows(build(G)), session.rounds(31)
+    with Floor(rows.jagged_bytes, rows.padded_bytes, names=("pack", "pad")) as floor:
+        measured = alternate({"floor": floor, **systems(rows)}, rounds, warmups=3)
+    size = rows.padded_bytes
+    compare(console, f"batch G: {rows.jagged_bytes / 1e6:.1f} MB jagged, {size / 1e6:.1f} MB padded", measured)
+    pages = {name: partial(write, allocate, size) for name, allocate in memories(size).items()}
+    compare(console, f"writing {size / 1e6:.1f} MB once, 1 thread", alternate(pages, rounds // 3 + 1, 1))
 
 
 class Rows:
@@ -93,66 +77,54 @@ def _bytes_of(column: npt.NDArray[Any]) -> ByteArray:
     return column.reshape(-1).view(np.uint8)
 
 
-def _row_starts(column: npt.NDArray[Any]) -> Int64Array:
+def _row_starts(column: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return np.arange(len(column), dtype=np.int64) * int(column[0].nbytes)
 
 
 # -- systems -----------------------------------------------------------------------------------------------------------
 
 
-def _systems(rows: Rows) -> dict[str, Round]:
-    systems = {
-        "C, 2 threads, warm": _copying(rows, lambda copies: copy_rows(copies, 2)),
-        "C, 1 thread, warm": _copying(rows, lambda copies: copy_rows(copies, 1)),
-        "C, 2 threads, fresh huge pages": _copying(rows, lambda copies: copy_rows(copies, 2), _fresh_huge),
-        "C, 2 threads, fresh pages": _copying(rows, lambda copies: copy_rows(copies, 2), _fresh),
-        "NumPy loop, warm": _copying(rows, lambda copies: copy_rows_in_numpy(check_copies(copies))),
-        "torch (as_nested_tensor, to_padded_tensor), 2 threads": _torch_round(rows),
+def systems(rows: Rows) -> dict[str, Round]:
+    both = partial(copy_rows, threads=2)
+    found = {
+        "C, 2 threads, warm": copying(rows, both),
+        "C, 1 thread, warm": copying(rows, partial(copy_rows, threads=1)),
+        "C, 2 threads, fresh huge pages": copying(rows, both, fresh_huge),
+        "C, 2 threads, fresh pages": copying(rows, both, fresh),
+        "NumPy loop, warm": copying(rows, lambda copies: copy_rows_in_numpy(check_copies(copies))),
+        "torch (as_nested_tensor, to_padded_tensor), 2 threads": in_torch(rows),
     }
-    in_numba = _numba_copy()
-    if in_numba is not None:
-        systems["Numba prange, 2 threads, warm"] = _copying(rows, in_numba)
-    return systems
+    with contextlib.suppress(ImportError):
+        found["Numba prange, 2 threads, warm"] = copying(rows, in_numba(importlib.import_module("numba")))
+    return found
 
 
-def _copying(rows: Rows, copy: Copy, fresh: Allocate | None = None) -> Round:
+def copying(rows: Rows, copy: Copy, new: Allocate | None = None) -> Round:
     """Packs and pads, either into new memory, allocated within the measured time, or into the same memory each time."""
     sizes = [column.nbytes for column in rows.padded]
-    allocate = fresh or _written
-    jagged, padded = allocate(rows.jagged_bytes), [allocate(size) for size in sizes]
-
-    def pack() -> None:
-        copy(rows.packs(fresh(rows.jagged_bytes) if fresh else jagged))
-
-    def pad() -> None:
-        copy(rows.pads([fresh(size) for size in sizes] if fresh else padded))
-
-    return lambda: _timed(pack, pad)
+    jagged, padded = written(rows.jagged_bytes), [written(size) for size in sizes]
+    return lambda: timed(
+        pack=lambda: copy(rows.packs(new(rows.jagged_bytes) if new else jagged)),
+        pad=lambda: copy(rows.pads([new(size) for size in sizes] if new else padded)),
+    )
 
 
-def _torch_round(rows: Rows) -> Round:
+def in_torch(rows: Rows) -> Round:
     padded = [torch.from_numpy(column) for column in rows.padded]
     nested = [pack_per_token_field(column, torch.from_numpy(rows.lengths)) for column in padded]
     lengths = rows.lengths.tolist()
 
-    def pack() -> list[torch.Tensor]:
-        return [torch.nested.as_nested_tensor(_cut(column, lengths), layout=torch.jagged) for column in padded]
+    def pack(column: torch.Tensor) -> torch.Tensor:
+        cut = [row[:length] for row, length in zip(column, lengths, strict=True)]
+        return torch.nested.as_nested_tensor(cut, layout=torch.jagged)
 
-    def pad() -> list[torch.Tensor]:
-        return [torch.nested.to_padded_tensor(each, 0) for each in nested]
-
-    return lambda: _timed(pack, pad)
-
-
-def _cut(column: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
-    return [row[:length] for row, length in zip(column, lengths, strict=True)]
+    return lambda: timed(
+        pack=lambda: [pack(column) for column in padded],
+        pad=lambda: [torch.nested.to_padded_tensor(each, 0) for each in nested],
+    )
 
 
-def _numba_copy() -> Copy | None:
-    try:
-        numba: Any = importlib.import_module("numba")
-    except ImportError:
-        return None
+def in_numba(numba: Any) -> Copy:
     numba.set_num_threads(2)
 
     def rows(target, target_starts, source, source_starts, sizes, fills):  # type: ignore[no-untyped-def]
@@ -171,77 +143,34 @@ def _numba_copy() -> Copy | None:
     return copy
 
 
-def _floor_round(floor: Floor) -> Mapping[str, float]:
-    measured = floor()
-    return {"pack": measured["put"], "pad": measured["read"]}
-
-
-def _timed(pack: Callable[[], object], pad: Callable[[], object]) -> Mapping[str, float]:
-    with undisturbed():
-        return {"pack": seconds(pack)[0], "pad": seconds(pad)[0]}
-
-
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def _memories(size: int) -> dict[str, Allocate]:
-    warm = _written(size)
+def memories(size: int) -> dict[str, Allocate]:
+    warm = written(size)
     return {
         "warm": lambda _: warm,
-        "fresh huge pages": _fresh_huge,
-        "fresh pages": _fresh,
+        "fresh huge pages": fresh_huge,
+        "fresh pages": fresh,
         "torch.empty": lambda size: torch.empty(size, dtype=torch.uint8).numpy(),
         "numpy.empty": lambda size: np.empty(size, np.uint8),
     }
 
 
-def _written(size: int) -> ByteArray:
+def written(size: int) -> ByteArray:
     return np.ones(size, np.uint8)
 
 
-def _fresh(size: int) -> ByteArray:
-    return np.frombuffer(_mapping(size), np.uint8)
-
-
-def _fresh_huge(size: int) -> ByteArray:
-    mapping = _mapping(size)
-    if _HUGE is not None:
-        mapping.madvise(_HUGE)
+def fresh(size: int, advice: int | None = None) -> ByteArray:
+    mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if advice is not None:
+        mapping.madvise(advice)
     return np.frombuffer(mapping, np.uint8)
 
 
-def _mapping(size: int) -> mmap.mmap:
-    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def fresh_huge(size: int) -> ByteArray:
+    return fresh(size, _HUGE)
 
 
-def _writing(allocate: Allocate, size: int) -> Round:
-    def one_round() -> Mapping[str, float]:
-        with undisturbed():
-            return {"write": seconds(lambda: allocate(size).fill(1))[0]}
-
-    return one_round
-
-
-# -- figures -----------------------------------------------------------------------------------------------------------
-
-_HEADINGS: Final = ("how", "pack", "x", "pad", "x")
-
-
-def _lines(measured: Mapping[str, Steps]) -> list[list[str]]:
-    floor = measured[_FLOOR]
-    return [
-        [name, *(cell for step in ("pack", "pad") for cell in (_ms(steps[step]), _times(steps[step], floor[step])))]
-        for name, steps in measured.items()
-    ]
-
-
-def _ms(series: Series) -> str:
-    return f"{series.median * 1e3:.2f} ({series.low * 1e3:.2f}..{series.high * 1e3:.2f})"
-
-
-def _times(series: Series, floor: Series) -> str:
-    return f"{series.over(floor).median:.2f}"
-
-
-if __name__ == "__main__":
-    main()
+def write(allocate: Allocate, size: int) -> Mapping[str, float]:
+    return timed(write=lambda: allocate(size).fill(1))

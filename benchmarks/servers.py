@@ -1,8 +1,9 @@
-"""Start real server processes, wait until the health service reports them ready, and stop them."""
+"""Real server processes, from their start until the health service reports them ready; and the memory of processes."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -11,13 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-from rl_dataplane.v1 import data_plane_pb2 as pb
-from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
 _START_S = 60.0
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -40,20 +38,12 @@ def server_process(memory: str = "4GiB", *flags: str, log: IO[str] | None = None
     """Run a server process with a budget and more flags, on a Unix socket and a TCP port. log: gets its events."""
     with tempfile.TemporaryDirectory() as folder:
         socket = f"unix://{Path(folder) / 'dataplane.sock'}"
-        command = [
-            sys.executable,
-            "-m",
-            "dataplane_server",
-            "--http",
-            "127.0.0.1:0",
-            "--memory",
-            memory,
-            "--log-level",
-            "error" if log is None else "info",
-        ]
-        command += ["--listen", socket, "--listen", "127.0.0.1:0", "--direct", "127.0.0.1:0", *flags]
+        command = [sys.executable, "-m", "dataplane_server", "--http", "127.0.0.1:0", "--memory", memory]
+        command += ["--log-level", "error" if log is None else "info", "--listen", socket, "--listen", "127.0.0.1:0"]
         began = time.perf_counter()
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, bufsize=0)
+        process = subprocess.Popen(
+            [*command, "--direct", "127.0.0.1:0", *flags], stdout=subprocess.PIPE, stderr=log, bufsize=0
+        )
         try:
             _wait_until_serving(socket, process)
             started_s = time.perf_counter() - began
@@ -65,14 +55,6 @@ def server_process(memory: str = "4GiB", *flags: str, log: IO[str] | None = None
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def direct_port(server: ServerProcess) -> pb.DirectPort:
-    """The port at which a server serves local.proto."""
-    with grpc.insecure_channel(server.unix) as channel:
-        stub: Any = pb_grpc.DataPlaneServiceStub(channel)
-        status: pb.GetServerStatusResponse = stub.GetServerStatus(pb.GetServerStatusRequest(), timeout=_START_S)
-    return status.direct_port
 
 
 def _wait_until_serving(address: str, process: subprocess.Popen[bytes]) -> None:
@@ -95,3 +77,16 @@ def _tcp_addresses(process: subprocess.Popen[bytes]) -> tuple[str, str]:
         raise RuntimeError("the server did not print its addresses")
     serving = json.loads(line)
     return serving["listen"][1], serving["http"]
+
+
+def memory(field: str, pid: int | None = None) -> int:
+    """Bytes of a process by the name that proc(5) has for them: VmRSS, VmHWM (the peak of it), RssAnon, RssShmem."""
+    for line in Path(f"/proc/{pid or os.getpid()}/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise LookupError(f"the system does not report {field}")
+
+
+def forget_peak(pid: int | None = None) -> None:
+    """Have VmHWM begin anew with what is resident now."""
+    Path(f"/proc/{pid or os.getpid()}/clear_refs").write_text("5")

@@ -3,23 +3,43 @@
     .venv-transfer-queue/bin/python benchmarks/transfer_queue_module.py
 
 `make test-frameworks` makes that environment. Both serve this process from other processes of the host. A batch is 256
-rows of 8 columns, 30 MB together. Times are medians over rounds in which the two take turns; half a minute in all.
+rows of 8 columns, 30 MB together. The two take turns; half a minute in all.
 """
 
 from __future__ import annotations
 
-import importlib
-import statistics
-import time
-from collections.abc import Callable
+import itertools
+import logging
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+import ray
 import torch
 from tensordict import NonTensorStack, TensorDict
 
 import dataplane_transfer_queue as ours
+from peers import transfer_queue
+from report import arguments, begin, compare
+from timing import alternate, timed
 
-ROWS, ROUNDS, WARM_UP = 256, 20, 3
+ROWS = 256
+_numbers = itertools.count()
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    options = parser.parse_args()
+    console = begin()
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    transfer_queue.start()
+    ours.init()
+    fields = batch()
+    systems = {"ours": partial(one_round, ours, fields), "TransferQueue": partial(one_round, transfer_queue.tq, fields)}
+    compare(console, f"{ROWS} rows of {len(list(fields.keys()))} columns", alternate(systems, options.rounds, 3))
+    ours.close()
+    transfer_queue.stop()
 
 
 def batch() -> TensorDict:
@@ -43,49 +63,19 @@ def batch() -> TensorDict:
     return TensorDict(columns, batch_size=[ROWS])
 
 
-def size_bytes(fields: TensorDict) -> int:
-    tensors = [column for column in fields.values() if isinstance(column, torch.Tensor)]
-    return sum((column.values() if column.is_nested else column).nbytes for column in tensors)
-
-
-def seconds(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
-
-
-def round_of(tq: Any, number: int, fields: TensorDict) -> dict[str, float]:
+def one_round(tq: Any, fields: TensorDict) -> Mapping[str, float]:
+    number = next(_numbers)
     keys = [f"{number}_{row}_0" for row in range(ROWS)]
     tags = [{"status": "finished", "min_global_steps": number} for _ in keys]
-    times = {
-        "put": seconds(lambda: tq.kv_batch_put(keys, "train", fields, tags)),
-        "get all": seconds(lambda: tq.kv_batch_get(keys, "train")),
-        "get one column": seconds(lambda: tq.kv_batch_get(keys, "train", "log_probs")),
-        "list": seconds(tq.kv_list),
-        "put a tag": seconds(lambda: tq.kv_put(keys[0], "train", tag={"status": "running"})),
-    }
+    times = timed(
+        put=lambda: tq.kv_batch_put(keys, "train", fields, tags),
+        get=lambda: tq.kv_batch_get(keys, "train"),
+        get_one_column=lambda: tq.kv_batch_get(keys, "train", "log_probs"),
+        list=tq.kv_list,
+        put_a_tag=lambda: tq.kv_put(keys[0], "train", tag={"status": "running"}),
+    )
     tq.kv_clear(keys, "train")
     return times
-
-
-def main() -> None:
-    ray, theirs = importlib.import_module("ray"), importlib.import_module("transfer_queue")
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
-    theirs.init()
-    ours.init()
-    fields = batch()
-    rounds: dict[str, list[dict[str, float]]] = {"TransferQueue": [], "ours": []}
-    for number in range(WARM_UP + ROUNDS):
-        rounds["TransferQueue"].append(round_of(theirs, number, fields))
-        rounds["ours"].append(round_of(ours, number, fields))
-    print(f"{ROWS} rows of {len(list(fields.keys()))} columns, {size_bytes(fields) / 1e6:.1f} MB, {ROUNDS} rounds")
-    for verb in rounds["ours"][0]:
-        took = {name: statistics.median(times[verb] for times in found[WARM_UP:]) for name, found in rounds.items()}
-        times = (took["TransferQueue"] * 1e3, took["ours"] * 1e3, took["TransferQueue"] / took["ours"])
-        print("{:15} {:8.2f} ms {:8.2f} ms {:6.2f} times as fast".format(verb, *times))
-    ours.close()
-    theirs.close()
-    ray.shutdown()
 
 
 if __name__ == "__main__":

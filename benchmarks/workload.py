@@ -1,4 +1,4 @@
-"""The workload of TransferQueue's performance test, and how a result of it is read and compared.
+"""The workload of TransferQueue's performance test, the row of a model call, and how results are read and compared.
 
 Rows x fields x length. In the simple case all fields are dense float32 of `length`. In the complex case a third of them
 is dense, a third jagged with 1 to `length` float32 a row, and a third strings of `length` characters.
@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-_PAGE_BYTES = 4096
+Form = Literal["jagged", "dense"]
+PAGE_BYTES = 4096
+_RECORD_TOKENS, _RECORD_NUMBERS, _RECORD_TEXTS = 1000, 13, 5
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,6 @@ class Workload:
     @property
     def names(self) -> list[str]:
         return [f"field_{number}" for number in range(self.fields)]
-
-    def json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def partition(self, system: str) -> str:
         return f"{self.name} {self.kind} of {system}"
@@ -60,6 +59,27 @@ class Workload:
         return NonTensorStack(*(f"{row:08d}" * (self.length // 8) for row in range(self.rows)))
 
 
+def record(form: Form) -> TensorDict:
+    """A row as NeMo-RL's token sink stages it for one model call, with names of ours: three columns of 1,000 tokens
+    (int64, float32, float32), as nested tensors or as rectangles with one row, 13 numbers and 5 texts.
+    """
+    torch.manual_seed(0)
+    tokens = {
+        "token_ids": torch.randint(0, 32_000, (_RECORD_TOKENS,)),
+        "logprobs": -torch.rand(_RECORD_TOKENS),
+        "token_mask": torch.rand(_RECORD_TOKENS),
+    }
+    columns: dict[str, Any] = {
+        name: values[None] if form == "dense" else torch.nested.as_nested_tensor([values], layout=torch.jagged)
+        for name, values in tokens.items()
+    }
+    for number in range(_RECORD_NUMBERS):
+        columns[f"number_{number:02d}"] = torch.rand(1) if number % 2 else torch.randint(0, 1000, (1,))
+    for number in range(_RECORD_TEXTS):
+        columns[f"text_{number}"] = NonTensorStack(f"call-{number:08d}")
+    return TensorDict(columns, batch_size=[1])
+
+
 def arrays(batch: Any) -> Iterable[Any]:
     """The bytes of each tensor, in order of the names, and those of all texts."""
     yield from (numbers.numpy().view(np.uint8) for numbers in _tensors(batch))
@@ -68,7 +88,7 @@ def arrays(batch: Any) -> Iterable[Any]:
 
 def touch(batch: Any) -> float:
     """Read a number of each page of the tensors."""
-    return sum(float(numbers[:: _PAGE_BYTES // numbers.itemsize].sum()) for numbers in _tensors(batch))
+    return sum(float(numbers[:: PAGE_BYTES // numbers.itemsize].sum()) for numbers in _tensors(batch))
 
 
 def digest(batch: Any) -> str:

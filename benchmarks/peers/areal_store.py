@@ -7,7 +7,7 @@ ddd24296, `serialization.py` at 00ff7fcd. It has the same libraries, messages an
 /data/batch` with the tensors of up to 32 ids as JSON, values in base64. `fetch` asks for them with aiohttp, one request
 after the other, and copies each tensor.
 
-Runs inside the environment of the re-created peers, as a worker (see `serving`): one that stores, and one that fetches.
+Runs inside the environment of the re-created peers, as a worker (see `workers`): one that stores, and one that fetches.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from pydantic import BaseModel  # type: ignore[import-not-found]
 from werkzeug.serving import make_server  # type: ignore[import-not-found]
 
 from batches import Spec, build
-from serving import serve
-from timing import seconds, undisturbed
+from timing import timed
 from workload import digest
 
 _SHARDS_A_REQUEST = 32
@@ -54,39 +53,19 @@ class ShardIds(BaseModel):  # type: ignore[misc]
     shard_ids: list[str]
 
 
-class Store:
-    """The tensors of this process."""
-
-    def __init__(self) -> None:
-        self._tensors: dict[str, torch.Tensor] = {}
-        self._lock = threading.Lock()
-
-    def store(self, tensor: torch.Tensor) -> str:
-        shard_id = str(uuid.uuid4())
-        with self._lock:
-            self._tensors[shard_id] = tensor
-        return shard_id
-
-    def find(self, shard_id: str) -> torch.Tensor:
-        with self._lock:
-            return self._tensors[shard_id]
-
-    def remove(self, shard_id: str) -> bool:
-        with self._lock:
-            return self._tensors.pop(shard_id, None) is not None
-
-
-def application(store: Store) -> flask.Flask:
+def application(tensors: dict[str, torch.Tensor]) -> flask.Flask:
+    """Serves the tensors of this process."""
     app = flask.Flask(__name__)
 
     def retrieve() -> flask.Response:
         wanted = ShardIds(**flask.request.get_json())
-        tensors = [_serialize(store.find(shard_id)) for shard_id in wanted.shard_ids]
-        return flask.Response(orjson.dumps(tensors), mimetype="application/octet-stream")
+        found = [_serialize(tensors[shard_id]) for shard_id in wanted.shard_ids]
+        return flask.Response(orjson.dumps(found), mimetype="application/octet-stream")
 
     def clear() -> flask.Response:
         wanted = ShardIds(**flask.request.get_json())
-        return flask.jsonify({"status": "ok", "cleared_count": sum(map(store.remove, wanted.shard_ids))})
+        cleared = [tensors.pop(shard_id, None) for shard_id in wanted.shard_ids]
+        return flask.jsonify({"status": "ok", "cleared_count": len(cleared)})
 
     app.add_url_rule("/data/batch", view_func=retrieve, methods=["POST"])
     app.add_url_rule("/data/clear", view_func=clear, methods=["DELETE"])
@@ -133,34 +112,35 @@ class Calls:
     """The calls of the driver."""
 
     def __init__(self) -> None:
-        self._store = Store()
+        self._stored: dict[str, torch.Tensor] = {}
         self._tensors: list[torch.Tensor] = []
 
-    def serve(self, spec: dict[str, Any]) -> Mapping[str, Any]:
-        """Make the trajectories of a batch, and serve this process's store."""
-        self._tensors = _trajectories(Spec(**spec))
+    def serve(self, spec: Spec) -> str:
+        """Make the trajectories of a batch, and serve this process's store. Returns its address."""
+        self._tensors = _trajectories(spec)
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
-        server = make_server("127.0.0.1", 0, application(self._store), threaded=True)
+        server = make_server("127.0.0.1", 0, application(self._stored), threaded=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        return {"address": f"127.0.0.1:{server.server_port}"}
+        return f"127.0.0.1:{server.server_port}"
 
-    def store(self) -> Mapping[str, Any]:
-        with undisturbed():
-            took, shard_ids = seconds(lambda: [self._store.store(tensor) for tensor in self._tensors])
-        return {"put": took, "shard_ids": shard_ids}
+    def store(self) -> tuple[Mapping[str, float], list[str]]:
+        """The seconds, and the ids."""
+        before = set(self._stored)
+        took = timed(put=lambda: self._stored.update({str(uuid.uuid4()): tensor for tensor in self._tensors}))
+        return took, [shard_id for shard_id in self._stored if shard_id not in before]
 
-    def fetch(self, address: str, shard_ids: list[str]) -> Mapping[str, Any]:
-        with undisturbed():
-            took, self._tensors = seconds(lambda: asyncio.run(fetch(address, shard_ids)))
-        return {"read": took}
+    def fetch(self, address: str, shard_ids: list[str]) -> Mapping[str, float]:
+        return timed(read=lambda: self._fetch(address, shard_ids))
 
-    def digest(self) -> Mapping[str, Any]:
+    def _fetch(self, address: str, shard_ids: list[str]) -> None:
+        self._tensors = asyncio.run(fetch(address, shard_ids))
+
+    def digest(self) -> str:
         """Of the tensors that this process stores, or of the last fetch."""
-        return {"digest": digest({f"{number:06d}": tensor for number, tensor in enumerate(self._tensors)})}
+        return digest({f"{number:06d}": tensor for number, tensor in enumerate(self._tensors)})
 
-    def delete(self, address: str, shard_ids: list[str]) -> Mapping[str, Any]:
+    def delete(self, address: str, shard_ids: list[str]) -> None:
         asyncio.run(delete(address, shard_ids))
-        return {}
 
 
 def _trajectories(spec: Spec) -> list[torch.Tensor]:
@@ -174,13 +154,3 @@ def _trajectories(spec: Spec) -> list[torch.Tensor]:
             kept = column[rows, : lengths[rows].max()] if name in batch.per_token else column[rows]
             tensors.append(torch.from_numpy(np.ascontiguousarray(kept)))
     return tensors
-
-
-def main() -> None:
-    calls = Calls()
-    names = ("serve", "store", "fetch", "digest", "delete")
-    serve({name: getattr(calls, name) for name in names})
-
-
-if __name__ == "__main__":
-    main()

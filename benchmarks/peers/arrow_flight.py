@@ -1,6 +1,6 @@
 """Arrow Flight at its best: one column of whole buffers, sent in record batches of a few MiB.
 
-Runs inside Flight's environment, as a worker (see `serving`) that is the client. The server is a separate process and
+Runs inside Flight's environment, as a worker (see `workers`) that is the client. The server is a separate process and
 keeps what it received. Reading ends when every record batch has arrived.
 """
 
@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from serving import serve
-from timing import seconds, undisturbed
+from timing import timed
 
 _START_S = 30.0
 
@@ -42,12 +41,14 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
 class Calls:
     """The calls of the driver."""
 
-    def __init__(self, clients: Mapping[str, Any]) -> None:
-        self._clients = clients
-        self._batches: dict[int, list[Any]] = {}
-        self._last: Any = None
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory())
+        places = {"unix": f"grpc+unix://{Path(folder) / 'flight.sock'}", "tcp": "grpc+tcp://127.0.0.1:0"}
+        self._clients = {name: self._stack.enter_context(_client(place)) for name, place in places.items()}
+        self.close = self._stack.close
 
-    def prepare(self, size_bytes: int, chunk_bytes: list[int]) -> Mapping[str, Any]:
+    def prepare(self, size_bytes: int, chunk_bytes: list[int]) -> None:
         """Make `size_bytes` bytes in record batches of each chunk size, and check that they come back unchanged."""
         values = np.random.default_rng(0).integers(0, 1 << 62, size_bytes // 8)
         self._batches = {size: _cut(values, size // 8) for size in chunk_bytes}
@@ -55,15 +56,14 @@ class Calls:
             self.round(transport, chunk_bytes[0])
             if not np.array_equal(self._last["x"].to_numpy(), values):
                 raise RuntimeError("what was put came back changed")
-        return {}
 
-    def round(self, transport: str, chunk_bytes: int) -> Mapping[str, Any]:
+    def round(self, transport: str, chunk_bytes: int) -> Mapping[str, float]:
         """Put the bytes and read them back."""
         client, batches = self._clients[transport], self._batches[chunk_bytes]
-        with undisturbed():
-            put, _ = seconds(lambda: _put(client, batches))
-            read, self._last = seconds(lambda: client.do_get(flight.Ticket(b"x")).read_all())
-        return {"put": put, "read": read}
+        return timed(put=lambda: _put(client, batches), read=lambda: self._read(client))
+
+    def _read(self, client: Any) -> None:
+        self._last = client.do_get(flight.Ticket(b"x")).read_all()
 
 
 def _cut(values: Any, length: int) -> list[Any]:
@@ -96,18 +96,7 @@ def _client(location: str) -> Iterator[Any]:
         process.wait(30)
 
 
-def main() -> None:
-    if len(sys.argv) > 1:
-        server = Server(sys.argv[1])
-        print(server.port, flush=True)
-        server.serve()
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        socket = f"grpc+unix://{Path(folder) / 'flight.sock'}"
-        with _client(socket) as unix, _client("grpc+tcp://127.0.0.1:0") as tcp:
-            calls = Calls({"unix": unix, "tcp": tcp})
-            serve({"prepare": calls.prepare, "round": calls.round})
-
-
 if __name__ == "__main__":
-    main()
+    server = Server(sys.argv[1])
+    print(server.port, flush=True)
+    server.serve()

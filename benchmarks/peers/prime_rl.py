@@ -1,4 +1,4 @@
-"""A re-creation of prime-rl's transports of micro-batches, not the package itself.
+"""A re-creation of prime-rl's transports of micro-batches, not the package itself. A worker (see `workers`).
 
 Follows `src/prime_rl/transports/batch` of PrimeIntellect-ai/prime-rl: `filesystem.py` at commit 6bc6e998, `zmq.py` at
 43da2dcb, `types.py` at 0f59b241. It has the same structs, libraries and settings, and is written anew. Each rank's
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,11 +24,11 @@ import msgspec  # type: ignore[import-not-found]
 import zmq
 import zmq.asyncio
 
-from exchanges.micro_batches import Grid, tensors
-from exchanges.rank_processes import WAIT_S
+from grid import RANKS, WAIT_S, GridCalls, tensors
 
 _POLL_S = 0.002
 _MARK = 10
+_MEMORY = Path("/dev/shm")  # noqa: S108  # the system's folder in memory
 
 
 class MicroBatch(msgspec.Struct, array_like=True, gc=False, omit_defaults=True):  # type: ignore[call-arg,misc]
@@ -44,17 +45,13 @@ class MicroBatch(msgspec.Struct, array_like=True, gc=False, omit_defaults=True):
     seq_lens: list[int]
 
 
-def structs(grid: Grid) -> list[list[MicroBatch]]:
-    return [[MicroBatch(**batch) for batch in rank] for rank in grid]
-
-
-def _decoded(decoder: Any, message: Any) -> Sequence[Mapping[str, Any]]:
+def _decoded(message: Any) -> Sequence[Mapping[str, Any]]:
     """The micro-batches of a message, as tensors."""
-    return [tensors(msgspec.structs.asdict(batch)) for batch in decoder.decode(message)]
+    return [tensors(msgspec.structs.asdict(batch)) for batch in _DECODER.decode(message)]
 
 
-def _decoder() -> Any:
-    return msgspec.msgpack.Decoder(type=list[MicroBatch])
+_DECODER = msgspec.msgpack.Decoder(type=list[MicroBatch])
+_ENCODER = msgspec.msgpack.Encoder()
 
 
 def _file(folder: Path, step: int, rank: int) -> Path:
@@ -66,7 +63,6 @@ class FileSender:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._encoder = msgspec.msgpack.Encoder()
         self._loop = asyncio.new_event_loop()
 
     def send(self, grid: Any, step: int) -> None:
@@ -80,7 +76,7 @@ class FileSender:
         for rank, batches in enumerate(grid):
             path = _file(self._folder, step, rank)
             incomplete = path.with_suffix(".bin.tmp")
-            incomplete.write_bytes(self._encoder.encode(batches))
+            incomplete.write_bytes(_ENCODER.encode(batches))
             incomplete.rename(path)
 
 
@@ -89,7 +85,6 @@ class FileReceiver:
 
     def __init__(self, rank: int, folder: Path) -> None:
         self._rank, self._folder = rank, folder
-        self._decoder = _decoder()
 
     def receive(self, step: int) -> Sequence[Mapping[str, Any]]:
         path, deadline = _file(self._folder, step, self._rank), time.monotonic() + WAIT_S
@@ -97,7 +92,7 @@ class FileReceiver:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no {path.name} within {WAIT_S:.0f} s")
             time.sleep(_POLL_S)
-        return _decoded(self._decoder, path.read_bytes())
+        return _decoded(path.read_bytes())
 
     def release(self) -> None: ...
 
@@ -106,7 +101,6 @@ class ZmqSender:
     """Publishes to each rank. Ports are chosen by the system."""
 
     def __init__(self) -> None:
-        self._encoder = msgspec.msgpack.Encoder()
         self._loop = asyncio.new_event_loop()
         self._loop.run_until_complete(self._open())
 
@@ -115,8 +109,7 @@ class ZmqSender:
         self._socket, self._ready = context.socket(zmq.PUB), context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.SNDHWM, _MARK)
         self._ready.setsockopt(zmq.RCVHWM, _MARK)
-        self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
-        self.ready_port = self._ready.bind_to_random_port("tcp://127.0.0.1")
+        self.ports = [each.bind_to_random_port("tcp://127.0.0.1") for each in (self._socket, self._ready)]
 
     def wait_for(self, ranks: int) -> None:
         """Wait until all ranks have subscribed."""
@@ -132,7 +125,7 @@ class ZmqSender:
 
     async def _send(self, grid: Any) -> None:
         for rank, batches in enumerate(grid):
-            await self._socket.send_multipart([_topic(rank), self._encoder.encode(batches)], copy=False)
+            await self._socket.send_multipart([_topic(rank), _ENCODER.encode(batches)], copy=False)
 
     def clear(self, step: int) -> None: ...
 
@@ -142,7 +135,6 @@ class ZmqReceiver:
 
     def __init__(self, rank: int, port: int, ready_port: int) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self._decoder = _decoder()
         self._socket, self._ready = context.socket(zmq.SUB), context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.RCVHWM, _MARK)
         self._socket.connect(f"tcp://127.0.0.1:{port}")
@@ -155,10 +147,33 @@ class ZmqReceiver:
         if not self._socket.poll(round(WAIT_S * 1e3)):
             raise TimeoutError(f"no message within {WAIT_S:.0f} s")
         _, message = self._socket.recv_multipart(copy=False)
-        return _decoded(self._decoder, message)
+        return _decoded(message)
 
     def release(self) -> None: ...
 
 
 def _topic(rank: int) -> bytes:
     return f"data_rank|{rank}|".encode()
+
+
+class Calls(GridCalls):
+    """The calls of the driver."""
+
+    def __init__(self) -> None:
+        super().__init__({"files": FileReceiver, "ZMQ": ZmqReceiver})
+        self._folder = tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
+
+    def prepare(self, way: str) -> None:
+        """Open a way, and check that the grid arrives unchanged."""
+        structs = [[MicroBatch(**batch) for batch in rank] for rank in self.grid]
+        if way == "files":
+            folder = Path(self._folder.name)
+            self.open_way(way, FileSender(folder), structs, folder)
+        else:
+            sender = ZmqSender()
+            self.open_way(way, sender, structs, *sender.ports)
+            sender.wait_for(RANKS)
+        self.check(way)
+
+    def close(self) -> None:
+        self._folder.cleanup()

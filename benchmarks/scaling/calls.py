@@ -34,8 +34,6 @@ _DEADLINE_S = 20.0
 class RelayClient:
     """A client of a node: its calls go to the coordinator as the node's actor relays them."""
 
-    transport = "relay"
-
     def __init__(self, relay: Relay, calls_at_once: int) -> None:
         self._relay = relay
         self._handles = 0
@@ -146,8 +144,6 @@ def _to_node(path: str, token: bytes) -> socket.socket:
 
 class GrpcClient:
     """A client outside of the cluster. Values are in its messages."""
-
-    transport = "grpc"
 
     def __init__(self, address: str, calls_at_once: int) -> None:
         options = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))

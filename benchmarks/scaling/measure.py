@@ -18,10 +18,11 @@ import asyncio
 import contextlib
 import itertools
 import os
+import queue
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -233,32 +234,19 @@ def _heartbeat_us(cluster: Cluster, sessions: int = 50, times: int = 10) -> floa
         for number in range(sessions):
             options = (("grpc.use_local_subchannel_pool", 1),)
             stub: Any = pb_grpc.DataPlaneServiceStub(stack.enter_context(grpc.insecure_channel(address, options)))
-            beats = _Beats()
-            stream = stub.Session(iter(beats))
-            beats.send(pb.SessionRequest(open=pb.OpenSession(client_name=f"session {number}")))
+            beats: queue.SimpleQueue[pb.SessionRequest | None] = queue.SimpleQueue()
+            stream = stub.Session(iter(beats.get, None))
+            beats.put(pb.SessionRequest(open=pb.OpenSession(client_name=f"session {number}")))
             next(stream)
             streams.append(beats)
         for _ in range(times):
             with busy.series(samples, "heartbeat", sessions):
                 for beats in streams:
-                    beats.send(pb.SessionRequest())
+                    beats.put(pb.SessionRequest())
                 time.sleep(0.3)  # there is no answer to wait for
         for beats in streams:
-            beats.send(None)
+            beats.put(None)
     return round(float(np.mean(sorted(samples["heartbeat"])[: times // 2])), 1)
-
-
-class _Beats:
-    """The requests of a stream."""
-
-    def __init__(self) -> None:
-        import queue
-
-        self._queue: queue.SimpleQueue[pb.SessionRequest | None] = queue.SimpleQueue()
-        self.send = self._queue.put
-
-    def __iter__(self) -> Iterator[pb.SessionRequest]:
-        return iter(self._queue.get, None)
 
 
 def _beats_us(cluster: Cluster, repeats: int) -> dict[str, float]:

@@ -298,7 +298,7 @@ def doctor(server: Address = "", output: Output = "table", timeout: Timeout = TI
     change. Run it where the client runs: on its host, in its container, as its user. Exits with 1 if there is a
     problem, otherwise with 0, even if there are warnings.
     """
-    from dataplane_client.cli.doctor import examine
+    from dataplane_client.cli._doctor import examine
 
     raise typer.Exit(examine(server, output, timeout))
 
@@ -376,6 +376,6 @@ def replay(
     from dataplane_client.cli._replay import replay_calls, replay_screen
 
     if screen:
-        replay_screen(path, until, screen, output)
+        replay_screen(app, path, until, screen, output)
     else:
         raise typer.Exit(replay_calls(path, until, sample_id, check, output))

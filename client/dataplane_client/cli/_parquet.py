@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 import torch
 
 from dataplane_client.answers.descriptions import FieldDescription
+from dataplane_client.cli._lines import PAGE_ROWS, Row, json_text
 from dataplane_client.cli._output import fail
-from dataplane_client.cli._values import PAGE_ROWS, Row, json_text
 from dataplane_client.dtypes import torch_dtype
 
 _MEMBER = b"dataplane"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import typer
 
@@ -31,10 +31,10 @@ def replay_calls(path: str, until: str | None, sample_id: str | None, check: boo
     return code if code >= 0 else _SIGNALLED - code
 
 
-def replay_screen(path: str, until: str | None, screen: Sequence[str], output: Format) -> None:
-    """Run the command of a screen against a server that shows a moment."""
-    from dataplane_client.cli._app import app
-
+def replay_screen(
+    commands: Callable[..., object], path: str, until: str | None, screen: Sequence[str], output: Format
+) -> None:
+    """Run the command of a screen against a server that shows a moment. commands: runs a command by its arguments."""
     if screen[0] in _NO_SCREENS:
         raise typer.BadParameter(f"{screen[0]!r} shows no state of a server; see dataplane --help for commands that do")
     with tempfile.TemporaryDirectory(prefix="replay-") as folder:
@@ -45,7 +45,7 @@ def replay_screen(path: str, until: str | None, screen: Sequence[str], output: F
                 raise typer.Exit(process.wait())
             once = ["--count", "1"] if screen[0] == "top" else []  # time stands still
             chosen = ["--output", output] if output != "table" else []
-            app([*screen, *once, *chosen, "--server", address], prog_name="dataplane")
+            commands([*screen, *once, *chosen, "--server", address], prog_name="dataplane")
 
 
 def _command(path: str, until: str | None, *flags: str) -> list[str]:

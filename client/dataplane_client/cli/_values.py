@@ -1,48 +1,37 @@
 """`dataplane peek`, `export` and `import`: the values of rows. These commands load torch, unlike the others.
 
-A file of JSON Lines has one row a line: its id, its tags, and for each field either "values", numbers in nested lists,
-with their "dtype", or "object". So what was exported can be imported with the same types. `_parquet` has the other
-format.
+`_lines` and `_parquet` have the two formats of files.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 from dataplane_client._sync.client import DataPlaneClient
 from dataplane_client.answers.descriptions import FieldDescription, PartitionDescription
+from dataplane_client.cli import _lines
+from dataplane_client.cli._lines import PAGE_ROWS, Row
 from dataplane_client.cli._options import FileFormat, Format
 from dataplane_client.cli._output import fail, print_json, print_text
 from dataplane_client.cli._text import plural, tags_text
 from dataplane_client.client import connect
-from dataplane_client.dtypes import dtype_name, torch_dtype
+from dataplane_client.dtypes import dtype_name
 from dataplane_client.errors import DataPlaneError
 from dataplane_client.meta import KVBatchMeta, Tag
 from dataplane_client.options import TransportChoice
 
-PAGE_ROWS = 256
 _SHOWN = 8
 """Entries of a value that a line shows, at its beginning and at its end."""
 _TEXT_FIELDS = ("input_ids", "output_ids", "prompt_ids", "response_ids", "completion_ids")
 Decode = Callable[[list[int]], str]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row, with those of the fields that it has."""
-
-    sample_id: str
-    tags: Mapping[str, Tag]
-    fields: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -82,7 +71,7 @@ def export(chosen: Chosen, path: str, file_format: FileFormat | None, address: s
             described = client.partition(chosen.partition_id)
             written = parquet.write(path, chosen.fields_of(described), rows)
         else:
-            written = _write_lines(path, rows)
+            written = _lines.write(path, rows)
     print(f"{plural(written, 'row')} exported", file=sys.stderr)  # noqa: T201  # stdout may be the file
 
 
@@ -90,7 +79,7 @@ def import_rows(partition_id: str, path: str, file_format: FileFormat | None, ad
     """Put the rows of a file, a page at a time: an error leaves the pages before it."""
     put, parquet = 0, _parquet(path, file_format)
     with client_or_exit(address, timeout_s) as client:
-        for rows, dense in _pages(path) if parquet is None else parquet.read(path):
+        for rows, dense in _lines.read(path) if parquet is None else parquet.read(path):
             for alike in _with_equal_fields(rows):
                 columns: dict[str, Any] = {name: [row.fields[name] for row in alike] for name in alike[0].fields}
                 columns.update({name: torch.stack(columns[name]) for name in dense & columns.keys()})
@@ -205,15 +194,6 @@ def _decoder(folder: str) -> Decode:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _opened(path: str, mode: str) -> Iterator[IO[str]]:
-    if path == "-":
-        yield sys.stdin if mode == "r" else sys.stdout
-        return
-    with Path(path).open(mode, encoding="utf-8") as file:
-        yield file
-
-
 def _parquet(path: str, file_format: FileFormat | None) -> ModuleType | None:
     """What reads and writes the file if it is a Parquet file, as its name or the format says."""
     if file_format == "jsonl" or (file_format is None and not path.endswith(".parquet")):
@@ -225,67 +205,6 @@ def _parquet(path: str, file_format: FileFormat | None) -> ModuleType | None:
     except ImportError as error:
         fail(f"Parquet files need the extra parquet ({error}): pip install 'rl-dataplane[parquet]'")
     return _parquet
-
-
-def _write_lines(path: str, rows: Iterator[Row]) -> int:
-    """As `_parquet.write`, for JSON Lines."""
-    written = 0
-    with _opened(path, "w") as file:
-        for row in rows:
-            file.write(f"{_line(row)}\n")
-            written += 1
-    return written
-
-
-def _line(row: Row) -> str:
-    fields = {name: _written(value) for name, value in row.fields.items()}
-    return json_text(row, {"sample_id": row.sample_id, "tags": dict(row.tags), "fields": fields})
-
-
-def json_text(row: Row, value: Any) -> str:
-    try:
-        return json.dumps(value)
-    except TypeError as error:
-        fail(f"sample {row.sample_id!r} has a value that JSON cannot hold ({error}): choose fields with --field")
-
-
-def _written(value: Any) -> dict[str, Any]:
-    if isinstance(value, torch.Tensor):
-        return {"dtype": dtype_name(value.dtype), "values": value.tolist()}
-    return {"object": value}
-
-
-def _pages(path: str) -> Iterator[tuple[list[Row], set[str]]]:
-    """As `_parquet.read`, for JSON Lines, which do not say which fields are dense."""
-    with _opened(path, "r") as file:
-        yield from ((rows, set()) for rows in _pages_of(file))
-
-
-def _pages_of(file: IO[str]) -> Iterator[list[Row]]:
-    rows: list[Row] = []
-    for number, line in enumerate(file, 1):
-        if line.strip():
-            rows.append(_row_of(line, number))
-        if len(rows) == PAGE_ROWS:
-            yield rows
-            rows = []
-    if rows:
-        yield rows
-
-
-def _row_of(line: str, number: int) -> Row:
-    try:
-        read = json.loads(line)
-        fields = {name: _value_of(written) for name, written in read["fields"].items()}
-        return Row(str(read["sample_id"]), read.get("tags", {}), fields)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        fail(f"line {number} is not a row as `dataplane export` writes it: {error!r}")
-
-
-def _value_of(written: Mapping[str, Any]) -> Any:
-    if "object" in written:
-        return written["object"]
-    return torch.tensor(written["values"], dtype=torch_dtype(written["dtype"]))
 
 
 def _with_equal_fields(rows: list[Row]) -> list[list[Row]]:

@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 
 from dataplane_client.answers.descriptions import ServerStatus
-from dataplane_client.cli.doctor._host import check_descriptors, check_host_memory, check_memory_limit
-from dataplane_client.cli.doctor._server import check_versions
+from dataplane_client.cli._doctor_checks import (
+    check_descriptors,
+    check_host_memory,
+    check_memory_limit,
+    check_versions,
+)
 from rl_dataplane.group_memory import GroupMemory, read_group_memory
 
 GIB = 1 << 30

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dataplane_client.cli.doctor import examine
+from dataplane_client.cli._doctor import examine
 
 NOBODY = 65534
 

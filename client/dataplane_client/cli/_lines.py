@@ -1,0 +1,102 @@
+"""Rows with their values as JSON Lines.
+
+A line is a row: its id, its tags, and for each field either "values", numbers in nested lists, with their "dtype", or
+"object". So what was exported can be imported with the same types.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from dataplane_client.cli._output import fail
+from dataplane_client.dtypes import dtype_name, torch_dtype
+from dataplane_client.meta import Tag
+
+PAGE_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row, with those of the fields that it has."""
+
+    sample_id: str
+    tags: Mapping[str, Tag]
+    fields: Mapping[str, Any]
+
+
+def write(path: str, rows: Iterator[Row]) -> int:
+    """Write rows, and return how many."""
+    written = 0
+    with _opened(path, "w") as file:
+        for row in rows:
+            file.write(f"{_line(row)}\n")
+            written += 1
+    return written
+
+
+def _line(row: Row) -> str:
+    fields = {name: _written(value) for name, value in row.fields.items()}
+    return json_text(row, {"sample_id": row.sample_id, "tags": dict(row.tags), "fields": fields})
+
+
+def json_text(row: Row, value: Any) -> str:
+    try:
+        return json.dumps(value)
+    except TypeError as error:
+        fail(f"sample {row.sample_id!r} has a value that JSON cannot hold ({error}): choose fields with --field")
+
+
+def _written(value: Any) -> dict[str, Any]:
+    if isinstance(value, torch.Tensor):
+        return {"dtype": dtype_name(value.dtype), "values": value.tolist()}
+    return {"object": value}
+
+
+def read(path: str) -> Iterator[tuple[list[Row], set[str]]]:
+    """The rows, a page at a time. The names of dense fields beside them are empty: the lines do not tell."""
+    with _opened(path, "r") as file:
+        yield from ((rows, set()) for rows in _pages_of(file))
+
+
+def _pages_of(file: IO[str]) -> Iterator[list[Row]]:
+    rows: list[Row] = []
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            rows.append(_row_of(line, number))
+        if len(rows) == PAGE_ROWS:
+            yield rows
+            rows = []
+    if rows:
+        yield rows
+
+
+def _row_of(line: str, number: int) -> Row:
+    try:
+        read = json.loads(line)
+        fields = {name: _value_of(written) for name, written in read["fields"].items()}
+        return Row(str(read["sample_id"]), read.get("tags", {}), fields)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        fail(f"line {number} is not a row as `dataplane export` writes it: {error!r}")
+
+
+def _value_of(written: Mapping[str, Any]) -> Any:
+    if "object" in written:
+        return written["object"]
+    return torch.tensor(written["values"], dtype=torch_dtype(written["dtype"]))
+
+
+@contextlib.contextmanager
+def _opened(path: str, mode: str) -> Iterator[IO[str]]:
+    if path == "-":
+        yield sys.stdin if mode == "r" else sys.stdout
+        return
+    with Path(path).open(mode, encoding="utf-8") as file:
+        yield file
