@@ -68,7 +68,7 @@ class Mapper:
         self._writers: dict[Any, Convert] = {}
 
     def reader(
-        self, kind: type[R], message: type[M], *, leave: Collection[str] = (), **others: str | Convert
+        self, kind: type[R], message: type[M], /, *, leave: Collection[str] = (), **others: str | Convert
     ) -> Callable[[M], R]:
         """What makes a record of a message. others: fields of the record that have another name in the message, or what
         makes their value of the whole message. leave: what only one side has; a record gets its default.
@@ -104,7 +104,14 @@ class Mapper:
         return read
 
     def writer(
-        self, kind: type[R], message: type[M], *, inline: str = "", leave: Collection[str] = (), **others: str | Convert
+        self,
+        kind: type[R],
+        message: type[M],
+        /,
+        *,
+        inline: str = "",
+        leave: Collection[str] = (),
+        **others: str | Convert,
     ) -> Callable[[R], M]:
         """What makes a message of a record. others, leave: as of `reader`, by fields of the message. inline: a
         record in the record, whose fields the message has.
