@@ -102,10 +102,6 @@ def int64_bytes(values: Int64Array) -> bytes:
     return values.astype("<i8", copy=False).tobytes()
 
 
-def _float64_bytes(values: npt.NDArray[np.float64]) -> bytes:
-    return values.astype("<f8", copy=False).tobytes()
-
-
 # -- both --------------------------------------------------------------------------------------------------------------
 
 _NUMBERS = {
@@ -137,7 +133,6 @@ MAPPER = Mapper(
         Filter: lambda terms: filter_message(terms) if terms else None,
         Int64Array: int64_bytes,
         Tags: packed_tags,
-        npt.NDArray[np.float64]: _float64_bytes,
         npt.NDArray[np.uint8]: lambda values: values.tobytes(),
     },
     unknown=_unknown,
