@@ -16,7 +16,7 @@ out on purpose. A compiled pair looks nothing up: it gets all attributes at once
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -39,11 +39,12 @@ def seconds(value: Duration) -> float:
 
 
 def duration(value_s: float) -> Duration:
+    """A duration of so many seconds."""
     return Duration(seconds=int(value_s), nanos=int(value_s % 1 * 1e9))
 
 
 class _Part(NamedTuple):
-    """A field of the result, the attribute of the source that it is made of, and how; None for as it is."""
+    """A field of the result, the attribute of the source that it comes from, and its conversion, if it needs one."""
 
     name: str
     source: str
@@ -81,10 +82,10 @@ class Mapper:
             if callable(source):
                 parts.append(_Part(field.name, _WHOLE, source))
             elif field.name in leave:
-                parts.append(_Part(field.name, _WHOLE, _constant(_default(field))))
+                parts.append(_Part(field.name, _WHOLE, _default_of(field)))
             else:
                 found = _found((source, source.removesuffix("_s")), fields, message)
-                convert = self._reading(hints[field.name], fields[found], _default(field))
+                convert = self._reading(hints[field.name], fields[found], field.default)
                 if fields[found].has_presence and _may_be_none(hints[field.name]):
                     convert = _if_set(found, convert)
                     parts.append(_Part(field.name, _WHOLE, convert))
@@ -160,7 +161,7 @@ class Mapper:
         if issubclass(kind, Mapping):
             convert = self._reading(arguments[1], field.message_type.fields_by_name["value"]) or _as_it_is
             return lambda entries: {key: convert(value) for key, value in sorted(entries.items())}
-        if not _is_repeated(field):
+        if not field.is_repeated:
             (only,) = field.message_type.fields
             get, convert = attrgetter(only.name), self._reading(hint, only) or _as_it_is
             return lambda message: convert(get(message))
@@ -199,7 +200,7 @@ class Mapper:
         if issubclass(kind, Mapping):
             of_value = self._writing(arguments[1], field.message_type.fields_by_name["value"])
             return of_value and (lambda entries: {key: of_value(value) for key, value in entries.items()})
-        if not _is_repeated(field):
+        if not field.is_repeated:
             (only,) = field.message_type.fields
             around, convert = GetMessageClass(field.message_type), self._writing(hint, only) or _as_it_is
             return lambda value: around(**{only.name: convert(value)})
@@ -224,11 +225,11 @@ def _numbers(enum: Any, choices: Collection[str]) -> dict[str, int]:
     return numbers
 
 
-def _found(names: Iterable[str], among: Collection[str], other: type) -> str:
+def _found(names: Sequence[str], among: Collection[str], other: type) -> str:
     for name in names:
         if name in among:
             return name
-    raise TypeError(f"{other.__name__} has none of {names}")
+    raise TypeError(f"{other.__name__} has no {names[0]}")
 
 
 def _check_used(left: Collection[str], kind: type) -> None:
@@ -236,9 +237,14 @@ def _check_used(left: Collection[str], kind: type) -> None:
         raise TypeError(f"{sorted(left)} of {kind.__name__} have no counterpart")
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
-    """MISSING if there is none."""
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+def _default_of(field: dataclasses.Field[Any]) -> Convert:
+    """What makes the default of a field that is not read. TypeError if there is none."""
+    factory = field.default_factory
+    if factory is not dataclasses.MISSING:
+        return lambda _: factory()
+    if field.default is dataclasses.MISSING:
+        raise TypeError(f"{field.name} has no default")
+    return lambda _: field.default
 
 
 def _bare(hint: Any) -> Any:
@@ -250,16 +256,8 @@ def _may_be_none(hint: Any) -> bool:
     return type(None) in get_args(hint)
 
 
-def _is_repeated(field: Any) -> bool:
-    return isinstance(field.default_value, list)
-
-
 def _is_duration(field: Any) -> bool:
     return field.message_type is not None and field.message_type.full_name == Duration.DESCRIPTOR.full_name
-
-
-def _constant(value: Any) -> Convert:
-    return lambda _: value
 
 
 def _as_it_is(value: Any) -> Any:
