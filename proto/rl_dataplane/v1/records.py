@@ -2,7 +2,7 @@
 
 The annotation of a field says how it is carried:
 
-- Numbers, text, bytes and what holds them: as they are. `X | None` is a field that need not be set.
+- Numbers, text, bytes and what holds them: as they are. `X | None` is a field that need not be set, or is empty.
 - `name_s: float` is the duration `name` in seconds, never negative.
 - A `Literal` is an enum, by name. UNSPECIFIED is None where that is allowed, else the default of the field. A field
   without a default refuses it.
@@ -29,8 +29,10 @@ R = TypeVar("R")
 M = TypeVar("M", bound=Message)
 
 _PLAIN = (str, bytes, int, float, bool, Literal)
-_WHOLE = "__class__"
-"""In the place of an attribute: the value is made of the whole source."""
+_UNUSED = "__class__"
+"""What every object has: in the place of an attribute, where a value is made of the whole source."""
+_VALUE, _GIVEN, _WHOLE = range(3)
+"""What is converted: the value of the attribute, the same unless it is empty (which is None), or the whole source."""
 
 
 def seconds(value: Duration) -> float:
@@ -44,11 +46,12 @@ def duration(value_s: float) -> Duration:
 
 
 class _Part(NamedTuple):
-    """A field of the result, the attribute of the source that it comes from, and its conversion, if it needs one."""
+    """A field of the result, the attribute of the source that it comes from, and how it is converted, if it is."""
 
     name: str
     source: str
     convert: Convert | None
+    of: int = _VALUE
 
 
 class Mapper:
@@ -80,25 +83,31 @@ class Mapper:
         for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # kind is a dataclass
             source = others.get(field.name, field.name)
             if callable(source):
-                parts.append(_Part(field.name, _WHOLE, source))
+                parts.append(_Part(field.name, _UNUSED, source, _WHOLE))
             elif field.name in leave:
-                parts.append(_Part(field.name, _WHOLE, _default_of(field)))
+                parts.append(_Part(field.name, _UNUSED, _default_of(field), _WHOLE))
             else:
                 found = _found((source, source.removesuffix("_s")), fields, message)
                 convert = self._reading(hints[field.name], fields[found], field.default)
-                if fields[found].has_presence and _may_be_none(hints[field.name]):
-                    convert = _if_set(found, convert)
-                    parts.append(_Part(field.name, _WHOLE, convert))
-                else:
+                if not _may_be_none(hints[field.name]):
                     parts.append(_Part(field.name, found, convert))
+                elif fields[found].has_presence:
+                    parts.append(_Part(field.name, _UNUSED, _if_set(found, convert), _WHOLE))
+                else:
+                    parts.append(_Part(field.name, found, convert or _as_it_is, _GIVEN))
                 used.add(found)
         _check_used(fields.keys() - used, message)
         get, special = _compiled(parts)
 
         def read(source: M) -> R:
             values = [*get(source)]
-            for place, whole, convert in special:
-                values[place] = convert(source if whole else values[place])
+            for place, of, convert in special:
+                if of == _VALUE:
+                    values[place] = convert(values[place])
+                elif of == _WHOLE:
+                    values[place] = convert(source)
+                else:
+                    values[place] = convert(values[place]) if values[place] else None
             return kind(*values)
 
         self._readers[kind, message.DESCRIPTOR] = read
@@ -124,7 +133,7 @@ class Mapper:
         for field in message.DESCRIPTOR.fields:
             source = others.get(field.name, field.name)
             if callable(source):
-                parts.append(_Part(field.name, _WHOLE, source))
+                parts.append(_Part(field.name, _UNUSED, source, _WHOLE))
             elif field.name not in leave:
                 found = _found((source, f"{source}_s", f"{inline}.{source}"), hints, kind)
                 parts.append(_Part(field.name, found, self._writing(hints[found], field)))
@@ -136,8 +145,8 @@ class Mapper:
 
         def write(record: R) -> M:
             values = [*get(record)]
-            for place, whole, convert in special:
-                values[place] = convert(record if whole else values[place])
+            for place, of, convert in special:
+                values[place] = convert(values[place] if of == _VALUE else record)
             pairs = zip(names, values, strict=True)
             return message(**{name: value for name, value in pairs if value or name in optional})
 
@@ -208,11 +217,11 @@ class Mapper:
         return of_each and (lambda values: map(of_each, values))
 
 
-def _compiled(parts: Collection[_Part]) -> tuple[Convert, tuple[tuple[int, bool, Convert], ...]]:
-    """What gets the sources of the parts, and which of these are converted how: place, whether it takes the whole."""
+def _compiled(parts: Collection[_Part]) -> tuple[Convert, tuple[tuple[int, int, Convert], ...]]:
+    """What gets the sources of the parts, and the conversions: place, of what, how."""
     sources = [part.source for part in parts]
     get = attrgetter(*sources) if len(sources) > 1 else lambda whole: [getattr(whole, name) for name in sources]
-    special = [(place, source == _WHOLE, convert) for place, (_, source, convert) in enumerate(parts) if convert]
+    special = [(place, part.of, part.convert) for place, part in enumerate(parts) if part.convert is not None]
     return get, tuple(special)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import msgpack
 import numpy as np
@@ -44,13 +45,8 @@ def _int64s(what: str, data: bytes) -> Int64Array:
     return np.frombuffer(data, "<i8").astype(np.int64, copy=False)
 
 
-def given_int64s(what: str) -> Callable[[bytes], Int64Array | None]:
-    """What reads numbers of a request; None if it has none."""
-    return lambda data: _int64s(what, data) if data else None
-
-
-def _tags(rows: Sequence[bytes]) -> list[Tags] | None:
-    return [_unpacked_tags(row, packed) if packed else {} for row, packed in enumerate(rows)] or None
+def _tags(rows: Sequence[bytes]) -> list[Tags]:
+    return [_unpacked_tags(row, packed) if packed else {} for row, packed in enumerate(rows)]
 
 
 def _unpacked_tags(row: int, packed: bytes) -> Tags:
@@ -125,8 +121,8 @@ MAPPER = Mapper(
     reads={
         ColumnSpec: lambda _: _column_spec,
         Filter: lambda _: rows_that_fit,
-        Int64Array | None: given_int64s,
-        Sequence[Tags] | None: lambda _: _tags,
+        Int64Array: lambda name: partial(_int64s, name),
+        Sequence[Tags]: lambda _: _tags,
     },
     writes={
         FieldInfo: _field_description,
