@@ -94,7 +94,7 @@ def test_clients_of_a_former_server_are_told_together(small: Caller) -> None:
     small.apply(Recover(held=True, reconnect_s=0.0, defer_frees=False))
     small.clear(["s1"])
     (former,) = small.plane.holders(10)
-    assert former.name == "clients of the former server"
+    assert former.client_name == "clients of the former server"
     assert former.owed_bytes >= 32
 
 

@@ -457,7 +457,7 @@ def test_claims_of_one_kind_are_explained_together_and_kinds_one_by_one(caller: 
     for call in (caller.claim_call("a"), caller.claim_call("a", batch_size=2), caller.claim_call("b")):
         caller.apply(call)
         caller.now += 1.0
-    assert [(wait.calls, wait.waits_s) for wait in explained(caller, "")] == [(2, 3.0), (1, 1.0)]
+    assert [(wait.calls, wait.age_s) for wait in explained(caller, "")] == [(2, 3.0), (1, 1.0)]
     causes = list(caller.plane.waiting_causes(caller.now))
     assert causes == [("p", "train", "never_put", 2), ("p", "train", "never_put", 1)]
 

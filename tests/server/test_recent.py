@@ -9,6 +9,7 @@ from dataplane_server.core.calls.limits import Limits
 from dataplane_server.service import translate
 from dataplane_server.service.recent import Recent
 from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1.records import duration
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ async def test_what_is_older_than_a_minute_is_in_the_totals_only(caller: Caller,
     caller.put_rows(["new"], "a")
     message = told(caller, recent)
     (task,) = message.tasks
-    assert message.recent == pb.RecentFlow(period=translate.rows.duration(55.0), rows_put=1, written_bytes=1)
+    assert message.recent == pb.RecentFlow(period=duration(55.0), rows_put=1, written_bytes=1)
     assert (message.rows_put_total, task.consumed_rows_total, task.recent.consumed_rows) == (2, 1, 0)
     assert sum(task.recent.state_seconds.values()) == 55.0
 

@@ -16,6 +16,7 @@ from dataplane_server.core.calls.values import Definition, Int64Array, Runs
 from dataplane_server.service import translate
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.element_types import ITEM_SIZES
+from rl_dataplane.v1.records import duration, seconds
 
 INT64_ONE_TWO = b"\x01" + bytes(7) + b"\x02" + bytes(7)
 
@@ -143,13 +144,13 @@ def test_a_partition_is_described_in_full() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "seconds"),
+    ("sent", "expected"),
     [(Duration(seconds=2, nanos=500_000_000), 2.5), (Duration(), 0.0), (Duration(seconds=-3), 0.0)],
     ids=["2.5 s", "unset", "negative"],
 )
-def test_a_wait_is_never_negative(sent: Duration, seconds: float) -> None:
-    assert translate.rows.seconds(sent) == seconds
+def test_a_wait_is_never_negative(sent: Duration, expected: float) -> None:
+    assert seconds(sent) == expected
 
 
 def test_durations_keep_their_fraction() -> None:
-    assert translate.rows.duration(3.25) == Duration(seconds=3, nanos=250_000_000)
+    assert duration(3.25) == Duration(seconds=3, nanos=250_000_000)

@@ -5,18 +5,18 @@ The command line imports this module, so it must load quickly: no numpy, and msg
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from functools import cache
 from typing import Literal
 
-from google.protobuf.message import Message
-
 from dataplane_client._common.displays import html_table, short_list
-from dataplane_client.answers.recent import RecentFlow, RecentTask, recent_flow, recent_task
+from dataplane_client.answers.mapping import mapper
+from dataplane_client.answers.recent import RecentFlow, RecentTask
 from dataplane_client.meta import Tag
-from dataplane_client.policies.flow import FlowPolicy, flow_policy
-from dataplane_client.policies.tasks import TaskPolicy, task_policy
+from dataplane_client.policies.flow import FlowPolicy
+from dataplane_client.policies.tasks import TaskPolicy
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.element_numbers import DTYPES_BY_NUMBER, KINDS_BY_NUMBER
 from rl_dataplane.v1.element_types import Kind
@@ -194,12 +194,6 @@ class SnapshotDescription:
     values_bytes: int
 
 
-def snapshot_description(message: pb.Snapshot) -> SnapshotDescription:
-    """The description of a message."""
-    taken = message.taken.ToDatetime(timezone.utc)
-    return SnapshotDescription(message.name, taken, message.rows, message.values_bytes)
-
-
 @dataclass(frozen=True)
 class MemoryHolder:
     """What a client holds of the server's memory, in bytes. lent: to its puts under way. leased: what it reads or views
@@ -334,154 +328,55 @@ class SampleDescription:
     events: tuple[SampleEvent, ...]
 
 
-def partition_description(message: pb.Partition, outcome: Outcome | None = None) -> PartitionDescription:
-    return PartitionDescription(
-        partition_id=message.partition_id,
-        fields=tuple(_field(field) for field in message.fields),
-        tasks=tuple(_task(task) for task in message.tasks),
-        num_samples=message.num_samples,
-        grpo_group_size=message.grpo_group_size if message.HasField("grpo_group_size") else None,
-        enums={field: tuple(names.names) for field, names in message.enums.items()},
-        rows=message.rows,
-        size_bytes=message.size_bytes,
-        rows_put_total=message.rows_put_total,
-        rows_cleared_total=message.rows_cleared_total,
-        max_deliveries=message.max_deliveries,
-        removed_rows=dict(sorted(message.removed_rows.items())),
-        open_groups=message.open_groups,
-        oldest_row_age_s=_seconds(message, "oldest_row_age"),
-        newest_weight_version=_optional(message, "newest_weight_version"),
-        weight_version=_optional(message, "weight_version"),
-        written_bytes_total=message.written_bytes_total,
-        deduplicated_bytes_total=message.deduplicated_bytes_total,
-        read_bytes_total=message.read_bytes_total,
-        read_rows_total=message.read_rows_total,
-        open=message.open,
-        clear_when_consumed=message.clear_when_consumed,
-        closed=message.closed,
-        outcome=outcome,
-        flow=flow_policy(message.flow) if message.HasField("flow") else FlowPolicy(),
-        waiting_calls=message.waiting_calls,
-        waits_because=message.waits_because,
-        recent=recent_flow(message),
+@cache
+def _partitions() -> Callable[[pb.Partition], PartitionDescription]:
+    mapper().reader(
+        FieldDescription,
+        pb.FieldDescription,
+        kind=lambda field: KINDS_BY_NUMBER.get(field.kind),
+        dtype=lambda field: DTYPES_BY_NUMBER.get(field.data_type, ""),
+        leave=("data_type",),
     )
+    return mapper().reader(PartitionDescription, pb.Partition, leave=("outcome",))
+
+
+def partition_description(message: pb.Partition) -> PartitionDescription:
+    return _partitions()(message)
 
 
 def registered_description(message: pb.RegisterPartitionResponse) -> PartitionDescription:
-    return partition_description(message.partition, _OUTCOMES.get(message.outcome))
+    return replace(partition_description(message.partition), outcome=_OUTCOMES.get(message.outcome))
+
+
+@cache
+def _status() -> Callable[[pb.GetServerStatusResponse], ServerStatus]:
+    return mapper().reader(ServerStatus, pb.GetServerStatusResponse, leave=("direct_port", "shared_memory"))
 
 
 def server_status(message: pb.GetServerStatusResponse) -> ServerStatus:
-    return ServerStatus(
-        version=message.version,
-        memory_budget_bytes=message.memory_budget_bytes,
-        memory_used_bytes=message.memory_used_bytes,
-        rows=message.rows,
-        uptime_s=message.uptime.ToNanoseconds() / 1e9,
-        waiting_claims=message.waiting_claims,
-        waiting_puts=message.waiting_puts,
-        sessions=message.sessions,
-        largest_free_bytes=message.largest_free_bytes,
-        longest_put_wait_s=_seconds(message, "longest_put_wait"),
-        draining=message.draining,
-        max_rows=message.max_rows,
-        durability=message.durability,
-        held_bytes=message.held_bytes,
-        holders=tuple(
-            MemoryHolder(held.client_name, held.lent_bytes, held.leased_bytes, held.owed_bytes)
-            for held in message.holders
-        ),
-        nodes=tuple(map(_node, message.nodes)),
-    )
+    return _status()(message)
 
 
-def _node(message: pb.Node) -> NodeDescription:
-    told = {field.name: getattr(message, field.name) for field in fields(NodeDescription)}
-    return NodeDescription(**told | {"mirrors": tuple(message.mirrors)})
+def snapshot_description(message: pb.Snapshot) -> SnapshotDescription:
+    """The description of a message."""
+    taken = message.taken.ToDatetime(timezone.utc)
+    return SnapshotDescription(message.name, taken, message.rows, message.values_bytes)
 
 
 def dead_letter(message: pb.DeadLetter) -> DeadLetter:
     return DeadLetter(message.sample_id, message.deliveries, message.reason)
 
 
+@cache
+def _samples() -> Callable[[pb.GetSampleResponse], SampleDescription]:
+    return mapper().reader(
+        SampleDescription,
+        pb.GetSampleResponse,
+        generation=lambda row: row.generation if row.resident else None,
+        sequence_length=lambda row: row.sequence_length if row.resident and row.sequence_length >= 0 else None,
+        group_id=lambda row: row.group_id or None,
+    )
+
+
 def sample_description(message: pb.GetSampleResponse) -> SampleDescription:
-    return SampleDescription(
-        resident=message.resident,
-        generation=message.generation if message.resident else None,
-        sequence_length=message.sequence_length if message.resident and message.sequence_length >= 0 else None,
-        fields=tuple(message.fields),
-        tags=unpacked_tags(message.tags) if message.tags else {},
-        group_id=message.group_id or None,
-        hidden=message.hidden,
-        tasks=tuple(SampleTask(task.task, task.state, task.deliveries, task.claim_id) for task in message.tasks),
-        events=tuple(_event(event) for event in message.events),
-    )
-
-
-def unpacked_tags(packed: bytes) -> dict[str, Tag]:
-    import msgpack
-
-    tags: dict[str, Tag] = msgpack.unpackb(packed)
-    return tags
-
-
-def _field(message: pb.FieldDescription) -> FieldDescription:
-    return FieldDescription(
-        name=message.name,
-        kind=KINDS_BY_NUMBER.get(message.kind),
-        dtype=DTYPES_BY_NUMBER.get(message.data_type, ""),
-        row_shape=tuple(message.row_shape),
-        per_token=message.per_token,
-        rows=message.rows,
-        size_bytes=message.size_bytes,
-    )
-
-
-def _event(message: pb.SampleEvent) -> SampleEvent:
-    return SampleEvent(
-        age_s=message.age.ToNanoseconds() / 1e9,
-        what=message.what,
-        who=message.who,
-        task=message.task,
-        claim_id=message.claim_id,
-        fields=tuple(message.fields),
-        reason=message.reason,
-    )
-
-
-def _task(message: pb.TaskStatus) -> TaskStatus:
-    return TaskStatus(
-        task=message.task,
-        untaken_rows=message.untaken_rows,
-        claimed_rows=message.claimed_rows,
-        consumed_rows=message.consumed_rows,
-        consumed_rows_total=message.consumed_rows_total,
-        waiting_claims=message.waiting_claims,
-        delayed_rows=message.delayed_rows,
-        dead_rows=message.dead_rows,
-        delivered_rows_total=message.delivered_rows_total,
-        ended_deliveries=dict(sorted(message.ended_deliveries.items())),
-        state_seconds=dict(sorted(message.state_seconds.items())),
-        ready_rows=_optional(message, "ready_rows"),
-        oldest_untaken_age_s=_seconds(message, "oldest_untaken_age"),
-        weight_version_lag=_optional(message, "weight_version_lag"),
-        longest_wait_s=_seconds(message, "longest_wait"),
-        claims_total=message.claims_total,
-        stale_rows=message.stale_rows,
-        excluded_rows=message.excluded_rows,
-        newest_step=_optional(message, "newest_step"),
-        next_step=message.next_step,
-        policy=task_policy(message.policy) if message.HasField("policy") else TaskPolicy(),
-        recent=recent_task(message),
-    )
-
-
-def _optional(message: Message, name: str) -> int | None:
-    """The number in an optional field, or None."""
-    value: int | None = getattr(message, name) if message.HasField(name) else None
-    return value
-
-
-def _seconds(message: Message, name: str) -> float | None:
-    """The duration in an optional field, in seconds, or None."""
-    return getattr(message, name).ToNanoseconds() / 1e9 if message.HasField(name) else None
+    return _samples()(message)

@@ -5,9 +5,11 @@ The command line imports this module, so it must load quickly: no numpy, and msg
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
-from dataplane_client.answers.descriptions import unpacked_tags
+from dataplane_client.answers.mapping import mapper, unpacked_tags
 from dataplane_client.meta import KVBatchMeta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -131,75 +133,39 @@ def sample_page(message: pb.ListSamplesResponse, partition_id: str, task_name: s
         task_name=task_name,
         sample_ids=list(message.sample_ids),
         sequence_lengths=lengths if all(length >= 0 for length in lengths) else None,
-        tags=[unpacked_tags(packed) if packed else {} for packed in message.row_tags],
+        tags=[*map(unpacked_tags, message.row_tags)],
         generations=generations_of(message.generations, len(message.sample_ids)),
     )
     states = None if task_name is None else [_STATES[number] for number in message.states]
     return SamplePage(meta, states, message.next_page_token or None)
 
 
+@cache
+def _claims() -> Callable[[pb.ListClaimsResponse], ClaimList]:
+    mapper().reader(ClaimDescription, pb.OpenClaim, task_name="task", sessions="session_ids", clients="client_names")
+    mapper().reader(WaitingClaim, pb.WaitingClaim, task_name="task", client="client_name")
+    return mapper().reader(ClaimList, pb.ListClaimsResponse, open="claims")
+
+
 def claim_list(message: pb.ListClaimsResponse) -> ClaimList:
-    return ClaimList([_claim(claim) for claim in message.claims], [_waiting(wait) for wait in message.waiting])
+    return _claims()(message)
 
 
-def _claim(message: pb.OpenClaim) -> ClaimDescription:
-    return ClaimDescription(
-        claim_id=message.claim_id,
-        partition_id=message.partition_id,
-        task_name=message.task,
-        rows=message.rows,
-        age_s=message.age.ToNanoseconds() / 1e9,
-        sessions=tuple(message.session_ids),
-        clients=tuple(message.client_names),
-        step=message.step if message.HasField("step") else None,
-        dp_rank=message.dp_rank if message.HasField("dp_rank") else None,
-    )
-
-
-def _waiting(message: pb.WaitingClaim) -> WaitingClaim:
-    return WaitingClaim(
-        partition_id=message.partition_id,
-        task_name=message.task,
-        required_fields=tuple(message.required_fields),
-        min_size=message.min_size,
-        ready=message.ready,
-        lacking_rows=dict(sorted(message.lacking_rows.items())),
-        age_s=message.age.ToNanoseconds() / 1e9,
-        client=message.client_name,
-    )
+@cache
+def _explanations() -> Callable[[pb.ExplainWaitsResponse], Explanation]:
+    mapper().reader(ExplainedWait, pb.ExplainedWait, task_name="task", client="client_name")
+    return mapper().reader(Explanation, pb.ExplainWaitsResponse)
 
 
 def explanation(message: pb.ExplainWaitsResponse) -> Explanation:
-    return Explanation([_explained(wait) for wait in message.waits], message.unexamined)
+    return _explanations()(message)
 
 
-def _explained(message: pb.ExplainedWait) -> ExplainedWait:
-    return ExplainedWait(
-        partition_id=message.partition_id,
-        task_name=message.task,
-        waiting=message.waiting,
-        client=message.client_name,
-        calls=message.calls,
-        age_s=message.age.ToNanoseconds() / 1e9 if message.HasField("age") else None,
-        wanted=message.wanted,
-        summary=message.summary,
-        causes=[
-            WaitCause(one.cause, one.text, one.next_step, dict(sorted(one.numbers.items())), one.field)
-            for one in message.causes
-        ],
-    )
+@cache
+def _sessions() -> Callable[[pb.OpenSessionStatus], SessionDescription]:
+    names = {"client": "client_name", "silent_s": "silence", "rows": "claimed_rows", "groups": "open_groups"}
+    return mapper().reader(SessionDescription, pb.OpenSessionStatus, **names)
 
 
 def session_list(message: pb.ListSessionsResponse) -> list[SessionDescription]:
-    return [
-        SessionDescription(
-            session_id=session.session_id,
-            client=session.client_name,
-            grace_s=session.grace.ToNanoseconds() / 1e9,
-            silent_s=session.silence.ToNanoseconds() / 1e9,
-            claims=session.claims,
-            rows=session.claimed_rows,
-            groups=session.open_groups,
-        )
-        for session in message.sessions
-    ]
+    return [*map(_sessions(), message.sessions)]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
 @dataclass(frozen=True)
@@ -33,19 +30,3 @@ class RecentTask:
     consumed_rows: int
     ended_deliveries: Mapping[str, int]
     state_seconds: Mapping[str, float]
-
-
-def recent_flow(message: pb.Partition) -> RecentFlow | None:
-    return RecentFlow(**_members(message.recent, RecentFlow)) if message.HasField("recent") else None
-
-
-def recent_task(message: pb.TaskStatus) -> RecentTask | None:
-    return RecentTask(**_members(message.recent, RecentTask)) if message.HasField("recent") else None
-
-
-def _members(message: pb.RecentFlow | pb.RecentTask, kind: type) -> dict[str, Any]:
-    told: dict[str, Any] = {"period_s": message.period.ToNanoseconds() / 1e9}
-    for name in kind.__annotations__.keys() - told.keys():
-        value = getattr(message, name)
-        told[name] = value if isinstance(value, int) else dict(sorted(value.items()))
-    return told

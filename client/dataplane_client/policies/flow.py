@@ -7,7 +7,7 @@ from typing import Literal
 
 from dataplane_client._common.arguments import checked_choice, checked_count
 from dataplane_client.errors import InvalidArgumentError
-from dataplane_client.filters import Where, filter_message, filter_text
+from dataplane_client.filters import Where, filter_message
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 WhenFull = Literal["block", "reject", "evict"]
@@ -68,20 +68,6 @@ def flow_message(flow: FlowPolicy, where: str) -> pb.FlowPolicy:
         evict_first=pb.EvictFirst.Value(_FIRST_PREFIX + evict_first.upper()),
         evict_where=filter_message(flow.evict_where, where),
         band=None if flow.band is None else _band_message(flow.band, where),
-    )
-
-
-def flow_policy(message: pb.FlowPolicy) -> FlowPolicy:
-    full, first = pb.WhenFull.Name(message.when_full), pb.EvictFirst.Name(message.evict_first)
-    band = message.band
-    return FlowPolicy(
-        max_rows=message.max_rows if message.HasField("max_rows") else None,
-        max_bytes=message.max_bytes if message.HasField("max_bytes") else None,
-        max_versions=message.max_versions if message.HasField("max_versions") else None,
-        when_full=full.removeprefix(_FULL_PREFIX).lower(),  # type: ignore[arg-type]
-        evict_first=first.removeprefix(_FIRST_PREFIX).lower(),  # type: ignore[arg-type]
-        evict_where=filter_text(message.evict_where),
-        band=DrawBand(band.samples_per_insert, band.least, band.most) if message.HasField("band") else None,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from dataplane_client._common.arguments import checked_choice, checked_count, checked_name
 from dataplane_client.errors import InvalidArgumentError
-from dataplane_client.filters import Where, filter_message, filter_text
+from dataplane_client.filters import Where, filter_message
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 WhenStale = Literal["withhold", "drop", "deliver"]
@@ -73,19 +73,6 @@ def policy_message(policy: TaskPolicy, where: str) -> pb.TaskPolicy:
         where=filter_message(policy.where, where),
         rows_per_version=checked_count("rows_per_version", policy.rows_per_version, where, least=0, most=(1 << 31) - 1),
         when_excluded=pb.WhenExcluded.Value(_EXCLUDED_PREFIX + when_excluded.upper()),
-    )
-
-
-def task_policy(message: pb.TaskPolicy) -> TaskPolicy:
-    stale, excluded = pb.WhenStale.Name(message.when_stale), pb.WhenExcluded.Name(message.when_excluded)
-    return TaskPolicy(
-        max_staleness=message.max_staleness if message.HasField("max_staleness") else None,
-        when_stale=stale.removeprefix(_STALE_PREFIX).lower(),  # type: ignore[arg-type]
-        order=pb.ClaimOrder.Name(message.order).removeprefix(_ORDER_PREFIX).lower(),  # type: ignore[arg-type]
-        order_tag=message.order_tag,
-        where=filter_text(message.where),
-        rows_per_version=message.rows_per_version,
-        when_excluded=excluded.removeprefix(_EXCLUDED_PREFIX).lower(),  # type: ignore[arg-type]
     )
 
 

@@ -170,7 +170,7 @@ class Metrics:
         return {
             "dataplane_build_info": [((VERSION,), 1)],
             "dataplane_client_held_bytes": [
-                ((holder.name, kind), size_bytes)
+                ((holder.client_name, kind), size_bytes)
                 for holder in self._plane.holders(MOST_HOLDERS)
                 for kind, size_bytes in zip(("lent", "leased", "owed"), astuple(holder)[1:], strict=True)
             ],

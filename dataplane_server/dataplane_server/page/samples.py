@@ -56,7 +56,7 @@ class Samples:
             {"id": sample_id, "tokens": length, "tags": _plain(tags), "state": name}
             for (sample_id, length, tags), name in zip(columns, names, strict=True)
         ]
-        return {"partition": partition_id, "rows": rows, "next": found.next_page}
+        return {"partition": partition_id, "rows": rows, "next": found.next_page_token}
 
     def dead(self, caller: Caller, partition_id: str, task: str) -> dict[str, object]:
         """Rows that a task has given up, with the reasons."""

@@ -151,7 +151,7 @@ class StateReader:
                 for session in sessions
             ],
             "memory": [
-                [holder.name, holder.lent_bytes, holder.leased_bytes, holder.owed_bytes]
+                [holder.client_name, holder.lent_bytes, holder.leased_bytes, holder.owed_bytes]
                 for holder in self._plane.holders(MOST_HOLDERS)
             ],
         }
@@ -238,9 +238,9 @@ def _explained(wait: ExplainedWait, now: float) -> dict[str, object]:
         "partition": wait.partition_id,
         "task": wait.task,
         "waiting": wait.waiting,
-        "client": wait.client,
+        "client": wait.client_name,
         "calls": wait.calls,
-        "since": None if wait.waits_s is None else now - wait.waits_s,
+        "since": None if wait.age_s is None else now - wait.age_s,
         "summary": wait.summary,
         "causes": [
             {"cause": finding.cause, "text": finding.text, "next": wait.next_step(finding)}

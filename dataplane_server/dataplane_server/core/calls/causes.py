@@ -201,16 +201,16 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedWait:
-    """Calls of one kind that wait for the same, and why: the main cause first. client: of the call that has waited for
-    longest, waits_s seconds (None: not known). wanted: rows or groups, or bytes of values. summary: a sentence.
+    """Calls of one kind that wait for the same, and why: the main cause first. client_name: of the call that has waited
+    for longest, age_s seconds (None: not known). wanted: rows or groups, or bytes of values. summary: a sentence.
     """
 
     partition_id: str
     task: str
     waiting: Waiting
-    client: str
+    client_name: str
     calls: int
-    waits_s: float | None
+    age_s: float | None
     wanted: int
     summary: str
     findings: tuple[Finding, ...]

@@ -14,7 +14,7 @@ from dataplane_server.core.calls.values import Int64Array, Tags
 @dataclass(frozen=True, slots=True)
 class SamplePage:
     """Rows in order of arrival, one entry a row in each attribute. states: of the task, as indexes of STATE_NAMES; None
-    without a task. next_page: where the next page begins; 0 if there is none.
+    without a task. next_page_token: where the next page begins; 0 if there is none.
     """
 
     sample_ids: tuple[str, ...]
@@ -22,7 +22,7 @@ class SamplePage:
     sequence_lengths: Int64Array
     tags: tuple[Tags, ...]
     states: npt.NDArray[np.uint8] | None
-    next_page: int
+    next_page_token: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ClaimInfo:
 
 @dataclass(frozen=True, slots=True)
 class WaitInfo:
-    """A queued claim. ready: rows or groups, as min_size. lacking: rows of the task that lack a required field, by
+    """A queued claim. ready: rows or groups, as min_size. lacking_rows: rows of the task that lack a required field, by
     field.
     """
 
@@ -53,7 +53,7 @@ class WaitInfo:
     age_s: float
     client_name: str
     ready: int
-    lacking: Mapping[str, int] = field(default_factory=dict)
+    lacking_rows: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Holder:
     clients read counts for each of them.
     """
 
-    name: str
+    client_name: str
     lent_bytes: int = 0
     leased_bytes: int = 0
     owed_bytes: int = 0
@@ -71,12 +71,12 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class OpenSessionInfo:
-    """An open session. silent_s: since its last heartbeat."""
+    """An open session. silence_s: since its last heartbeat."""
 
     session_id: str
     client_name: str
     grace_s: float
-    silent_s: float
+    silence_s: float
     claims: int
-    rows: int
-    groups: int
+    claimed_rows: int
+    open_groups: int

@@ -167,7 +167,7 @@ class PutSamples(RepeatableCall[Reservation | Waiting | PutResult]):
     add_to_group: bool = False
     append: bool = False
     only_if: Filter = ALL_ROWS
-    once: Sequence[str] = ()
+    once: tuple[str, ...] = ()
     node: int = 0
     digest: bytes = b""
     create_only: bool = False

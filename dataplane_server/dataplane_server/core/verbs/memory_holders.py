@@ -42,7 +42,7 @@ class Holders:
     def largest(self, most: int) -> list[Holder]:
         """The clients that hold most, the largest first; those beyond `most` together as the last, "others"."""
         found = sorted(_by_name([*self._lent(), *self._reads.held()]), key=_rank)
-        return _by_name([*found[:most], *(replace(holder, name=_OTHERS) for holder in found[most:])])
+        return _by_name([*found[:most], *(replace(holder, client_name=_OTHERS) for holder in found[most:])])
 
     def finding(self) -> Finding | None:
         """What no clear frees and who holds it; None if that is nothing. Leases of rows that are there do not count: a
@@ -88,7 +88,7 @@ class Holders:
 def _by_name(holders: Iterable[Holder]) -> list[Holder]:
     found: dict[str, Holder] = {}
     for holder in holders:
-        name = holder.name or _UNNAMED
+        name = holder.client_name or _UNNAMED
         so_far = found.get(name, Holder(name))
         found[name] = Holder(
             name,
@@ -100,10 +100,10 @@ def _by_name(holders: Iterable[Holder]) -> list[Holder]:
 
 
 def _rank(holder: Holder) -> tuple[int, int, str]:
-    return -(holder.lent_bytes + holder.owed_bytes), -holder.leased_bytes, holder.name
+    return -(holder.lent_bytes + holder.owed_bytes), -holder.leased_bytes, holder.client_name
 
 
 def _names(holders: Iterable[Holder]) -> str:
     found = sorted(_by_name(holders), key=_rank)
-    told = [f"{h.name[:_NAME_LETTERS]!r} {size_text(h.lent_bytes + h.owed_bytes)}" for h in found[:_TOLD]]
+    told = [f"{h.client_name[:_NAME_LETTERS]!r} {size_text(h.lent_bytes + h.owed_bytes)}" for h in found[:_TOLD]]
     return ", ".join([*told, f"{len(found) - _TOLD} others"] if len(found) > _TOLD else told)

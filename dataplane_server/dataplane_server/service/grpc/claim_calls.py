@@ -15,6 +15,7 @@ from dataplane_server.service import translate
 from dataplane_server.service.messages.frames import MAX_MESSAGE_BYTES
 from dataplane_server.service.shell import Shell
 from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1.records import seconds
 
 
 class ClaimCalls:
@@ -26,7 +27,7 @@ class ClaimCalls:
 
     async def claim_samples(self, request: pb.ClaimSamplesRequest) -> pb.ClaimSamplesResponse:
         began, call = time.monotonic(), translate.claims.claim(request)
-        grant = await self._shell.answer(self._shell.apply(call), Grant, translate.rows.seconds(request.wait_timeout))
+        grant = await self._shell.answer(self._shell.apply(call), Grant, seconds(request.wait_timeout))
         response = translate.claims.grant(grant)
         self._check_fits(response, grant, call)
         self._metrics.claim_waited(time.monotonic() - began)
@@ -34,7 +35,7 @@ class ClaimCalls:
 
     async def claim_shard(self, request: pb.ClaimShardRequest) -> pb.ClaimShardResponse:
         began, call = time.monotonic(), translate.claims.shard(request)
-        grant = await self._shell.answer(self._shell.apply(call), Grant, translate.rows.seconds(request.wait_timeout))
+        grant = await self._shell.answer(self._shell.apply(call), Grant, seconds(request.wait_timeout))
         response = pb.ClaimShardResponse(claim=translate.claims.grant(grant))
         self._check_fits(response, grant, call)
         self._metrics.claim_waited(time.monotonic() - began)

@@ -37,6 +37,7 @@ from dataplane_server.service.values import Values
 from dataplane_server.version import VERSION
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
+from rl_dataplane.v1.records import duration, seconds
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -125,7 +126,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         self, request: pb.GetConsumptionStatusRequest, context: object
     ) -> pb.GetConsumptionStatusResponse:
         info = self._plane.consumption(request.partition_id, list(request.tasks), self._shell.now())
-        return pb.GetConsumptionStatusResponse(consumed=info.consumed, tasks=translate.rows.task_statuses(info.tasks))
+        return translate.rows.consumption(info)
 
     async def GetServerStatus(self, request: pb.GetServerStatusRequest, context: object) -> pb.GetServerStatusResponse:
         totals = self._plane.totals(self._shell.now())
@@ -134,19 +135,19 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             memory_budget_bytes=totals.memory_budget_bytes,
             memory_used_bytes=totals.memory_used_bytes,
             rows=totals.rows,
-            uptime=translate.rows.duration(self._shell.now() - self._started),
+            uptime=duration(self._shell.now() - self._started),
             waiting_claims=totals.waiting_claims,
             waiting_puts=totals.waiting_puts,
             shared_memory=self._shared_memory,
             direct_port=self._direct_port,
             sessions=totals.sessions,
             largest_free_bytes=totals.largest_free_bytes,
-            longest_put_wait=translate.rows.optional_duration(totals.longest_put_wait_s),
+            longest_put_wait=None if totals.longest_put_wait_s is None else duration(totals.longest_put_wait_s),
             draining=totals.draining,
             max_rows=self._plane.limits.max_rows,
             durability=self.durability,
             held_bytes=totals.held_bytes,
-            holders=translate.listings.holders(self._plane.holders(MOST_HOLDERS)),
+            holders=map(translate.listings.holder, self._plane.holders(MOST_HOLDERS)),
         )
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
@@ -177,7 +178,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         frames = FrameReader(request_iterator, pb.PutSamplesHeader, self._messages)
         header = await frames.first()
         self._gate.permit("PutSamples", header)
-        begun, wait_s = self._shell.apply(translate.rows.put(header)), translate.rows.seconds(header.wait_timeout)
+        begun, wait_s = self._shell.apply(translate.rows.put(header)), seconds(header.wait_timeout)
         del header  # which may be large, and the write may wait
         result = await self._write(begun, wait_s, frames, self._put_streams)
         self._metrics.carried("PutSamples", "grpc", frames.received_bytes)
@@ -189,7 +190,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         frames = FrameReader(request_iterator, pb.CommitClaimHeader, self._messages)
         header = await frames.first()
         self._gate.permit("CommitClaim", header)
-        begun, wait_s = self._shell.apply(translate.rows.commit(header)), translate.rows.seconds(header.wait_timeout)
+        begun, wait_s = self._shell.apply(translate.rows.commit(header)), seconds(header.wait_timeout)
         del header
         result = await self._write(begun, wait_s, frames, self._commit_streams)
         self._metrics.carried("CommitClaim", "grpc", frames.received_bytes)
@@ -286,16 +287,13 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         return translate.claims.dead_letters(self._plane.dead_letters(request.partition_id, request.task))
 
     async def DrawSamples(self, request: pb.DrawSamplesRequest, context: object) -> pb.DrawSamplesResponse:
-        begun, wait_s = self._shell.apply(translate.draws.draw(request)), translate.rows.seconds(request.wait_timeout)
+        begun, wait_s = self._shell.apply(translate.draws.draw(request)), seconds(request.wait_timeout)
         return translate.draws.drawn(await self._shell.answer(begun, Drawn, wait_s), request.partition_id)
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
     async def ReserveGroup(self, request: pb.ReserveGroupRequest, context: object) -> pb.ReserveGroupResponse:
-        begun, wait_s = (
-            self._shell.apply(translate.claims.reserve(request)),
-            translate.rows.seconds(request.wait_timeout),
-        )
+        begun, wait_s = self._shell.apply(translate.claims.reserve(request)), seconds(request.wait_timeout)
         return translate.claims.reserved(await self._shell.answer(begun, Reserved, wait_s))
 
     async def FinishGroup(self, request: pb.FinishGroupRequest, context: object) -> pb.FinishGroupResponse:

@@ -17,11 +17,11 @@ from dataplane_server.access.gate import Gate, current_caller
 from dataplane_server.core.calls.answers import SessionInfo
 from dataplane_server.core.calls.refusal import Reason, Refusal, session_expired
 from dataplane_server.core.calls.requests import CloseSession, Heartbeat, OpenSession
-from dataplane_server.service import translate
 from dataplane_server.service.endless import Call
 from dataplane_server.service.messages.frames import STALL_TIMEOUT_S
 from dataplane_server.service.shell import Shell
 from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1.records import duration, seconds
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -41,7 +41,7 @@ class SessionCalls:
             first = await self._first(context, stream)
             info = self._open(first)
             self._shell.sessions.enter(info.session_id, first, stream)
-            response = pb.SessionResponse(session_id=info.session_id, grace=translate.rows.duration(info.grace_s))
+            response = pb.SessionResponse(session_id=info.session_id, grace=duration(info.grace_s))
             try:
                 await self._shell.endless.write(context.write(response.SerializeToString()))
             except BaseException:
@@ -65,7 +65,7 @@ class SessionCalls:
         return request.open
 
     def _open(self, request: pb.OpenSession) -> SessionInfo:
-        grace_s = translate.rows.seconds(request.grace) if request.HasField("grace") else None
+        grace_s = seconds(request.grace) if request.HasField("grace") else None
         owner = current_caller().name
         return self._shell.apply(OpenSession(request.session_id, request.client_name, grace_s, owner))
 

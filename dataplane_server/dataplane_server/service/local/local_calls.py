@@ -20,6 +20,7 @@ from dataplane_server.service.shell import Shell
 from dataplane_server.service.values import Values
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
+from rl_dataplane.v1.records import seconds
 
 MAX_INLINE_BYTES = 1 << 20
 MAX_WAITING_BYTES = 256 << 20
@@ -54,7 +55,7 @@ class LocalCalls:
         """Complete a write that has begun, or give its reservation to the client: at once, or when space is free."""
         values = request.values if request.HasField("values") else None
         if isinstance(begun, Waiting):
-            wait_s = translate.rows.seconds(request.header.wait_timeout)
+            wait_s = seconds(request.header.wait_timeout)
             return self._use_later(begun, wait_s, applied, values, request.handle, session)
         if isinstance(begun, Reservation):
             return self._use(begun, applied, values, request.handle, session)

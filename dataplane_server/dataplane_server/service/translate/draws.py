@@ -5,39 +5,18 @@ from __future__ import annotations
 from dataplane_server.core.calls.answers import Drawn
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import DrawSamples
-from dataplane_server.core.calls.values import DrawStrategy
 from dataplane_server.service.messages.frames import MAX_MESSAGE_BYTES
-from dataplane_server.service.translate.filters import rows_that_fit
-from dataplane_server.service.translate.rows import int64_bytes, packed_tags
+from dataplane_server.service.translate.claims import min_size
+from dataplane_server.service.translate.forms import MAPPER, int64_bytes, packed_tags
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
-_STRATEGY: dict[int, DrawStrategy] = {
-    pb.DRAW_STRATEGY_UNSPECIFIED: "uniform",
-    pb.DRAW_STRATEGY_UNIFORM: "uniform",
-    pb.DRAW_STRATEGY_PRIORITIZED: "prioritized",
-    pb.DRAW_STRATEGY_FIFO: "fifo",
-    pb.DRAW_STRATEGY_LIFO: "lifo",
-}
-
-
-def draw(request: pb.DrawSamplesRequest) -> DrawSamples:
-    if request.strategy not in _STRATEGY:
-        message = f"unknown draw strategy: {request.strategy}; it must be UNIFORM, PRIORITIZED, FIFO or LIFO"
-        raise Refusal(Reason.INVALID_REQUEST, message)
-    return DrawSamples(
-        request_id=request.request_id,
-        partition_id=request.partition_id,
-        batch_size=request.batch_size,
-        min_size=request.min_size if request.HasField("min_size") else request.batch_size,
-        seed=request.seed,
-        task=request.task,
-        required_fields=tuple(request.required_fields),
-        strategy=_STRATEGY[request.strategy],
-        priority_tag=request.priority_tag,
-        priority_exponent=request.priority_exponent if request.HasField("priority_exponent") else 1.0,
-        where=rows_that_fit(request.where),
-        max_times_sampled=request.max_times_sampled,
-    )
+draw = MAPPER.reader(
+    DrawSamples,
+    pb.DrawSamplesRequest,
+    min_size=min_size,
+    priority_exponent=lambda request: request.priority_exponent if request.HasField("priority_exponent") else 1.0,
+    leave=("wait_timeout",),
+)
 
 
 def drawn(value: Drawn, partition_id: str) -> pb.DrawSamplesResponse:
