@@ -41,6 +41,7 @@ def claimed_rows(client: DataPlaneClient) -> int:
     return client.partition("p").task("train").claimed_rows
 
 
+@pytest.mark.fresh_server
 def test_a_dropped_claim_gives_its_rows_back_and_says_so(flow: DataPlaneClient, eventually: Eventually) -> None:
     claim = flow.claim("p", "train", ["x"], 1)
     assert claimed_rows(flow) == 1
