@@ -10,6 +10,8 @@ from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import DataPlaneError, PreconditionError
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
+pytestmark = pytest.mark.fresh_server
+
 ROWS: dict[str, Any] = {"fields": {"x": [[1, 2], [3]]}, "tags": [{"k": 1}, {}], "sequence_lengths": [2, 1]}
 OTHERS: dict[str, dict[str, Any]] = {
     "another value": {"fields": {"x": [[1, 2], [4]]}},
@@ -25,7 +27,6 @@ def partition(client: DataPlaneClient) -> str:
     return "p"
 
 
-@pytest.mark.fresh_server
 @pytest.mark.parametrize("group", [False, True], ids=["alone", "as a group"])
 @pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
 def test_a_put_with_a_name_is_applied_once_and_another_one_is_refused(

@@ -152,6 +152,7 @@ def test_another_client_asks_once_which_fields_are_per_token(
     assert calls() == {"PutSamples InvalidArgumentError": 1, "GetPartition OK": 1, "PutSamples OK": 3}
 
 
+@pytest.mark.fresh_server
 def test_a_commit_that_is_repeated_with_other_padding_or_none_gets_the_answer_of_the_first(
     flow: DataPlaneClient, connected: Callable[[], DataPlaneClient]
 ) -> None:

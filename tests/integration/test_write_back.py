@@ -88,6 +88,7 @@ def test_columns_of_another_number_of_rows_are_refused(claim: Claim) -> None:
     assert claim.state == "open"
 
 
+@pytest.mark.fresh_server
 def test_a_commit_that_is_repeated_by_its_name_answers_as_the_first_time(flow: DataPlaneClient, claim: Claim) -> None:
     other = flow.adopt_claim(claim.claim_id, claim.meta)
     assert claim.commit({"b": torch.tensor([1.0, 2.0])}, request_id="step 7") == 2

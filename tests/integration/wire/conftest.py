@@ -10,6 +10,7 @@ import grpc
 import pytest
 import torch
 from google.rpc import error_details_pb2, status_pb2
+from tests.integration.conftest import OpenServer
 from tests.integration.wire.local_peer import ROW_BYTES, Host
 
 from dataplane_client.client import connect
@@ -28,6 +29,13 @@ _OPTIONS = [
 def way() -> str:
     """Hand-written messages go over gRPC, by whatever way values of clients would travel."""
     return "grpc"
+
+
+@pytest.fixture
+def address(way: str, open_server: OpenServer) -> Iterator[str]:
+    """A server of the test's own: ids of requests that are made by hand come again in others."""
+    with open_server(way, fresh=True) as address:
+        yield address
 
 
 @pytest.fixture

@@ -12,8 +12,6 @@ import pytest
 
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
-pytestmark = pytest.mark.fresh_server
-
 Refused = Callable[[Callable[[], object]], tuple[grpc.StatusCode, str, str]]
 
 ROWS = 400

@@ -17,8 +17,6 @@ from dataplane_server.testing import ServerThread
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
-pytestmark = pytest.mark.fresh_server
-
 Refused = Callable[[Callable[[], object]], tuple[grpc.StatusCode, str, str]]
 
 OK = grpc.StatusCode.OK
