@@ -1,9 +1,9 @@
 """Real servers on real sockets. Whatever a test does, the core's laws hold when it is over.
 
 Clients reach the server in one of four ways. The tests of a process share one server for each kind of socket, and each
-test finds it without partitions. Those that meet what outlives partitions (totals, sessions, histories, request ids) are
-marked `fresh_server`. One way is in a local Ray cluster of three nodes (`make test-cluster`); there, tests that start
-servers of their own are skipped.
+test finds it without partitions. Tests that meet what outlives partitions (totals, sessions, histories, request ids)
+are marked `fresh_server`. One way is in a local Ray cluster of three nodes (`make test-cluster`); there, tests that
+start servers of their own are skipped.
 
 The variable FAULT of the environment (latency, slices or resets) puts a proxy with that fault between the clients and
 the servers of all tests that take the fixtures below; these then use TCP only, and tests that cannot hold are skipped.
