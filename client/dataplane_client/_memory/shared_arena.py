@@ -42,6 +42,8 @@ _HANDLES_PER_FRAME = 1024
 NO_SOCKET = "the server shares its memory only beside its Unix socket; connect to that"
 _CREDENTIALS = struct.Struct("=3I")  # process, user, group
 _OTHERS_WRITE = 0o022
+_NOBODY = (ConnectionRefusedError, FileNotFoundError)
+"""Errors of a socket at which nothing listens."""
 
 
 class SharedArena:
@@ -184,15 +186,20 @@ def local_addresses(target: str, shared: plane_pb.SharedMemory) -> list[str]:
 
 def attach(target: str, shared: plane_pb.SharedMemory) -> SharedArena:
     """Attach to the memory of the server at target. Raises OSError, which says what failed at each address;
-    ConnectionResetError if the server ended meanwhile.
+    ConnectionResetError if the server ended meanwhile, ConnectionRefusedError if it may have: nothing listens beside
+    its socket file.
     """
-    failures, kind = [], OSError
+    failures: list[str] = []
+    kind = OSError
     for address in local_addresses(target, shared):
         try:
             return SharedArena(address, shared.nonce)
         except OSError as error:  # noqa: PERF203  # there are at most two
             failures.append(f"{address.replace(chr(0), '@')}: {error}")
-            kind = ConnectionResetError if isinstance(error, ConnectionResetError) else kind
+            if isinstance(error, ConnectionResetError):
+                kind = ConnectionResetError
+            elif isinstance(error, _NOBODY) and address[0] != "\0" and kind is OSError:
+                kind = ConnectionRefusedError
     raise kind("; ".join(failures) or NO_SOCKET)
 
 

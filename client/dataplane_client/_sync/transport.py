@@ -65,6 +65,7 @@ class Transport:
         self._pacing = Pacing()
         self.per_token = PerTokenFields()
         self._tries_left = 0  # to attach again to a server that has shared its memory before
+        self._refused_by: bytes | None = None  # the run of the server to which it could not be attached
         self._refusals_left = _REFUSALS  # by servers at a direct port that are not the one behind the gRPC address
         self._logged_reachable = True
         self._lock = threading.Lock()  # for changes of the attributes above; never held across a call
@@ -289,7 +290,11 @@ class Transport:
         try:
             return LocalCalls(self.target, run_in_thread(partial(self._locator.place.attach, status)))
         except OSError as error:
-            self._check_failed(f"{self.target}: its memory cannot be shared: {error}", error, "shm")
+            message, run = f"{self.target}: its memory cannot be shared: {error}", status.shared_memory.nonce
+            if isinstance(error, ConnectionRefusedError) and run != self._refused_by:
+                self._refused_by = run
+                raise UnavailableError(message) from None  # this run of the server may have ended since it answered
+            self._check_failed(message, error, "shm")
             log_event(logging.INFO, "memory_not_shared", server=self.target, why=error)
             return None
 

@@ -1,9 +1,10 @@
 """Writes checkpoints of a data directory beside its server, in a process of low priority, so the server never pauses.
 
-`python -m dataplane_server.durability.checkpointer DIR CALLS BYTES` replays the log as the server appends it. After as
-many calls since the last checkpoint, or 256 MiB of log, it writes one. Of the segments and checkpoints before that one
-it keeps BYTES, for `dataplane replay`, and removes the oldest beyond that. It ends when its standard input does, that
-is, when its server has ended by whatever cause. It removes nothing after that, since the next server may be reading.
+`python -m dataplane_server.durability.checkpointer DIR CALLS BYTES IDENTITY` replays the log as the server appends it,
+if DIR is still the folder with this identity. After as many calls since the last checkpoint, or 256 MiB of log, it
+writes one. Of the segments and checkpoints before that one it keeps BYTES, for `dataplane replay`, and removes the
+oldest beyond that. It ends when its standard input does, that is, when its server has ended by whatever cause. It
+removes nothing after that, since the next server may be reading.
 
 Each line of its standard input names a snapshot to take at the call BeginSnapshot of that name, and the folder for it.
 The server writes the line before it logs the call, so the line is there when the replica comes to the call. The answer
@@ -43,17 +44,18 @@ class Checkpointer:
 
     def __init__(self, folder: Path, calls: int, history_bytes: int) -> None:
         """Starts it. calls: between two checkpoints. history_bytes: to keep of what the newest one replaces."""
-        module = "dataplane_server.durability.checkpointer"
-        self._command = [sys.executable, "-m", module, str(folder), str(calls), str(history_bytes)]
+        self._folder = FolderInUse(folder)
+        self._words = [str(folder), str(calls), str(history_bytes), self._folder.identity]
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
+        command = [sys.executable, "-m", "dataplane_server.durability.checkpointer", *self._words]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
 
     def restart_if_ended(self) -> None:
         """Start it again, if it has ended by itself, since the log grows without it."""
         if self._process.poll() is not None:
-            self.close()
+            self._end()
             self._process = self._start()
 
     def order(self, snapshot: str, folder: Path, request_id: str) -> None:
@@ -77,6 +79,10 @@ class Checkpointer:
 
     def close(self) -> None:
         """End it. Blocks until it has ended: at most for the rest of a checkpoint that it is writing."""
+        self._end()
+        self._folder.close()
+
+    def _end(self) -> None:
         assert self._process.stdin is not None  # noqa: S101  # for the type checker
         with contextlib.suppress(BrokenPipeError):  # it has ended before
             self._process.stdin.close()
@@ -86,12 +92,12 @@ class Checkpointer:
 
 
 def main() -> None:
-    folder, calls, history_bytes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    folder, calls, history_bytes, identity = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     show_on_stderr("info")
     os.nice(_NICE)
     log = get_log()
     try:
-        _follow(folder, calls, history_bytes)
+        _follow(folder, calls, history_bytes, identity)
     except Exception as error:
         log.error("checkpointer_failed", why=str(error), exc_info=error)
         sys.exit(1)
@@ -121,9 +127,9 @@ class _Orders:
         return self._snapshots.pop(snapshot, None)
 
 
-def _follow(folder: Path, calls: int, history_bytes: int) -> None:
-    orders, in_use = _Orders(), FolderInUse(folder)
-    with kept(folder):
+def _follow(folder: Path, calls: int, history_bytes: int, identity: str) -> None:
+    orders, in_use = _Orders(), FolderInUse(folder, identity)
+    with kept(in_use.anchor):
         replica = Replica(folder)
     replica.at_snapshot = lambda call: _take_snapshot(orders.take(call.name), call.name, replica, folder)
     last, last_bytes, rest_until = replica.calls, replica.log_bytes, 0.0

@@ -1,4 +1,4 @@
-"""Run the command `dataplane`, in this process for speed or on a terminal, and normalize what it prints."""
+"""Run the command `dataplane`, in this process or on a terminal, and normalize what it prints."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 import os
 import pty
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from tests import commands
 from typer.testing import CliRunner
 
 from dataplane_client.cli._app import app
@@ -46,7 +46,7 @@ def shown_on_terminal(*arguments: str, **environment: str) -> str:
     """All that the command writes to a terminal of 160 columns and 40 lines."""
     terminal, screen = pty.openpty()
     settings = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "160", "LINES": "40", **environment}
-    with subprocess.Popen([DATAPLANE, *arguments], stdout=screen, env=settings) as process:
+    with commands.begin([DATAPLANE, *arguments], stdout=screen, env=settings) as process:
         os.close(screen)
         shown = _all_of(terminal)
     assert process.returncode == 0

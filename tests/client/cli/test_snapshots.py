@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests import commands
 from tests.client.cli.reading import DATAPLANE, run
 from tests.integration.histories.mortal_server import MortalServer
 
@@ -72,7 +73,7 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(address: str) -> None:
 
 
 def test_a_snapshot_is_verified_on_its_own(snapshot: Path, tmp_path: Path) -> None:
-    done = subprocess.run([DATAPLANE, "verify", snapshot], capture_output=True, text=True, check=False, timeout=300)
+    done = commands.run([DATAPLANE, "verify", snapshot])
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "snapshot one is as it was written: rows 1, bytes of values 12,000\n"
     for damaged in ("values", "state", "ranges"):
@@ -81,7 +82,7 @@ def test_a_snapshot_is_verified_on_its_own(snapshot: Path, tmp_path: Path) -> No
         used = next(number for number, byte in enumerate(file) if byte) if damaged == "values" else len(file) // 2
         file[used] ^= 1
         (copy / damaged).write_bytes(file)
-        done = subprocess.run([DATAPLANE, "verify", copy], capture_output=True, text=True, check=False, timeout=300)
+        done = commands.run([DATAPLANE, "verify", copy])
         assert (done.returncode, done.stdout) == (1, "")
         assert str(copy / damaged) in done.stderr
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests import commands
 from tests.client.cli.reading import DATAPLANE, run, run_json
 
 from dataplane_client import DataPlaneClient, connect
@@ -134,7 +135,7 @@ def test_tail_shows_the_last_rows(client: DataPlaneClient) -> None:
 
 def test_tail_follows_what_arrives(client: DataPlaneClient) -> None:
     command = [DATAPLANE, "tail", "p", "-f", "-n", "1", "-o", "json", "-s", address_of(client)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with commands.begin(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["sample_id"] == "c"
         client.put_samples(["d"], "p", {"logprobs": torch.zeros(1, dtype=torch.bfloat16)}, [{"std": 2.0}])

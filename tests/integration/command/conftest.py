@@ -1,4 +1,4 @@
-"""The command `dataplane-server` as its users start it: a process with flags, events and signals."""
+"""The command `dataplane-server` as its users see it: a process with flags, events and signals."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests import commands
 
 from dataplane_client.client import connect
 
@@ -23,7 +24,7 @@ class Command:
     def __init__(self, arguments: list[str], log: Path) -> None:
         self._log = log
         with log.open("w") as stderr:
-            self.process = subprocess.Popen(
+            self.process = commands.begin(
                 [COMMAND, *arguments], stdout=subprocess.PIPE, stderr=stderr, encoding="utf-8"
             )
         assert self.process.stdout is not None

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import threading
 import time
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests import commands
 from tests.client.cli.reading import DATAPLANE, read, run, run_json
 from tests.integration.command.conftest import Start
 
@@ -91,9 +91,7 @@ def incident(start_for_all: Start, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def replay(data: Path, *arguments: str) -> tuple[int, str, str]:
     """The exit code, stdout and stderr of `dataplane replay DIR`."""
-    command = [DATAPLANE, "replay", str(data), *arguments]
-    environment = {**os.environ, "COLUMNS": "200"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
+    done = commands.run([DATAPLANE, "replay", str(data), *arguments], env={**os.environ, "COLUMNS": "200"})
     return done.returncode, done.stdout, done.stderr
 
 

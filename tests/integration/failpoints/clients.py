@@ -18,7 +18,8 @@ from dataplane_client.client import connect
 from dataplane_client.errors import ClaimTimeoutError, DeadlineError, UnavailableError
 from dataplane_client.options import TransportChoice
 
-_TURNS_S = 30.0
+_TURNS_S = 100.0
+_SET_UP_S = 120.0
 _UNKNOWN = contextlib.suppress(DeadlineError, UnavailableError)
 
 
@@ -59,8 +60,8 @@ class Told:
 
 
 class Worker:
-    """A client in a thread, which the context manager ends. timeout_s: of its calls; what is not answered by then may
-    have happened or not.
+    """A client that works in a thread from `begin` on, which the context manager ends. timeout_s: of its calls; what is
+    not answered by then may have happened or not.
     """
 
     def __init__(self, told: Told, address: str, transport: TransportChoice, timeout_s: float) -> None:
@@ -70,27 +71,30 @@ class Worker:
         self._name = f"{transport}-{timeout_s:g}"
         self._fence = 0
         self._client = connect(address, transport=transport, timeout_s=timeout_s, max_backoff_s=0.1)
-        self._client.register_partition("p", ["x", "y"], 0, ["train", "hold"], timeout_s=120.0)
-        self._put("first", ["x", "y"])
-        self._held = self._client.claim("p", "hold", ["x", "y"], 1)
+        self._client.register_partition("p", ["x", "y"], 0, ["train", "hold"], timeout_s=_SET_UP_S)
+        self._put("first", ["x", "y"], _SET_UP_S)
+        self._held = self._client.claim("p", "hold", ["x", "y"], 1, timeout_s=_SET_UP_S)
         self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
 
     def __enter__(self) -> Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         self._client.close()
+
+    def begin(self) -> None:
+        self._thread.start()
 
     def finish(self) -> None:
         """End its work, and see that it still holds what it held, and can commit that once."""
         self._stopping.set()
         self._thread.join()
-        held = self._client.claims("p", "hold", timeout_s=120.0).open
+        held = self._client.claims("p", "hold", timeout_s=_SET_UP_S).open
         assert self._held.claim_id in [claim.claim_id for claim in held]
-        assert self._held.commit(timeout_s=120.0) == 1
+        assert self._held.commit(timeout_s=_SET_UP_S) == 1
 
     def _work(self) -> None:
         try:
@@ -111,11 +115,12 @@ class Worker:
         with _UNKNOWN, contextlib.suppress(ClaimTimeoutError):
             self._consume()
 
-    def _put(self, kind: str, fields: list[str]) -> list[str]:
+    def _put(self, kind: str, fields: list[str], timeout_s: float | None = None) -> list[str]:
         rows = [f"{self._name}-{kind}-{self.turns}-{number}" for number in range(3)]
         self._told.batches[tuple(rows)] = False
         with _UNKNOWN:
-            self._client.put_samples(rows, "p", {field: [value_of(row) for row in rows] for field in fields})
+            values = {field: [value_of(row) for row in rows] for field in fields}
+            self._client.put_samples(rows, "p", values, timeout_s=timeout_s)
             self._told.batches[tuple(rows)] = True
         return rows
 

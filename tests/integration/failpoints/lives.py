@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
+import dataclasses
 import json
-import os
-import signal
 import subprocess
-import sys
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from tests.integration.failpoints.failpoint import Failpoint
-
-_ROOT = Path(__file__).parents[3]
-
-
-@contextlib.contextmanager
-def zygote() -> Any:
-    """A process that forks servers, one at a time."""
-    command = [sys.executable, "-m", "tests.integration.failpoints.server_zygote"]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, cwd=_ROOT, stdin=pipe, stdout=pipe, encoding="utf-8")
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+from tests import commands
+from tests.integration.failpoints.failpoint import Failpoint, Watch
 
 
 class Lives:
     """Lives with the same flags on the directory `data`. A context manager that kills the one that runs.
 
-    zygotes: take turns, so that no life has the hashes of strings that the life before had.
+    settings: of ServerConfig and of Terms, that no flag has.
     """
 
-    def __init__(self, zygotes: list[Any], folder: Path, data: Path, *flags: str, **settings: int) -> None:
+    def __init__(self, folder: Path, data: Path, *flags: str, **settings: int) -> None:
         self.address = f"unix://{folder}/s"
-        self._pid: int | None = None
-        self._zygotes = itertools.cycle(zygotes)
-        self._arguments = ["--listen", self.address, "--http", "", "--data-dir", str(data), *flags]
+        self._process: commands.Forked | None = None
+        self._command = ["dataplane-server", "--listen", self.address, "--http", "", "--data-dir", str(data), *flags]
         self._log = folder / "server.log"
         self._data = data
         self._settings = settings
@@ -50,7 +30,7 @@ class Lives:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._pid is not None:
+        if self._process is not None:
             self.kill()
 
     @property
@@ -63,28 +43,42 @@ class Lives:
 
     def begin(self, *flags: str, failpoint: Failpoint | None = None) -> int | None:
         """Begin a life. None once it serves; its exit code if it ends before."""
-        self._zygote = next(self._zygotes)
-        point = None if failpoint is None else astuple(failpoint)
-        life = ([*self._arguments, *flags], str(self._log), str(self._data), self._settings, point)
-        self._zygote.stdin.write(json.dumps(life) + "\n")
-        self._zygote.stdin.flush()
-        self._pid = self._said()["pid"]
-        code: int | None = self._said().get("code")
-        self._pid = self._pid if code is None else None
-        return code
+        point = None if failpoint is None else dataclasses.astuple(failpoint)
+        prepare = (__name__, _prepare.__name__, self._settings, str(self._data), point)
+        with self._log.open("a") as log:
+            self._process = commands.begin(
+                [*self._command, *flags], stdout=subprocess.PIPE, stderr=log, text=True, prepare=prepare
+            )
+        assert self._process.stdout is not None
+        return None if self._process.stdout.readline() else self.ended()
 
     def ended(self) -> int:
         """Wait until the life ends; its exit code."""
-        code: int = self._said()["code"]
-        self._pid = None
-        return code
+        assert self._process is not None
+        with self._process as process:
+            self._process = None
+        return process.wait()
 
     def kill(self) -> None:
-        assert self._pid is not None
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
-            os.kill(self._pid, signal.SIGKILL)
+        assert self._process is not None
+        self._process.kill()
         self.ended()
 
-    def _said(self) -> dict[str, Any]:
-        """What zygote or server say next."""
-        return dict(json.loads(self._zygote.stdout.readline()))
+
+def _prepare(name: str, settings: dict[str, int], data: str, point: list[Any] | None) -> None:
+    """In the server and in its checkpointer, before they begin."""
+    from dataplane_server import cli
+    from dataplane_server.service import lives
+
+    for module, kind in ((cli, "ServerConfig"), (lives, "Terms")):
+        setattr(module, kind, _with_settings(getattr(module, kind), settings))
+    role = "checkpointer" if name.endswith("checkpointer") else "server"
+    if point is not None and point[0] == role:
+        Watch(Path(data), Failpoint(*point)).begin()
+
+
+def _with_settings(kind: Any, settings: dict[str, int]) -> Any:
+    """A dataclass with other defaults."""
+    fields = [(field.name, field.type, settings.get(field.name)) for field in dataclasses.fields(kind)]
+    fields = [field for field in fields if field[-1] is not None]
+    return dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True)

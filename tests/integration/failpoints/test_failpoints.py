@@ -38,6 +38,8 @@ def workers(told: Told, lives: Lives) -> Iterator[list[Worker]]:
             running.enter_context(Worker(told, lives.address, "grpc", 15.0)),
             running.enter_context(Worker(told, lives.address, "shm", 0.2)),
         ]
+        for worker in started:  # not before all are there: the server may end soon
+            worker.begin()
         yield started
         for worker in started:
             worker.finish()

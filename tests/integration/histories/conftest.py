@@ -1,4 +1,4 @@
-"""A server process, as its users start it, whose log is replayed when a test is over."""
+"""A server process whose log is replayed when a test is over."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import commands
 
 COMMAND = Path(sys.executable).parent / "dataplane-server"
 _DATAPLANE = Path(sys.executable).parent / "dataplane"
@@ -36,7 +37,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
     flags = ["--listen", listen, "--http", "", "--memory", "1GiB", "--log-level", "warning", "--data-dir", str(data)]
     flags += ["--log-history", "64GiB"]  # keeps the log from its first call on
     with log.open("w") as stderr:
-        process = subprocess.Popen([COMMAND, *flags], stdout=subprocess.PIPE, stderr=stderr, encoding="utf-8")
+        process = commands.begin([COMMAND, *flags], stdout=subprocess.PIPE, stderr=stderr, encoding="utf-8")
     try:
         assert process.stdout is not None
         assert '"event": "serving"' in process.stdout.readline(), log.read_text()
@@ -47,7 +48,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
         assert [
             line for line in log.read_text().splitlines() if '"level": "error"' in line or "Traceback" in line
         ] == []
-        checked = subprocess.run([_DATAPLANE, "replay", data, "--check"], capture_output=True, text=True, check=False)
+        checked = commands.run([_DATAPLANE, "replay", data, "--check"])
         assert checked.returncode == 0, checked
         assert totals("replay", str(data), "status") == told
     finally:
@@ -59,7 +60,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 def totals(*command: str) -> list[Any]:
     """What a screen says of each partition and task that only grows, and the rows that are there."""
-    shown = subprocess.run([_DATAPLANE, *command, "--output", "json"], capture_output=True, check=False).stdout
+    shown = commands.run([_DATAPLANE, *command, "--output", "json"]).stdout
     return [
         [partition["partition_id"], *map(partition.get, _TOTALS)]
         + [[task["task"], *map(task.get, _TASK_TOTALS)] for task in partition["tasks"]]

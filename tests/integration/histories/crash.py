@@ -19,9 +19,8 @@ from bisect import bisect_left
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-from tests.integration.failpoints.lives import Lives, zygote
+from tests.integration.failpoints.lives import Lives
 from tests.integration.histories.campaign import judged, run
 from tests.integration.histories.history import History
 from tests.integration.histories.settings import Settings
@@ -35,10 +34,10 @@ _SHOWN = 20
 _COUNTED = ("kills of working lives", "kills of idle lives", "commits", "redeliveries of a row", "violations")
 
 
-def one_round(zygotes: list[Any], folder: Path, data: Path, durability: str, settings: Settings) -> Counter[str]:
+def one_round(folder: Path, data: Path, durability: str, settings: Settings) -> Counter[str]:
     """What there was of everything."""
     flags = ("--memory", "256MiB", "--log-history", "0", "--durability", durability)
-    with Lives(zygotes, folder, data, *flags, checkpoint_calls=300, segment_bytes=64 << 10) as lives:
+    with Lives(folder, data, *flags, checkpoint_calls=300, segment_bytes=64 << 10) as lives:
         assert lives.begin() is None, lives.log
         with ThreadPoolExecutor(1) as thread:
             killing = thread.submit(_kill_often, lives, settings)
@@ -82,16 +81,15 @@ def main() -> None:
     chosen = parser.parse_args()
     wanted = {chosen.durability: chosen.kills} if chosen.durability else {}
     totals: dict[str, Counter[str]] = {}
-    with zygote() as one, zygote() as other:
-        for durability, kills in (wanted or {"process": chosen.kills, "disk": -(-chosen.kills // 4)}).items():
-            total = totals[durability] = Counter[str]()
-            while total["kills of working lives"] < kills:
-                total += _round([one, other], durability, chosen.seed + total["rounds"], chosen.seconds)
+    for durability, kills in (wanted or {"process": chosen.kills, "disk": -(-chosen.kills // 4)}).items():
+        total = totals[durability] = Counter[str]()
+        while total["kills of working lives"] < kills:
+            total += _round(durability, chosen.seed + total["rounds"], chosen.seconds)
     for durability, total in totals.items():
         _say(f"durability {durability}, {total['rounds']} rounds", total)
 
 
-def _round(zygotes: list[Any], durability: str, seed: int, seconds: float) -> Counter[str]:
+def _round(durability: str, seed: int, seconds: float) -> Counter[str]:
     """A round in folders of its own, which go if it is well. Ends the program if it is not."""
     began, folder = time.monotonic(), Path(tempfile.mkdtemp(prefix="crash-"))
     memory = Path("/dev/shm")  # noqa: S108  # as the volume of a pod
@@ -101,7 +99,7 @@ def _round(zygotes: list[Any], durability: str, seed: int, seconds: float) -> Co
     settings = Settings(f"unix://{folder}/s", folder / "histories", _PROCESSES, seconds, 1.0, seed)
     settings.folder.mkdir()
     try:
-        counts = one_round(zygotes, folder, data, durability, settings)
+        counts = one_round(folder, data, durability, settings)
     except (AssertionError, DataPlaneError):
         (settings.folder / "violations").write_text(traceback.format_exc())
         counts = Counter(violations=1)

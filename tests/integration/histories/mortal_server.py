@@ -11,6 +11,8 @@ import threading
 import time
 from pathlib import Path
 
+from tests import commands
+
 COMMAND = Path(sys.executable).parent / "dataplane-server"
 
 
@@ -67,10 +69,10 @@ class MortalServer:
         while time.monotonic() < end and not self._stopping.wait(dice.uniform(shortest_s, longest_s)):
             self.kill()
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self) -> commands.Forked:
         before = len(self.log) if self._log.exists() else 0
         with self._log.open("a") as stderr:
-            process = subprocess.Popen([COMMAND, *self._flags], stdout=subprocess.PIPE, stderr=stderr, encoding="utf-8")
+            process = commands.begin([COMMAND, *self._flags], stdout=subprocess.PIPE, stderr=stderr, encoding="utf-8")
         assert process.stdout is not None
         line = process.stdout.readline()
         assert '"event": "serving"' in line, self.log[before:]

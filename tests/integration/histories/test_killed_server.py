@@ -8,10 +8,8 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.integration.failpoints.lives import zygote
 from tests.integration.histories.campaign import table
 from tests.integration.histories.crash import one_round
 from tests.integration.histories.settings import Settings
@@ -30,26 +28,20 @@ def data(durability: str) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.fixture(scope="module")
-def zygotes() -> Iterator[list[Any]]:
-    with zygote() as one, zygote() as other:
-        yield [one, other]
-
-
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("durability", ["process", "disk"])
 @pytest.mark.parametrize(
     ("processes", "seconds"), [(8, 6.0), pytest.param(16, 600.0, marks=pytest.mark.soak)], ids=["short", "long"]
 )
 def test_no_row_is_lost_or_doubled_when_server_and_clients_are_killed(
-    tmp_path: Path, data: Path, zygotes: list[Any], durability: str, processes: int, seconds: float
+    tmp_path: Path, data: Path, durability: str, processes: int, seconds: float
 ) -> None:
     counts: Counter[str] = Counter()
     for number in range(20):  # rounds, until enough has happened
         folder = tmp_path / str(number)
         folder.mkdir()
         settings = Settings.chosen(f"unix://{folder}/s", folder / "histories", processes, seconds)
-        counts += one_round(zygotes, folder, data / str(number), durability, settings)
+        counts += one_round(folder, data / str(number), durability, settings)
         assert (settings.folder / "violations").read_text().splitlines()[:_SHOWN] == []
         if all(counts[name] for name in _ENOUGH):
             break

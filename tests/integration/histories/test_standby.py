@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests import commands
 from tests.integration.histories.campaign import judged, run, table
 from tests.integration.histories.mortal_server import COMMAND, MortalServer
 from tests.integration.histories.settings import Settings
@@ -45,9 +46,9 @@ class GuardedServer(MortalServer):
         self.takeovers.append(time.monotonic() - began)
         self._standby = self._begin()
 
-    def _begin(self) -> subprocess.Popen[str]:
+    def _begin(self) -> commands.Forked:
         with self._log.open("a") as stderr:
-            return subprocess.Popen([COMMAND, *self._flags], stdout=subprocess.PIPE, stderr=stderr, text=True)
+            return commands.begin([COMMAND, *self._flags], stdout=subprocess.PIPE, stderr=stderr, text=True)
 
     def _wait_for(self, event: str, count: int) -> None:
         deadline = time.monotonic() + 120

@@ -91,7 +91,40 @@ def test_the_memory_of_another_server_is_not_used(
         assert others.server_status().memory_used_bytes == 0
 
 
-@pytest.mark.parametrize("what", ["another server", "a silent socket", "a file", "nothing"])
+def abandoned_socket(place: Path) -> None:
+    """A socket file as a killed server leaves it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as killed:
+        killed.bind(str(place))
+
+
+@pytest.mark.parametrize("left", ["an abandoned socket", "nothing"])
+@pytest.mark.parametrize("transport", ["auto", "shm"])
+def test_a_client_that_comes_as_a_server_ends_shares_the_memory_of_the_next(
+    start_server: Start,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    transport: TransportChoice,
+    left: str,
+) -> None:
+    place, kept = local_socket(tmp_path, "this"), tmp_path / "kept"
+    server = start_server((f"unix://{tmp_path}/this.sock",), memory_bytes=8 * MIB)
+    place.rename(kept)  # the server answers as if it were the one that ends, and later the next one
+    if left == "an abandoned socket":
+        abandoned_socket(place)
+
+    class Next(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "its memory cannot be shared" in record.getMessage() and kept.exists():
+                kept.replace(place)
+
+    monkeypatch.setattr(logging.getLogger("dataplane_client"), "handlers", [Next()])
+    caplog.set_level(logging.DEBUG, "dataplane_client")
+    with connect(server.addresses[0], transport=transport) as client:
+        assert (client.transport, works(client)) == ("shm", True)
+
+
+@pytest.mark.parametrize("what", ["another server", "a silent socket", "an abandoned socket", "a file", "nothing"])
 def test_without_a_way_to_the_right_memory_values_travel_over_grpc(
     start_server: Start, tmp_path: Path, what: str
 ) -> None:
@@ -106,6 +139,8 @@ def test_without_a_way_to_the_right_memory_values_travel_over_grpc(
         elif what == "a silent socket":
             silent.bind(str(place))
             silent.listen()
+        elif what == "an abandoned socket":
+            abandoned_socket(place)
         elif what == "a file":
             place.write_text("data")
         with connect(unix) as client:
@@ -113,7 +148,7 @@ def test_without_a_way_to_the_right_memory_values_travel_over_grpc(
         with pytest.raises(PreconditionError, match=r"this\.sock\.local: .*; @rl-dataplane-nowhere: "):
             connect(unix, transport="shm")
     if place.exists():
-        assert what in ("another server", "a silent socket", "a file")
+        assert what != "nothing"
         place.unlink()
 
 

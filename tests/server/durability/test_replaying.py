@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from tests import commands
 from tests.core.machine.clients import Clients
 from tests.server.durability.test_life import Played, raised
 
@@ -28,6 +28,7 @@ from dataplane_server.durability.replica import Replica
 from dataplane_server.replaying.check import compare
 from dataplane_server.replaying.moments import parse_moment, text_of
 from dataplane_server.replaying.past import Past, look_at
+from dataplane_server.storage.folders import FolderInUse
 from dataplane_server.version import VERSION
 
 SPAN = 100
@@ -78,8 +79,23 @@ def folder(written: Path, tmp_path: Path) -> Path:
 def replay(folder: Path, *flags: str) -> tuple[int, list[str], str]:
     """The exit code, the lines of stdout, and stderr."""
     command = [sys.executable, "-m", "dataplane_server.replaying", str(folder), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = commands.run(command)
     return done.returncode, done.stdout.splitlines(), done.stderr
+
+
+# -- the checkpointer --------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpointer_leaves_a_folder_alone_that_is_not_the_one_of_its_server(written: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    identity = FolderInUse(written)
+    module = "dataplane_server.durability.checkpointer"
+    done = commands.run([sys.executable, "-m", module, other, "1", "0", identity.identity])
+    identity.close()
+    assert done.returncode == 1
+    assert f"{other} was moved or replaced while this process used it" in done.stderr
+    assert list(other.iterdir()) == []
 
 
 # -- moments -----------------------------------------------------------------------------------------------------------
