@@ -17,6 +17,7 @@ import pytest
 import torch
 from tests.forked import forking
 from tests.integration.conftest import ANY_PORT, Eventually
+from tests.integration.faults.proxy import FaultProxy
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
@@ -82,6 +83,19 @@ def test_if_the_port_leads_elsewhere_values_travel_over_grpc_unless_the_client_i
     assert "direct_port_not_used" in {record.getMessage().split()[0] for record in caplog.records}
     with pytest.raises(PreconditionError, match=f"{server.addresses[0]}: its direct port cannot be used: "):
         connect(server.addresses[0], transport="direct")
+
+
+def test_a_client_that_insists_waits_for_a_port_that_is_slow(server: ServerThread) -> None:
+    named = server.server._servicer._direct_port
+    assert named is not None
+    proxy = FaultProxy(str(server.server.direct_address))
+    proxy.delay_s["answers"] = 2.5  # others wait for 2 s
+    named.port = int(proxy.address.rpartition(":")[2])
+    choices: list[tuple[TransportChoice, str]] = [("auto", "grpc"), ("direct", "direct")]
+    for transport, expected in choices:
+        with connect(server.addresses[0], transport=transport, timeout_s=200.0) as client:
+            assert client.transport == expected
+    proxy.close()
 
 
 def test_a_client_that_insists_has_to_use_the_tcp_address(

@@ -19,7 +19,7 @@ async def wait_for_rows(address: str, transport: TransportChoice, connected: lis
     """200 clients with a connection each, every one of which waits for one row and commits it."""
 
     async def claimer(number: int) -> None:
-        async with await aio.connect(address, transport=transport) as client:
+        async with await aio.connect(address, transport=transport, timeout_s=200.0) as client:
             connected.append(number)
             async with await client.claim("p", "train", ["x"], 1) as claim:
                 claimed.extend(claim.meta.sample_ids)
@@ -38,7 +38,13 @@ def test_200_waiting_clients_get_one_row_each_while_puts_reads_and_other_claims_
     connected: list[int] = []
     claimed: list[str] = []
     waiting = threads.submit(asyncio.run, wait_for_rows(address, transport, connected, claimed))
-    eventually(lambda: client.server_status().waiting_claims == CLAIMERS)
+
+    def all_wait() -> bool:
+        if waiting.done():
+            waiting.result()  # of a claimer that failed, the error
+        return client.server_status().waiting_claims == CLAIMERS
+
+    eventually(all_wait)
     assert len(connected) == CLAIMERS
 
     ids = [f"s{row}" for row in range(CLAIMERS)]

@@ -279,7 +279,9 @@ class AsyncTransport:
         if choice != "direct":
             found = await self._attached(status)
         if found is None and choice != "shm":
-            found = await self._direct(status, min(deadline.left_s, _CONNECT_S))
+            found = await self._direct(
+                status, deadline.left_s if choice == "direct" else min(deadline.left_s, _CONNECT_S)
+            )
         if found is None:
             self._is_chosen = True
         else:
@@ -306,7 +308,8 @@ class AsyncTransport:
                 raise NotSharedError("it takes no credentials, and this client has some")
             return await AsyncDirectCalls.opened_at(self.target, address, timeout_s)
         except OSError as error:
-            self._check_failed(f"{self.target}: its direct port cannot be used: {error}", error, "direct")
+            why = str(error) or "timed out"  # asyncio's TimeoutError has no words
+            self._check_failed(f"{self.target}: its direct port cannot be used: {why}", error, "direct")
             if status.HasField("direct_port"):
                 log_event(logging.INFO, "direct_port_not_used", server=self.target, why=error)
             return None
