@@ -199,7 +199,7 @@ def _name(words: Sequence[str | Path]) -> str:
 
 
 def _next(requests: socket.socket) -> _Request:
-    """Fork a process for each request. Returns in these, and ends the zygote when nobody can ask any more."""
+    """Fork a process for each request, and return only there. The zygote itself exits once its socket is closed."""
     for number in (signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_IGN)
     while True:
@@ -218,14 +218,14 @@ def _next(requests: socket.socket) -> _Request:
 
 
 def _become(request: _Request, handles: list[int]) -> None:
-    """Fork once more, so that one process waits for the other and tells how it ended. Returns in the other."""
+    """Fork once more: the parent waits for the child and reports its exit code; only the child returns."""
     *streams, told = handles
     _end_with_parent(request)
     process = os.fork()
     if process:
         for handle in streams:
             os.close(handle)
-        with contextlib.suppress(OSError):  # nobody is there to hear it
+        with contextlib.suppress(OSError):  # whoever began the command has ended
             os.write(told, b"%d\n" % process)
             os.write(told, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
         os._exit(0)

@@ -23,7 +23,7 @@ class FolderInUse:
     """
 
     def __init__(self, path: Path, identity: str | None = None) -> None:
-        """OSError if there is no such folder, or it is not the one with the identity."""
+        """Raises OSError if there is no such folder, or if the path leads to one with another identity."""
         self._path = path
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         found = os.fstat(self._descriptor)

@@ -89,10 +89,10 @@ def replay(folder: Path, *flags: str) -> tuple[int, list[str], str]:
 def test_a_checkpointer_leaves_a_folder_alone_that_is_not_the_one_of_its_server(written: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    identity = FolderInUse(written)
+    own = FolderInUse(written)
     module = "dataplane_server.durability.checkpointer"
-    done = commands.run([sys.executable, "-m", module, other, "1", "0", identity.identity])
-    identity.close()
+    done = commands.run([sys.executable, "-m", module, other, "1", "0", own.identity])
+    own.close()
     assert done.returncode == 1
     assert f"{other} was moved or replaced while this process used it" in done.stderr
     assert list(other.iterdir()) == []
