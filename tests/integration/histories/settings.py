@@ -41,7 +41,7 @@ class Settings:
         return cls(**facts | {"folder": Path(facts["folder"])})
 
     @classmethod
-    def chosen(cls, address: str, folder: Path, processes: int, seconds: float) -> Settings:
+    def chosen(cls, address: str, folder: Path, processes: int, seconds: float, seed: int = 1) -> Settings:
         """HISTORIES_PROCESSES, _SECONDS, _GRACE and _SEED of the environment replace what a test wants. Makes the
         folder.
         """
@@ -50,7 +50,7 @@ class Settings:
         def value(name: str, wanted: float) -> float:
             return float(os.environ.get(f"HISTORIES_{name}", wanted))
 
-        processes, seed = int(value("PROCESSES", processes)), int(value("SEED", 1))
+        processes, seed = int(value("PROCESSES", processes)), int(value("SEED", seed))
         return cls(address, folder, processes, value("SECONDS", seconds), value("GRACE", 1.0), seed)
 
     def options(self, slot: int, process: str) -> dict[str, Any]:

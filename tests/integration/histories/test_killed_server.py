@@ -40,7 +40,7 @@ def test_no_row_is_lost_or_doubled_when_server_and_clients_are_killed(
     for number in range(20):  # rounds, until enough has happened
         folder = tmp_path / str(number)
         folder.mkdir()
-        settings = Settings.chosen(f"unix://{folder}/s", folder / "histories", processes, seconds)
+        settings = Settings.chosen(f"unix://{folder}/s", folder / "histories", processes, seconds, seed=number + 1)
         counts += one_round(folder, data / str(number), durability, settings)
         assert (settings.folder / "violations").read_text().splitlines()[:_SHOWN] == []
         if all(counts[name] for name in _ENOUGH):
