@@ -129,6 +129,7 @@ class Turn:
 
     def apply(self, call: Call[A], now: float) -> A:
         """Carry out a call at a time (monotonic, s). Raises Refusal if it cannot be served."""
+        self._state.version += 1
         if isinstance(call, RepeatableCall):
             return self._once(call, now)  # type: ignore[no-any-return]
         try:
@@ -160,6 +161,8 @@ class Turn:
     def _follow_up(self, now: float) -> None:
         """Do what follows from a change."""
         changes = self._state.changes
+        if changes:
+            self._state.version += 1
         while self._settle(now):
             pass
         changes.tasks.clear()
@@ -178,7 +181,7 @@ class Turn:
         """
         changes, flow, effects = self._state.changes, self._verbs.flow, self._state.effects
         self._remove_unwanted()
-        if changes and flow.waiting:
+        if flow.waiting and changes:
             self._let_in(now)
         if self._state.space.freed or changes.writes_left:
             for reservation in self._verbs.admission.admit_waiting():

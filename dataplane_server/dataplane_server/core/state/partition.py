@@ -43,14 +43,13 @@ _ROWS_AT_ONCE = 1 << 14
 
 
 class Checked(NamedTuple):
-    """The result of checking a put: slots of the rows (-1 for new rows), and the shape of each field after the put."""
+    """The result of checking a put: slots of the rows (-1 for new rows), the shape of each field after the put, and how
+    many rows are new.
+    """
 
     slots: Slots
     shapes: Sequence[Shape]
-
-    @property
-    def new_rows(self) -> int:
-        return int(np.count_nonzero(self.slots < 0))
+    new_rows: int
 
 
 class Partition:
@@ -67,6 +66,7 @@ class Partition:
         changed: dict[Partition, None],
         changed_tasks: dict[Task, None],
     ) -> None:
+        self.partition_id = definition.partition_id
         self.definition = definition
         self.counters = PartitionCounters()
         self.generations = generations
@@ -84,10 +84,6 @@ class Partition:
         self.entrance = Entrance()
         self.followed_version: int | None = None  # which weight version the tasks have followed
         self._adopt(definition)
-
-    @property
-    def partition_id(self) -> str:
-        return self.definition.partition_id
 
     # -- definition ----------------------------------------------------------------------------------------------------
 
@@ -207,7 +203,7 @@ class Partition:
         check_sequence_lengths(self.partition_id, fields, sample_ids, slots, columns, sequence_lengths)
         if tags:
             self.check_tags(sample_ids, slots, tags, limits.max_tags_per_row)
-        return Checked(slots, shapes)
+        return Checked(slots, shapes, int(np.count_nonzero(slots < 0)))
 
     def check_tags(self, sample_ids: Sequence[str], slots: Slots, tags: Iterable[Tags], most: int) -> None:
         """Refuse more than `most` tags of a row."""
@@ -238,7 +234,7 @@ class Partition:
             )
             metadata = {"partition_id": self.partition_id, "group_id": group.group_id, "field": field.name}
             raise Refusal(Reason.INVALID_REQUEST, message, **metadata)
-        return Checked(slots, shapes)
+        return Checked(slots, shapes, 0)
 
     def create(self, sample_ids: Sequence[str]) -> Slots:
         """Create rows without values for samples that do not exist. Views are not notified: the caller must keep the

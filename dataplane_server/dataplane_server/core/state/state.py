@@ -59,7 +59,9 @@ class Changes:
 
 
 class State:
-    """Partitions, arena space, sessions, and the effects that the shell has yet to carry out."""
+    """Partitions, arena space, sessions, and the effects that the shell has yet to carry out. version: goes up with
+    every call, and with what it changes.
+    """
 
     def __init__(self, limits: Limits, incarnation: str, first_generation: int) -> None:
         limits.validate()
@@ -74,6 +76,7 @@ class State:
         self.changes = Changes()
         self.effects: list[Effect] = []
         self.draining = False
+        self.version = 0
         self._tickets = 0
 
     def ticket(self) -> int:

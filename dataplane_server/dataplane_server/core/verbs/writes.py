@@ -3,11 +3,11 @@
 A put that creates rows first passes the entrance of its partition, where it may wait; see `verbs.flow`.
 
 Between the steps the caller streams bytes into its reservation, where no other call sees them. FinishWrite checks
-again, since the partition may have changed meanwhile, and applies everything at one point in time.
+again if there was any other call, since the partition may have changed, and applies everything at one point in time.
 
 A put that names certain rows creates none: those of a claim (a write-back, refused once the claim has ended), those of
 a reserved group (refused once the group was finished or aborted), those of given generations, those of a put with
-only_if. That is checked at both steps, since it may become false while the bytes arrive. Only a put with add_to_group
+only_if. That may become false while the bytes arrive, so it is refused at either step. Only a put with add_to_group
 creates rows of a group.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -60,6 +61,14 @@ class _UnderWay:
     revisions: Int64Array | None = None
 
 
+class _LastCheck(NamedTuple):
+    """Of the last write that began. version: of the state; as long as it is the same, so is what a check says."""
+
+    ticket: int
+    version: int
+    checked: Checked
+
+
 def _write_bytes(columns: Columns) -> int:
     return WRITE_BYTES + (4 if columns.kept is None else 8) * columns.entries.nbytes
 
@@ -77,6 +86,7 @@ class Writes:
         self._ticket_of: dict[str, int] = {}  # by request_id
         self._shared: set[int] = set()  # tickets of reservations that a client writes to through shared memory
         self._former: dict[int, None] = {}  # those of a former server, whose clients may still write
+        self._last_check: _LastCheck | None = None
 
     # -- begin ---------------------------------------------------------------------------------------------------------
 
@@ -91,35 +101,35 @@ class Writes:
         rows = self._state.partition(call.partition_id).rows
         kept = _write_bytes(columns) + sent_bytes + id_bytes(call.sample_ids) + rows.growth_bytes(checked.new_rows)
         kept += DIGEST_BYTES * len(call.once) * len(call.sample_ids)
-        begun = _UnderWay(call, call.partition_id, columns, kept, revisions)
-        new_rows = 0 if call.reservation_id else checked.new_rows
-        return self._reserve(begun, now, urgent=bool(call.claim_id), new_rows=new_rows)
+        return self._reserve(_UnderWay(call, call.partition_id, columns, kept, revisions), checked, now)
 
     def commit(self, call: CommitClaim, now: float) -> Reservation | Waiting | CommitResult:
         if not call.columns:
             return CommitResult(self._claims.commit(call.claim_id))
         columns = _columns(call.columns, self._claims.size(call.claim_id), self._state.limits)
-        partition, _, _ = self._check_commit(call, columns)
-        return self._reserve(_UnderWay(call, partition.partition_id, columns, _write_bytes(columns)), now, urgent=True)
+        checked, (partition, _) = self._check_commit(call, columns), self._claims.rows_of(call.claim_id)
+        return self._reserve(_UnderWay(call, partition.partition_id, columns, _write_bytes(columns)), checked, now)
 
-    def _reserve(self, begun: _UnderWay, now: float, *, urgent: bool, new_rows: int = 0) -> Reservation | Waiting:
+    def _reserve(self, begun: _UnderWay, checked: Checked, now: float) -> Reservation | Waiting:
+        urgent = bool(begun.call.claim_id)
         self._admission.check_can_fit(begun.columns)
         self._admission.check_may_come(begun.columns, urgent=urgent)
         self._state.bookkeeping.check(begun.kept_bytes, urgent=urgent)
         ticket, reservation = self._state.ticket(), None
-        if self._enters(ticket, begun, new_rows, now):
+        if self._enters(ticket, begun, checked.new_rows, now):
             reservation = self._admission.admit(ticket, begun.columns, now, node=begun.call.node, urgent=urgent)
             if reservation is None and self._state.draining:
                 self.abort(ticket)
                 raise draining()
         self._under_way[ticket] = begun
+        self._last_check = _LastCheck(ticket, self._state.version, checked)
         self._state.bookkeeping.add(begun.kept_bytes)
         self._ticket_of[begun.call.request_id] = ticket
         return reservation or Waiting(ticket)
 
     def _enters(self, ticket: int, begun: _UnderWay, new_rows: int, now: float) -> bool:
         """Whether a write need not wait for room in its partition."""
-        if not new_rows or not isinstance(begun.call, PutSamples):
+        if not new_rows or not isinstance(begun.call, PutSamples) or begun.call.reservation_id:
             return True
         entry = Entry(begun.call, new_rows, begun.columns.size_bytes, now)
         return self._flow.enter_put(self._state.partition(begun.partition_id), ticket, entry)
@@ -178,7 +188,8 @@ class Writes:
         once: Mapping[str, bytes],
         now: float,
     ) -> PutResult:
-        checked, partition = self._check_put(put, columns, revisions, now), self._state.partition(put.partition_id)
+        checked = self._still_checked(ticket) or self._check_put(put, columns, revisions, now)
+        partition = self._state.partition(put.partition_id)
         if checked.new_rows and not put.reservation_id:
             self._flow.check_still(partition, ticket, checked.new_rows)
         offsets = self._admission.redeem(ticket)
@@ -200,7 +211,10 @@ class Writes:
         return PutResult(created, columns.sent_bytes, generations, hint, outcomes)
 
     def _finish_commit(self, ticket: int, commit: CommitClaim, columns: Columns) -> CommitResult:
-        partition, sample_ids, checked = self._check_commit(commit, columns)
+        checked = self._still_checked(ticket)
+        if checked is None:
+            checked = self._check_commit(commit, columns)
+        partition, sample_ids = self._claims.rows_of(commit.claim_id)
         partition.put((), checked, columns, self._admission.redeem(ticket), None, None)
         self._report(commit, partition, sample_ids)
         return CommitResult(self._claims.commit(commit.claim_id, columns.size_bytes))
@@ -265,11 +279,16 @@ class Writes:
             message = f"group {group.group_id!r} would have {rows} rows; the limit is {most} (max_group_rows)"
             raise Refusal(Reason.INVALID_REQUEST, message, group_id=group.group_id)
 
-    def _check_commit(self, commit: CommitClaim, columns: Columns) -> tuple[Partition, Sequence[str], Checked]:
+    def _check_commit(self, commit: CommitClaim, columns: Columns) -> Checked:
         partition, sample_ids = self._claims.rows_of(commit.claim_id)
         slots = partition.rows.find(sample_ids)
-        checked = partition.check_put(sample_ids, slots, columns, None, None, self._state.limits)
-        return partition, sample_ids, checked
+        return partition.check_put(sample_ids, slots, columns, None, None, self._state.limits)
+
+    def _still_checked(self, ticket: int) -> Checked | None:
+        """What the check of a write said when it began, if no other call came and it changed nothing itself."""
+        last, self._last_check = self._last_check, None
+        still = last is not None and last.ticket == ticket and last.version + 1 == self._state.version
+        return last.checked if still and last is not None else None
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
