@@ -147,6 +147,7 @@ REFUSED: dict[Reason, list[Case]] = {
         Case("create_only of a claim", lambda w: w.put_call(create_only=True, claim_id=w.claim_id), "create_only"),
         Case("create_only in a group", lambda w: w.put_call(create_only=True, reservation_id="g-1"), "create_only"),
         Case("create_only of rows", lambda w: w.put_call(create_only=True, generations=int64([1])), "create_only"),
+        Case("existing and new", lambda w: w.put_call(create_only=True, existing_only=True), "existing_only"),
         Case("create_only on condition", lambda w: w.put_call(create_only=True, only_if=SHORT), "create_only"),
         Case("to clear without tasks", lambda w: w.register_q(tasks=(), clear_when_consumed=True), "'q' | task"),
         Case(

@@ -18,7 +18,7 @@ from torch.nested import nested_tensor
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.errors import AppendConflictError, InvalidArgumentError, OutOfSpaceError
+from dataplane_client.errors import AppendConflictError, InvalidArgumentError, NotFoundError, OutOfSpaceError
 from dataplane_client.options import TransportChoice
 from dataplane_server.core.calls.answers import Admitted, PutResult, Reservation, Waiting
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
@@ -136,6 +136,20 @@ def test_generations_name_the_rows_that_grow(two: Caller) -> None:
     two.put_rows(["s1"], "a")
     with two.refuses(Reason.ROW_REPLACED, "'s1'"):
         two.apply(two.put_call(["s1"], {"a": [1]}, append=True, generations=old))
+
+
+@ON_ONE_WAY
+def test_a_row_that_was_cleared_is_not_made_of_its_last_tokens(flow: DataPlaneClient) -> None:
+    more = {"tokens": torch.tensor([[4]])}
+    flow.append_tokens(["a", "b"], "p", {"tokens": torch.tensor([[1, 2, 3], [4, 5, 6]])}, create=True)
+    flow.clear_samples(["a"], "p")
+    with pytest.raises(NotFoundError, match=r"no sample 'a'.*create=True"):
+        flow.append_tokens(["b", "a"], "p", {"tokens": torch.tensor([[7], [4]])})
+    with pytest.raises(NotFoundError, match="no sample 'a'"):
+        flow.append_tokens(["a"], "p", more)
+    assert flow.list_samples("p").meta.sequence_lengths == [3]
+    flow.append_tokens(["a"], "p", more, create=True)
+    assert flow.get_samples(["a"], "p", ["tokens"])["tokens"][0].tolist() == [4]
 
 
 # -- refused -----------------------------------------------------------------------------------------------------------
@@ -316,7 +330,7 @@ def test_rows_that_grow_step_by_step_are_what_they_would_be_if_they_were_put_at_
 ) -> None:
     whole = generated([4 * step] * 3)
     for begin in range(0, 4 * step, step):
-        receipt = flow.append_tokens(["a", "b", "c"], "p", part(whole, begin, begin + step))
+        receipt = flow.append_tokens(["a", "b", "c"], "p", part(whole, begin, begin + step), create=begin == 0)
     assert_rows(flow.get_samples(["a", "b", "c"], "p", FIELDS[:3]), whole)
     meta = flow.claim("p", "train", ["tokens"], 3).meta
     assert meta.sequence_lengths == [4 * step] * 3
@@ -346,7 +360,9 @@ def test_readers_see_a_row_before_or_after_an_append(
 ) -> None:
     """A row's every field has the row's length, and its tokens count up."""
     steps, step = 30, 2000
-    flow.append_tokens(["a"], "p", {name: torch.zeros(1, 0, dtype=torch.int64) for name in ("tokens", "logprobs")})
+    flow.append_tokens(
+        ["a"], "p", {name: torch.zeros(1, 0, dtype=torch.int64) for name in ("tokens", "logprobs")}, create=True
+    )
 
     def write() -> None:
         with connect(address, transport=transport) as writer:
@@ -372,7 +388,9 @@ def test_readers_see_a_row_before_or_after_an_append(
 async def test_appends_of_many_writers_to_their_own_rows_lose_nothing(flow: DataPlaneClient) -> None:
     async def grow(client: aio.AsyncDataPlaneClient, row: int) -> None:
         for token in range(20):
-            await client.append_tokens([f"s{row}"], "p", {"tokens": torch.full((1, 3), 100 * row + token)})
+            await client.append_tokens(
+                [f"s{row}"], "p", {"tokens": torch.full((1, 3), 100 * row + token)}, create=token == 0
+            )
 
     async with await aio.connect(flow.target) as client:
         await asyncio.gather(*(grow(client, row) for row in range(8)))
@@ -389,7 +407,7 @@ def test_of_two_appends_to_a_row_at_once_one_is_refused_or_both_are_in_it(
 
     def append(value: int) -> str:
         try:
-            flow.append_tokens(["a"], "p", {"tokens": torch.full((1, n), value)})
+            flow.append_tokens(["a"], "p", {"tokens": torch.full((1, n), value)}, create=True)
         except AppendConflictError as conflict:
             return str(conflict)
         return str(value)
@@ -416,7 +434,7 @@ def tight(small_server: ServerThread, transport: TransportChoice) -> Iterator[Da
 def test_an_append_needs_space_for_old_and_new_tokens_for_a_moment(
     tight: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
 ) -> None:
-    tight.append_tokens(["a", "b"], "p", {"tokens": torch.zeros(2, 20 << 10, dtype=torch.uint8)})
+    tight.append_tokens(["a", "b"], "p", {"tokens": torch.zeros(2, 20 << 10, dtype=torch.uint8)}, create=True)
     more = {"tokens": torch.ones(1, 10 << 10, dtype=torch.uint8)}
     with pytest.raises(OutOfSpaceError, match="the append, with what its rows have, holds 30 KiB of values"):
         tight.append_tokens(["a"], "p", more, timeout_s=0.05)

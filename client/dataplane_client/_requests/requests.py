@@ -166,6 +166,7 @@ def put_request(
     once: Sequence[str] = (),
     read_on: str = "",
     create_only: bool = False,
+    existing_only: bool = False,
     request_id: str | None = None,
 ) -> Put:
     """A put of rows. where: the beginning of every error message, such as "put_samples into 'p'". append: the columns
@@ -195,6 +196,7 @@ def put_request(
         once=checked_names("field name", once, where),
         read_on=read_on,
         create_only=create_only,
+        existing_only=existing_only,
     )
     put = Put(header, ids, columns, lengths, row_tags)
     if request_id is not None:

@@ -136,6 +136,7 @@ class SampleVerbs:
         *,
         tags: Sequence[Mapping[str, GivenTag]] | None = None,
         generations: Sequence[int] | None = None,
+        create: bool = False,
         timeout_s: float | None = None,
     ) -> KVBatchMeta:
         """Add entries to the end of rows' per-token fields, atomically, as their tokens are generated. Only the new
@@ -143,8 +144,10 @@ class SampleVerbs:
 
         fields: a column for every per-token field that the rows hold, with one row of new entries for each id: lists as
         in put_samples, nested tensors, or dense (N, k, ...) for k entries each; (N,) for one each. Afterwards these
-        fields have one length. A row without a value gets the entries as its value, and a row that does not exist is
-        created, as by put_samples.
+        fields have one length. A row without a value gets the entries as its value.
+
+        create: create rows that do not exist, as put_samples does; for the first entries of a row. Otherwise such a row
+        is refused (NotFoundError, nothing is appended): it was cleared, and only the end of it would be put.
         To hide rows until they are complete, reserve their group and use its append_tokens.
 
         For a moment the server's memory holds a row's old and new bytes; blocks while there is no space. Readers see
@@ -154,7 +157,7 @@ class SampleVerbs:
         """
         where, caller = f"append_tokens in {partition_id!r}", self._transport.options.caller
         rows = (where, partition_id, sample_ids, fields, caller)
-        put = put_request(*rows, tags=tags, generations=generations, append=True)
+        put = put_request(*rows, tags=tags, generations=generations, append=True, existing_only=not create)
         return put.receipt(write_put(self._transport, put, timeout_s))
 
     def get_samples(

@@ -17,15 +17,30 @@ _STATES = ("untaken", "claimed", "consumed", "delayed", "dead")
 
 
 @dataclass(frozen=True)
+class SampleGroup:
+    """A group of rows. rows: how many it has. start_weight_version, end_weight_version: as its producer named them when
+    it reserved and committed it. reserved: not committed yet, so claims do not see its rows; client: who holds it.
+    """
+
+    group_id: str
+    rows: int
+    start_weight_version: int | None
+    end_weight_version: int | None
+    reserved: bool
+    client: str
+
+
+@dataclass(frozen=True)
 class SamplePage:
     """Rows of a partition in order of arrival. meta: with their lengths (None if one is unknown), tags and generations,
     to read or clear them. states: of each row for the task, or None if the call named no task. next_page: where the
-    next page begins, or None if there is none.
+    next page begins, or None if there is none. groups: of each row, or None outside a group.
     """
 
     meta: KVBatchMeta
     states: list[str] | None
     next_page: int | None
+    groups: list[SampleGroup | None]
 
 
 @dataclass(frozen=True)
@@ -124,6 +139,11 @@ class SessionDescription:
     groups: int
 
 
+@cache
+def _groups() -> Callable[[pb.ListedGroup], SampleGroup]:
+    return mapper().reader(SampleGroup, pb.ListedGroup, client="client_name")
+
+
 def sample_page(message: pb.ListSamplesResponse, partition_id: str, task_name: str | None) -> SamplePage:
     from dataplane_client._values.column_messages import generations_of, int64s
 
@@ -137,7 +157,9 @@ def sample_page(message: pb.ListSamplesResponse, partition_id: str, task_name: s
         generations=generations_of(message.generations, len(message.sample_ids)),
     )
     states = None if task_name is None else [_STATES[number] for number in message.states]
-    return SamplePage(meta, states, message.next_page_token or None)
+    groups = {group.group_id: group for group in map(_groups(), message.groups)}
+    group_ids = message.group_ids or [""] * meta.size
+    return SamplePage(meta, states, message.next_page_token or None, [*map(groups.get, group_ids)])
 
 
 @cache

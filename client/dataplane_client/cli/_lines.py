@@ -1,7 +1,7 @@
 """Rows with their values as JSON Lines.
 
-A line is a row: its id, its tags, and for each field either "values", numbers in nested lists, with their "dtype", or
-"object". So what was exported can be imported with the same types.
+A line is a row: its id, its tags, its group if it has one, and for each field either "values", numbers in nested lists,
+with their "dtype", or "object". So what was exported can be imported with the same types and groups.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,12 +24,23 @@ PAGE_ROWS = 256
 
 
 @dataclass(frozen=True)
+class RowGroup:
+    """A finished group: its id, how many rows it has, and the weight versions of its begin and end."""
+
+    id: str
+    rows: int
+    start_weight_version: int | None = None
+    end_weight_version: int | None = None
+
+
+@dataclass(frozen=True)
 class Row:
     """One row, with those of the fields that it has."""
 
     sample_id: str
     tags: Mapping[str, Tag]
     fields: Mapping[str, Any]
+    group: RowGroup | None = None
 
 
 def write(path: str, rows: Iterator[Row]) -> int:
@@ -44,7 +55,8 @@ def write(path: str, rows: Iterator[Row]) -> int:
 
 def _line(row: Row) -> str:
     fields = {name: _written(value) for name, value in row.fields.items()}
-    return json_text(row, {"sample_id": row.sample_id, "tags": dict(row.tags), "fields": fields})
+    group = {} if row.group is None else {"group": asdict(row.group)}
+    return json_text(row, {"sample_id": row.sample_id, "tags": dict(row.tags), **group, "fields": fields})
 
 
 def json_text(row: Row, value: Any) -> str:
@@ -82,7 +94,8 @@ def _row_of(line: str, number: int) -> Row:
     try:
         read = json.loads(line)
         fields = {name: _value_of(written) for name, written in read["fields"].items()}
-        return Row(str(read["sample_id"]), read.get("tags", {}), fields)
+        group = RowGroup(**read["group"]) if "group" in read else None
+        return Row(str(read["sample_id"]), read.get("tags", {}), fields, group)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         fail(f"line {number} is not a row as `dataplane export` writes it: {error!r}")
 

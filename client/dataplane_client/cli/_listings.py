@@ -10,6 +10,7 @@ import typer
 
 from dataplane_client.answers.listings import (
     ClaimDescription,
+    SampleGroup,
     SamplePage,
     SessionDescription,
     WaitingClaim,
@@ -32,13 +33,14 @@ _LARGEST_PAGE = 1000
 
 @dataclass(frozen=True)
 class SampleRow:
-    """sequence_length: None if unknown. state: None if no task was named."""
+    """sequence_length: None if unknown. state: None if no task was named. group: None outside of groups."""
 
     sample_id: str
     sequence_length: int | None
     state: str | None
     generation: int | None
     tags: Mapping[str, Tag]
+    group: SampleGroup | None
 
 
 def show_samples(request: pb.ListSamplesRequest, most: int, address: str, output: Format, timeout_s: float) -> None:
@@ -95,15 +97,24 @@ def _take_page(server: Server, request: pb.ListSamplesRequest) -> SamplePage:
 def _rows_of(page: SamplePage) -> Iterable[SampleRow]:
     meta, unknown = page.meta, [None] * page.meta.size
     columns = (meta.sequence_lengths or unknown, page.states or unknown, meta.generations or unknown, meta.tags or [])
-    return map(SampleRow, meta.sample_ids, *columns)
+    return map(SampleRow, meta.sample_ids, *columns, page.groups)
 
 
 def _sample_table(rows: Sequence[SampleRow], with_states: bool) -> Table:
-    table = Table("sample", ">tokens", *(["state"] if with_states else []), "tags", sentences=True)
+    with_groups = any(row.group for row in rows)
+    names = [*(["state"] if with_states else []), *(["group"] if with_groups else [])]
+    table = Table("sample", ">tokens", *names, "tags", sentences=True)
     for row in rows:
         state = [row.state or ""] if with_states else []
-        table.add_row(row.sample_id, count_text(row.sequence_length), *state, tags_text(row.tags))
+        group = [_group_text(row.group)] if with_groups else []
+        table.add_row(row.sample_id, count_text(row.sequence_length), *state, *group, tags_text(row.tags))
     return table
+
+
+def _group_text(group: SampleGroup | None) -> str:
+    if group is None:
+        return ""
+    return f"{group.group_id} (reserved by {group.client or 'no session'})" if group.reserved else group.group_id
 
 
 def show_claims(partition_id: str | None, task: str | None, address: str, output: Format, timeout_s: float) -> None:

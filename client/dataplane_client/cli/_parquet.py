@@ -1,5 +1,5 @@
-"""Rows with their values as a Parquet file: a column for the id, one for the tags (a map of JSON texts), then one for
-each field. A row without a field has null there.
+"""Rows with their values as a Parquet file: a column for the id, one for the tags (a map of JSON texts), one for the
+group, then one for each field. A row without a group or a field has null there.
 
 A field's column has numbers for scalars, else lists of numbers, which are the entries of a row without its inner
 dimensions; for objects, JSON texts. The metadata "dataplane" of the column has the field's kind, element type and row
@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import torch
 
 from dataplane_client.answers.descriptions import FieldDescription
-from dataplane_client.cli._lines import PAGE_ROWS, Row, json_text
+from dataplane_client.cli._lines import PAGE_ROWS, Row, RowGroup, json_text
 from dataplane_client.cli._output import fail
 from dataplane_client.dtypes import torch_dtype
 
@@ -34,7 +34,12 @@ _NATIVE = {
     "float64",
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
 }
-_IDS_AND_TAGS = (pa.field("sample_id", pa.string()), pa.field("tags", pa.map_(pa.string(), pa.string())))
+_GROUP = {"id": pa.string(), **dict.fromkeys(("rows", "start_weight_version", "end_weight_version"), pa.int64())}
+_ABOUT_ROWS = (
+    pa.field("sample_id", pa.string()),
+    pa.field("tags", pa.map_(pa.string(), pa.string())),
+    pa.field("group", pa.struct(_GROUP)),
+)
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ def write(path: str, fields: Sequence[FieldDescription], rows: Iterator[Row]) ->
     written = 0
     if flat := [one.name for one in columns if one.kind == "jagged" and not math.prod(one.row_shape)]:
         fail(f"Parquet cannot hold the field {flat[0]!r}, whose entries have no numbers: choose fields with --field")
-    schema = pa.schema([*_IDS_AND_TAGS, *(column.field() for column in columns)])
+    schema = pa.schema([*_ABOUT_ROWS, *(column.field() for column in columns)])
     with pq.ParquetWriter(path, schema) as writer:
         while page := list(itertools.islice(rows, PAGE_ROWS)):
             if new := set().union(*(row.fields for row in page)) - names:
@@ -122,16 +127,17 @@ def write(path: str, fields: Sequence[FieldDescription], rows: Iterator[Row]) ->
 
 
 def _batch(schema: pa.Schema, columns: Sequence[_Column], page: Sequence[Row]) -> pa.RecordBatch:
-    ids = pa.array([row.sample_id for row in page], _IDS_AND_TAGS[0].type)
-    tags = pa.array([[(key, json.dumps(tag)) for key, tag in row.tags.items()] for row in page], _IDS_AND_TAGS[1].type)
-    return pa.RecordBatch.from_arrays([ids, tags, *(column.array(page) for column in columns)], schema=schema)
+    ids = pa.array([row.sample_id for row in page], _ABOUT_ROWS[0].type)
+    tags = pa.array([[(key, json.dumps(tag)) for key, tag in row.tags.items()] for row in page], _ABOUT_ROWS[1].type)
+    groups = pa.array([None if row.group is None else asdict(row.group) for row in page], _ABOUT_ROWS[2].type)
+    return pa.RecordBatch.from_arrays([ids, tags, groups, *(column.array(page) for column in columns)], schema=schema)
 
 
 def read(path: str) -> Iterator[tuple[list[Row], set[str]]]:
     """The rows, a page at a time, and the names of the fields that are dense."""
     try:
         with pq.ParquetFile(path) as file:
-            columns = [_Column(field.name, **_about(field)) for field in list(file.schema_arrow)[2:]]
+            columns = [_Column(field.name, **_about(field)) for field in list(file.schema_arrow)[3:]]
             for batch in file.iter_batches(PAGE_ROWS):
                 yield _rows(batch, columns), {column.name for column in columns if column.kind == "dense"}
     except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
@@ -144,11 +150,12 @@ def _about(field: pa.Field) -> dict[str, Any]:
 
 
 def _rows(batch: pa.RecordBatch, columns: Sequence[_Column]) -> list[Row]:
-    ids, tags, *arrays = batch.columns
+    ids, tags, groups, *arrays = batch.columns
     fields: list[dict[str, Any]] = [{} for _ in range(batch.num_rows)]
     for column, array in zip(columns, arrays, strict=True):
         places = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
         for place, value in zip(places, column.values(array.drop_null()), strict=True):
             fields[place][column.name] = value
     told = [{key: json.loads(tag) for key, tag in of} for of in tags.to_pylist()]
-    return list(map(Row, ids.to_pylist(), told, fields))
+    of_rows = [None if one is None else RowGroup(**one) for one in groups.to_pylist()]
+    return list(map(Row, ids.to_pylist(), told, fields, of_rows))

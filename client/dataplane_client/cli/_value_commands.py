@@ -61,17 +61,21 @@ def export(
     """Write rows with their values to a file.
 
     A file of JSON Lines, or of Parquet, which needs the extra rl-dataplane[parquet]. FILE may be "-" for JSON Lines on
-    stdout. Values have their types beside them. Rows stay in the server, and may change meanwhile: a row is as it is
-    when its turn comes.
+    stdout. Values have their types beside them, and rows their groups; rows of reserved groups are left out. Rows stay
+    in the server, and may change meanwhile: a row is as it is when its turn comes.
     """
     from dataplane_client.cli import _values as values
 
-    values.export(values.Chosen(partition, where=where, fields=fields or []), path, file_format, server, timeout)
+    chosen = values.Chosen(partition, where=where, fields=fields or [], finished=True)
+    values.export(chosen, path, file_format, server, timeout)
 
 
 def import_(
     partition: Partition,
     path: Annotated[str, typer.Argument(metavar="FILE")],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Clear rows and groups of the same names before, instead of an error.")
+    ] = False,
     file_format: _FileFormat = None,
     server: Address = "",
     timeout: Timeout = TIMEOUT_S,
@@ -79,11 +83,11 @@ def import_(
     """Put the rows of a file that export has written.
 
     FILE may be "-" for JSON Lines on stdin. The partition must be registered. Pages of 256 rows are put one after the
-    other, so an error leaves those before it.
+    other, so an error leaves those before it. Claims see a group when the file has given all of its rows, or ends.
     """
     from dataplane_client.cli import _values as values
 
-    values.import_rows(partition, path, file_format, server, timeout)
+    values.import_rows(partition, path, file_format, server, timeout, replace=replace)
 
 
 def bench(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,9 +16,11 @@ from typing import Any
 import torch
 
 from dataplane_client._sync.client import DataPlaneClient
+from dataplane_client._sync.group import Group
 from dataplane_client.answers.descriptions import FieldDescription, PartitionDescription
+from dataplane_client.answers.listings import SampleGroup, SamplePage
 from dataplane_client.cli import _lines
-from dataplane_client.cli._lines import PAGE_ROWS, Row
+from dataplane_client.cli._lines import PAGE_ROWS, Row, RowGroup
 from dataplane_client.cli._options import FileFormat, Format
 from dataplane_client.cli._output import fail, print_json, print_text
 from dataplane_client.cli._text import plural, tags_text
@@ -36,13 +38,16 @@ Decode = Callable[[list[int]], str]
 
 @dataclass(frozen=True)
 class Chosen:
-    """Which rows: these, or those that fit a filter, at most `most`. fields: none for all."""
+    """Which rows: these, or those that fit a filter, at most `most`. fields: none for all. finished: only rows that
+    are in no reserved group.
+    """
 
     partition_id: str
     sample_ids: Sequence[str] = ()
     where: str | None = None
     fields: Sequence[str] = ()
     most: int | None = None
+    finished: bool = False
 
     def fields_of(self, partition: PartitionDescription) -> list[FieldDescription]:
         return [one for one in partition.fields if not self.fields or one.name in self.fields]
@@ -64,7 +69,7 @@ def peek(chosen: Chosen, tokenizer: str | None, address: str, output: Format, ti
 
 
 def export(chosen: Chosen, path: str, file_format: FileFormat | None, address: str, timeout_s: float) -> None:
-    """Write rows to a file; "-" for stdout."""
+    """Write rows to a file; "-" for stdout. Rows of reserved groups are left out: claims do not see them either."""
     with client_or_exit(address, timeout_s) as client:
         rows = _rows(client, chosen)
         if (parquet := _parquet(path, file_format)) is not None:
@@ -75,18 +80,74 @@ def export(chosen: Chosen, path: str, file_format: FileFormat | None, address: s
     print(f"{plural(written, 'row')} exported", file=sys.stderr)  # noqa: T201  # stdout may be the file
 
 
-def import_rows(partition_id: str, path: str, file_format: FileFormat | None, address: str, timeout_s: float) -> None:
-    """Put the rows of a file, a page at a time: an error leaves the pages before it."""
-    put, parquet = 0, _parquet(path, file_format)
+def import_rows(
+    partition_id: str, path: str, file_format: FileFormat | None, address: str, timeout_s: float, *, replace: bool
+) -> None:
+    """Put the rows of a file, a page at a time: an error leaves the pages and groups before it. A row or group that
+    exists is such an error; with replace it is cleared first.
+    """
+    put, cleared, parquet = 0, 0, _parquet(path, file_format)
     with client_or_exit(address, timeout_s) as client:
+        groups = _Groups(client, partition_id, _members(client, partition_id) if replace else {})
         for rows, dense in _lines.read(path) if parquet is None else parquet.read(path):
-            for alike in _with_equal_fields(rows):
+            if replace:
+                cleared += client.clear_samples([row.sample_id for row in rows], partition_id)
+            for alike in _alike(rows):
                 columns: dict[str, Any] = {name: [row.fields[name] for row in alike] for name in alike[0].fields}
                 columns.update({name: torch.stack(columns[name]) for name in dense & columns.keys()})
-                tags = [dict(row.tags) for row in alike]
-                client.put_samples([row.sample_id for row in alike], partition_id, columns, tags)
+                groups.put(alike, columns)
                 put += len(alike)
-    print_text(f"{plural(put, 'row')} imported")
+        groups.finish()
+    more = f", {cleared + groups.cleared:,} cleared before" if replace else ""
+    print_text(f"{plural(put, 'row')} imported{more}")
+
+
+class _Groups:
+    """Puts rows, those of groups into groups that are committed once they have all their rows, at the latest by
+    `finish`. members: rows of groups that exist, by group; such a group is cleared when the first of its rows comes.
+    cleared: rows cleared so.
+    """
+
+    def __init__(self, client: DataPlaneClient, partition_id: str, members: dict[str, list[str]]) -> None:
+        self._client = client
+        self._partition_id = partition_id
+        self._members = members
+        self._reserved: dict[RowGroup, Group] = {}
+        self.cleared = 0
+
+    def put(self, alike: Sequence[Row], columns: Mapping[str, Any]) -> None:
+        """Rows of one group, or of none."""
+        ids, tags, group = [row.sample_id for row in alike], [dict(row.tags) for row in alike], alike[0].group
+        if group is None:
+            self._client.put_samples(ids, self._partition_id, columns, tags, create_only=True)
+            return
+        if group not in self._reserved:
+            self._reserve(group)
+        self._reserved[group].add(ids, columns, tags)
+        if self._reserved[group].meta.size >= group.rows:
+            self._reserved.pop(group).commit(group.end_weight_version)
+
+    def _reserve(self, group: RowGroup) -> None:
+        if former := self._members.pop(group.id, None):
+            self.cleared += self._client.clear_samples(former, self._partition_id)
+        version = group.start_weight_version
+        self._reserved[group] = self._client.reserve_group(self._partition_id, group.id, weight_version=version)
+
+    def finish(self) -> None:
+        """Commit groups of which the file has not all rows."""
+        for group, reserved in self._reserved.items():
+            reserved.commit(group.end_weight_version)
+        self._reserved.clear()
+
+
+def _members(client: DataPlaneClient, partition_id: str) -> dict[str, list[str]]:
+    """The rows of each group of a partition."""
+    members: dict[str, list[str]] = {}
+    for page in _pages(client, Chosen(partition_id)):
+        for sample_id, group in zip(page.meta.sample_ids, page.groups, strict=True):
+            if group is not None:
+                members.setdefault(group.group_id, []).append(sample_id)
+    return members
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -103,20 +164,26 @@ def client_or_exit(address: str, timeout_s: float, transport: TransportChoice = 
 
 
 def _rows(client: DataPlaneClient, chosen: Chosen) -> Iterator[Row]:
-    for meta in _metas(client, chosen):
-        described = client.partition(chosen.partition_id)
+    for page in _pages(client, chosen):
+        described, meta = client.partition(chosen.partition_id), page.meta
         fields = chosen.fields_of(described)
         names = [one.name for one in fields]
         common = all(one.rows == described.rows for one in fields)
         pieces = [meta] if common else [meta.subset([place]) for place in range(len(meta.sample_ids))]
-        for piece in pieces:
-            yield from _read(client, piece, names, common=common)
+        rows = (row for piece in pieces for row in _read(client, piece, names, common=common))
+        for row, group in zip(rows, page.groups, strict=True):
+            yield row if group is None else replace(row, group=_row_group(group))
 
 
-def _metas(client: DataPlaneClient, chosen: Chosen) -> Iterator[KVBatchMeta]:
+def _row_group(group: SampleGroup) -> RowGroup:
+    return RowGroup(group.group_id, group.rows, group.start_weight_version, group.end_weight_version)
+
+
+def _pages(client: DataPlaneClient, chosen: Chosen) -> Iterator[SamplePage]:
     """The chosen rows, a page at a time."""
     if chosen.sample_ids:
-        yield KVBatchMeta(chosen.partition_id, None, list(chosen.sample_ids))
+        meta = KVBatchMeta(chosen.partition_id, None, list(chosen.sample_ids))
+        yield SamplePage(meta, None, None, [None] * meta.size)
         return
     page: int | None = None
     left = chosen.most
@@ -124,11 +191,17 @@ def _metas(client: DataPlaneClient, chosen: Chosen) -> Iterator[KVBatchMeta]:
         size = PAGE_ROWS if left is None else min(PAGE_ROWS, left)
         listed = client.list_samples(chosen.partition_id, where=chosen.where, page_size=size, page=page)
         if listed.meta.sample_ids:
-            yield listed.meta
+            yield _finished(listed) if chosen.finished else listed
         left = None if left is None else left - len(listed.meta.sample_ids)
         page = listed.next_page
         if page is None:
             return
+
+
+def _finished(page: SamplePage) -> SamplePage:
+    """The page without rows of reserved groups."""
+    left = [place for place, group in enumerate(page.groups) if group is None or not group.reserved]
+    return replace(page, meta=page.meta.subset(left), groups=[page.groups[place] for place in left])
 
 
 def _read(client: DataPlaneClient, meta: KVBatchMeta, names: list[str], *, common: bool) -> Iterator[Row]:
@@ -207,9 +280,9 @@ def _parquet(path: str, file_format: FileFormat | None) -> ModuleType | None:
     return _parquet
 
 
-def _with_equal_fields(rows: list[Row]) -> list[list[Row]]:
-    """The rows, those with the same fields together."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
+def _alike(rows: list[Row]) -> list[list[Row]]:
+    """The rows, those with the same group and fields together."""
+    found: dict[tuple[RowGroup | None, tuple[str, ...]], list[Row]] = {}
     for row in rows:
-        groups.setdefault(tuple(row.fields), []).append(row)
-    return list(groups.values())
+        found.setdefault((row.group, tuple(row.fields)), []).append(row)
+    return list(found.values())

@@ -212,7 +212,7 @@ class DataPlane:
             raise Refusal(Reason.INVALID_REQUEST, message, partition_id=partition_id)
         if task:
             partition.task(task)
-        return list_samples(partition, task, states, where, page_size, page, now)
+        return list_samples(self._state, partition, task, states, where, page_size, page, now)
 
     # -- claims and sessions -------------------------------------------------------------------------------------------
 

@@ -2163,6 +2163,7 @@ class PutSamplesHeader(_message.Message):
     READ_ON_FIELD_NUMBER: _builtins.int
     REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
     CREATE_ONLY_FIELD_NUMBER: _builtins.int
+    EXISTING_ONLY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     partition_id: _builtins.str
@@ -2208,6 +2209,10 @@ class PutSamplesHeader(_message.Message):
     create_only: _builtins.bool
     """Refused (SAMPLE_EXISTS), with nothing changed, if one of the rows exists. Without claim_id, reservation_id,
     generations and only_if.
+    """
+    existing_only: _builtins.bool
+    """Refused (SAMPLE_NOT_FOUND), with nothing changed, unless every row exists when the put begins and when it takes
+    effect. Without create_only and add_to_group; not with shared.
     """
     @_builtins.property
     def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -2261,10 +2266,11 @@ class PutSamplesHeader(_message.Message):
         read_on: _builtins.str = ...,
         request_digest: _builtins.bytes = ...,
         create_only: _builtins.bool = ...,
+        existing_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["only_if", b"only_if", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_to_group", b"add_to_group", "append", b"append", "caller", b"caller", "claim_id", b"claim_id", "columns", b"columns", "create_only", b"create_only", "generations", b"generations", "once", b"once", "only_if", b"only_if", "partition_id", b"partition_id", "read_on", b"read_on", "request_digest", b"request_digest", "request_id", b"request_id", "reservation_id", b"reservation_id", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "shared", b"shared", "wait_timeout", b"wait_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_to_group", b"add_to_group", "append", b"append", "caller", b"caller", "claim_id", b"claim_id", "columns", b"columns", "create_only", b"create_only", "existing_only", b"existing_only", "generations", b"generations", "once", b"once", "only_if", b"only_if", "partition_id", b"partition_id", "read_on", b"read_on", "request_digest", b"request_digest", "request_id", b"request_id", "reservation_id", b"reservation_id", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "shared", b"shared", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3683,6 +3689,8 @@ class ListSamplesResponse(_message.Message):
     ROW_TAGS_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    GROUP_IDS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     generations: _builtins.bytes
     """The generation of each row; one little-endian int64 for each row."""
     sequence_lengths: _builtins.bytes
@@ -3701,6 +3709,14 @@ class ListSamplesResponse(_message.Message):
     def row_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """For each row, a msgpack map of its tags, or empty bytes."""
 
+    @_builtins.property
+    def group_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The id of each row's group, empty for a row outside any group. Empty if none of the rows is in a group."""
+
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___ListedGroup]:
+        """The groups of these rows, each once."""
+
     def __init__(
         self,
         *,
@@ -3710,14 +3726,65 @@ class ListSamplesResponse(_message.Message):
         row_tags: _abc.Iterable[_builtins.bytes] | None = ...,
         states: _builtins.bytes = ...,
         next_page_token: _builtins.int = ...,
+        group_ids: _abc.Iterable[_builtins.str] | None = ...,
+        groups: _abc.Iterable[Global___ListedGroup] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generations", b"generations", "next_page_token", b"next_page_token", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generations", b"generations", "group_ids", b"group_ids", "groups", b"groups", "next_page_token", b"next_page_token", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListSamplesResponse: _TypeAlias = ListSamplesResponse  # noqa: Y015
+
+@_typing.final
+class ListedGroup(_message.Message):
+    """A group, reserved or finished."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    START_WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    END_WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    RESERVED_FIELD_NUMBER: _builtins.int
+    CLIENT_NAME_FIELD_NUMBER: _builtins.int
+    group_id: _builtins.str
+    """Its id."""
+    rows: _builtins.int
+    """Resident rows of it, on this page or not."""
+    start_weight_version: _builtins.int
+    """The weight version that the producer named when it reserved the group."""
+    end_weight_version: _builtins.int
+    """The weight version that the producer named when it finished the group."""
+    reserved: _builtins.bool
+    """Whether it is not finished: claims do not see its rows."""
+    client_name: _builtins.str
+    """The name of the client that holds the reservation; empty without one."""
+    def __init__(
+        self,
+        *,
+        group_id: _builtins.str = ...,
+        rows: _builtins.int = ...,
+        start_weight_version: _builtins.int | None = ...,
+        end_weight_version: _builtins.int | None = ...,
+        reserved: _builtins.bool = ...,
+        client_name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_weight_version", b"_end_weight_version", "_start_weight_version", b"_start_weight_version", "end_weight_version", b"end_weight_version", "start_weight_version", b"start_weight_version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_weight_version", b"_end_weight_version", "_start_weight_version", b"_start_weight_version", "client_name", b"client_name", "end_weight_version", b"end_weight_version", "group_id", b"group_id", "reserved", b"reserved", "rows", b"rows", "start_weight_version", b"start_weight_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__end_weight_version: _TypeAlias = _typing.Literal["end_weight_version"]  # noqa: Y015
+    _WhichOneofArgType__end_weight_version: _TypeAlias = _typing.Literal["_end_weight_version", b"_end_weight_version"]  # noqa: Y015
+    _WhichOneofReturnType__start_weight_version: _TypeAlias = _typing.Literal["start_weight_version"]  # noqa: Y015
+    _WhichOneofArgType__start_weight_version: _TypeAlias = _typing.Literal["_start_weight_version", b"_start_weight_version"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end_weight_version) -> _WhichOneofReturnType__end_weight_version | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__start_weight_version) -> _WhichOneofReturnType__start_weight_version | None: ...
+
+Global___ListedGroup: _TypeAlias = ListedGroup  # noqa: Y015
 
 @_typing.final
 class ListClaimsRequest(_message.Message):

@@ -107,7 +107,7 @@ def test_other_programs_read_numbers_lists_and_tags(client: DataPlaneClient, fil
     import pyarrow.parquet as pq
 
     (row,) = pq.read_table(file).to_pylist()
-    assert row == {"sample_id": "a", "tags": [("std", "0.25")], "ids": [7, 8], "reward": 0.5}
+    assert row == {"sample_id": "a", "tags": [("std", "0.25")], "group": None, "ids": [7, 8], "reward": 0.5}
 
 
 def test_the_format_may_be_named(client: DataPlaneClient, file: str, tmp_path: Path) -> None:

@@ -112,6 +112,42 @@ def test_what_was_exported_can_be_imported_with_the_same_types(
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", pytest.param("rows.parquet", marks=NEEDS_PYARROW)])
+def test_groups_and_their_versions_outlive_an_export(client: DataPlaneClient, tmp_path: Path, name: str) -> None:
+    """A group whose rows do not come together in the file, one of which it has a part, and one that is reserved."""
+    values = {"input_ids": [torch.tensor([1])]}
+    with client.reserve_group("p", "g", weight_version=3) as one, client.reserve_group("p", "h") as two:
+        for row in range(3):
+            one.add([f"g{row}"], values, [{"std": 1.0}])
+            two.add([f"h{row}"], values, [{"std": float(row)}])
+        one.commit(4)
+    client.reserve_group("p", "open", ["o0"])
+    file, where = str(tmp_path / name), "std > 0.7"
+    assert run("export", "p", file, "--where", where, "-s", address_of(client))[0] == 0
+    client.register_partition("copy", ["input_ids", "logprobs", "texts"], 0, ["train"])
+    assert run("import", "copy", file, "-s", address_of(client)) == (0, "5 rows imported\n")
+    with client.claim("copy", "train", ["input_ids"], 2, whole_groups=True, unit="groups") as claim:
+        told = [(one.group_id, one.rows, one.start_weight_version, one.end_weight_version) for one in claim.groups]
+        assert sorted(told) == [("g", 3, 3, 4), ("h", 2, None, None)]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", pytest.param("rows.parquet", marks=NEEDS_PYARROW)])
+def test_an_import_replaces_rows_and_groups_only_if_it_is_told_to(
+    client: DataPlaneClient, tmp_path: Path, name: str
+) -> None:
+    client.put_group("p", "g", ["g0", "g1"], {"input_ids": [torch.tensor([1]), torch.tensor([2])]})
+    file = str(tmp_path / name)
+    assert run("export", "p", file, "-s", address_of(client))[0] == 0
+    client.put_samples(["a"], "p", tags=[{"std": 9.0}])
+    code, text = run("import", "p", file, "-s", address_of(client))
+    assert code == 1
+    assert "exists" in text
+    code, text = run("import", "p", file, "--replace", "-s", address_of(client))
+    assert (code, text.strip()) == (0, "5 rows imported, 5 cleared before")
+    assert client.sample("p", "a").tags["std"] == 0.5
+    assert [one and one.group_id for one in client.list_samples("p").groups] == [None, None, None, "g", "g"]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", pytest.param("rows.parquet", marks=NEEDS_PYARROW)])
 def test_a_value_that_json_cannot_hold_is_named(client: DataPlaneClient, tmp_path: Path, name: str) -> None:
     client.put_samples(["bytes"], "p", {"texts": [b"\x00"]})
     code, text = run("export", "p", str(tmp_path / name), "-s", address_of(client))

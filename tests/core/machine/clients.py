@@ -437,7 +437,7 @@ class Clients:
         lengths = np.array([self.dice.choice([0, 1, 1, 2, 3]) for _ in ids], np.int64)
         columns = [ColumnSpec(name, SHAPES[name][-1 if name == "c" else 0], lengths) for name in names]
         append = PutSamples("", partition_id, ids, columns, reservation_id=reservation_id, append=True)
-        self.go_with_bytes(append)
+        self.go_with_bytes(replace(append, existing_only=self.chance(3)))
 
     def write_back(self) -> None:
         claim = self.some_claim()

@@ -188,6 +188,8 @@ class Writes(Claims):
         partition = self.partition(put.partition_id)
         named = [partition.find(sample_id) for sample_id in put.sample_ids]
         reasons = self._why_not_generations(named, put)
+        if put.existing_only and None in named:
+            reasons.add(Reason.SAMPLE_NOT_FOUND)
         if put.append and write is not None and write.revisions != revisions(named):
             reasons.add(Reason.APPEND_CONFLICT)
         if put.add_to_group and (put.claim_id or put.shared or not put.reservation_id or put.generations is not None):

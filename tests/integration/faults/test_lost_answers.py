@@ -65,7 +65,7 @@ def test_an_append_is_applied_once(
     flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
 ) -> None:
     flow.register_partition("q", ["tokens"], 1, ["train"], per_token_fields=["tokens"])
-    flow.append_tokens(["x"], "q", {"tokens": torch.tensor([[1, 2]])})
+    flow.append_tokens(["x"], "q", {"tokens": torch.tensor([[1, 2]])}, create=True)
     lose_answer(
         lambda: shaky.append_tokens(["x"], "q", {"tokens": torch.tensor([[3]])}),
         lambda: flow.sample("q", "x").sequence_length == 3,

@@ -12,9 +12,22 @@ from dataplane_server.core.calls.values import Int64Array, Tags
 
 
 @dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """A group. rows: how many are resident. reserved: not finished. client_name: of who holds the reservation."""
+
+    group_id: str
+    rows: int
+    start_weight_version: int | None
+    end_weight_version: int | None
+    reserved: bool
+    client_name: str
+
+
+@dataclass(frozen=True, slots=True)
 class SamplePage:
     """Rows in order of arrival, one entry a row in each attribute. states: of the task, as indexes of STATE_NAMES; None
-    without a task. next_page_token: where the next page begins; 0 if there is none.
+    without a task. next_page_token: where the next page begins; 0 if there is none. group_ids: none if no row is in a
+    group, else empty for rows outside. groups: those of the rows, each once.
     """
 
     sample_ids: tuple[str, ...]
@@ -23,6 +36,8 @@ class SamplePage:
     tags: tuple[Tags, ...]
     states: npt.NDArray[np.uint8] | None
     next_page_token: int
+    group_ids: tuple[str, ...] = ()
+    groups: tuple[GroupInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

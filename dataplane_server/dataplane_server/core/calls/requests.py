@@ -150,7 +150,7 @@ class PutSamples(RepeatableCall[Reservation | Waiting | PutResult]):
     exist become rows of the group. append: the columns, of per-token fields, are added to the end of the rows' values.
     only_if: only while every row exists and fits. once: columns whose values are not kept twice. node: for their bytes.
     digest: stands for the whole request when it is repeated, see `calls.fingerprints`; empty for none. create_only:
-    only while no row exists.
+    only while no row exists. existing_only: only while every row exists.
     """
 
     request_id: str
@@ -171,6 +171,7 @@ class PutSamples(RepeatableCall[Reservation | Waiting | PutResult]):
     node: int = 0
     digest: bytes = b""
     create_only: bool = False
+    existing_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

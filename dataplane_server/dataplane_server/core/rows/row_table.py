@@ -140,15 +140,15 @@ class RowTable:
 
     # -- samples -------------------------------------------------------------------------------------------------------
 
-    def find(self, sample_ids: Sequence[str]) -> Slots:
-        """Slots of samples, in order. Refusal SAMPLE_NOT_FOUND names the first missing sample."""
+    def find(self, sample_ids: Sequence[str], hint: str = "") -> Slots:
+        """Slots of samples, in order. Refusal SAMPLE_NOT_FOUND names the first missing sample; the hint is its end."""
         slots = self.find_existing(sample_ids)
         if len(slots) and slots.min() < 0:
             missing = np.flatnonzero(slots < 0)
             first = sample_ids[int(missing[0])]
             more = f" (and {missing.size - 1} more of the call)" if missing.size > 1 else ""
             why = "; it clears rows as soon as every task has consumed them" if self.clear_when_consumed else ""
-            message = f"partition {self._partition_id!r} has no sample {first!r}{more}{why}"
+            message = f"partition {self._partition_id!r} has no sample {first!r}{more}{why}{hint}"
             raise Refusal(Reason.SAMPLE_NOT_FOUND, message, partition_id=self._partition_id, sample_id=first)
         return slots
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 import numpy as np
 
 from dataplane_server.core.calls.filters import Filter
-from dataplane_server.core.calls.listings import ClaimInfo, OpenSessionInfo, SamplePage, WaitInfo
+from dataplane_server.core.calls.listings import ClaimInfo, GroupInfo, OpenSessionInfo, SamplePage, WaitInfo
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Slots
 from dataplane_server.core.rows.matching import fitting
@@ -30,7 +30,14 @@ _EXPLAINED_WAITS = 16
 
 
 def list_samples(
-    partition: Partition, task: str, states: Collection[str], where: Filter, page_size: int, page: int, now: float
+    state: State,
+    partition: Partition,
+    task: str,
+    states: Collection[str],
+    where: Filter,
+    page_size: int,
+    page: int,
+    now: float,
 ) -> SamplePage:
     """Rows from generation `page` on, in order of arrival. states: names; empty for all. where: what they fit at now.
     Costs O(rows).
@@ -53,7 +60,27 @@ def list_samples(
         rows.tags_of(listed),
         partition.task(task).states[listed] if task else None,
         int(rows["generation"][more[0]]) if len(more) else 0,
+        *_groups(state, partition, listed),
     )
+
+
+def _groups(state: State, partition: Partition, slots: Slots) -> tuple[tuple[str, ...], tuple[GroupInfo, ...]]:
+    """The id of each row's group, and the groups, each once."""
+    ids = tuple(map(partition.groups.id_of, slots.tolist())) if len(partition.groups) else ()
+    found = [partition.groups.find(group_id) for group_id in dict.fromkeys(ids) if group_id]
+    groups = tuple(
+        GroupInfo(
+            group.group_id,
+            group.size,
+            group.start_weight_version,
+            group.end_weight_version,
+            bool(group.reservation_id),
+            state.sessions.name(group.session_id),
+        )
+        for group in found
+        if group is not None
+    )
+    return (ids if groups else ()), groups
 
 
 def _numbers(partition: Partition, task: str, states: Collection[str]) -> list[int]:

@@ -7,8 +7,8 @@ again if there was any other call, since the partition may have changed, and app
 
 A put that names certain rows creates none: those of a claim (a write-back, refused once the claim has ended), those of
 a reserved group (refused once the group was finished or aborted), those of given generations, those of a put with
-only_if. That may become false while the bytes arrive, so it is refused at either step. Only a put with add_to_group
-creates rows of a group.
+only_if or existing_only. That may become false while the bytes arrive, so it is refused at either step. Only a put with
+add_to_group creates rows of a group.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ from dataplane_server.core.verbs.appends import begin_append, check_append
 from dataplane_server.core.verbs.claims import Claims
 from dataplane_server.core.verbs.flow import Flow
 from dataplane_server.core.verbs.freshness import Freshness
+
+_CREATES_NONE = "; the put creates none (existing_only; append_tokens creates rows with create=True)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +254,7 @@ class Writes:
 
     def _check_access(self, put: PutSamples, partition: Partition, slots: Slots) -> None:
         """Refuse a put to rows that the caller may not write to, or that are not the rows it means."""
-        of_certain_rows = put.claim_id or put.reservation_id or put.generations is not None
+        of_certain_rows = put.claim_id or put.reservation_id or put.generations is not None or put.existing_only
         if not of_certain_rows and not partition.groups.reserved:
             return
         existing = slots[slots >= 0]
@@ -266,7 +268,7 @@ class Writes:
         else:
             partition.groups.check_free(existing)
         if of_certain_rows and not put.add_to_group:
-            partition.rows.find(put.sample_ids)
+            partition.rows.find(put.sample_ids, _CREATES_NONE if put.existing_only else "")
         if put.generations is not None:
             partition.rows.check_same(put.sample_ids, slots, put.generations)
         if put.claim_id:
@@ -408,6 +410,9 @@ def _check_form(put: PutSamples, limits: Limits) -> int:
     _check_once(put)
     if put.create_only and (certain or put.reservation_id or put.only_if):
         message = "a put with create_only names neither a claim nor a reservation nor generations nor only_if"
+        raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
+    if put.existing_only and (put.create_only or put.add_to_group or put.shared):
+        message = "a put with existing_only is not shared and creates nothing: no create_only, no add_to_group"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
     if put.append and (put.shared or not put.columns):
         message = "an append names at least one column and is not shared"

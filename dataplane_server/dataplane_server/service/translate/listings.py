@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from dataplane_server.core.calls.causes import ExplainedWait, Explanation, Finding
-from dataplane_server.core.calls.listings import ClaimInfo, Holder, OpenSessionInfo, SamplePage, WaitInfo
+from dataplane_server.core.calls.listings import ClaimInfo, GroupInfo, Holder, OpenSessionInfo, SamplePage, WaitInfo
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.state.issued_ids import without_code
@@ -55,6 +55,7 @@ def _all_partitions(plane: DataPlane, names: Sequence[str], now: float) -> pb.Li
 
 
 holder = MAPPER.writer(Holder, pb.MemoryHolder)
+MAPPER.writer(GroupInfo, pb.ListedGroup)
 samples = MAPPER.writer(SamplePage, pb.ListSamplesResponse, row_tags="tags")
 _claim = MAPPER.writer(ClaimInfo, pb.OpenClaim)
 _wait = MAPPER.writer(WaitInfo, pb.WaitingClaim)
