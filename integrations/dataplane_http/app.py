@@ -12,6 +12,7 @@ import json
 import math
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, NoReturn
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
@@ -21,7 +22,7 @@ from pydantic import AfterValidator
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from dataplane_client import KVBatchMeta, PartitionDescription
+from dataplane_client import FieldDescription, KVBatchMeta, PartitionDescription
 from dataplane_client.aio import AsyncClaim
 from dataplane_client.errors import DataPlaneError, InvalidArgumentError, PermissionDeniedError
 from dataplane_http import models
@@ -253,6 +254,7 @@ async def release_claim(claim_id: str, body: models.Release, caller: Calling) ->
 async def _rows_of(caller: Caller, partition: str, body: models.Samples) -> dict[str, Any]:
     """The rows of a body, as the client's verbs take them."""
     described = await caller.client.partition(partition, timeout_s=_CALL_S)
+    fields = {field.name: _typed(field, described) for field in described.fields}
     version = {} if body.weight_version is None else {"weight_version": body.weight_version}
     tags = [{**version, **dict(sorted(sample.tags.items()))} for sample in body.samples]
     lengths = [sample.sequence_length for sample in body.samples]
@@ -261,10 +263,18 @@ async def _rows_of(caller: Caller, partition: str, body: models.Samples) -> dict
         raise refused(f"sequence_length: sample {sample_id!r} has none, and others have one", sample_id=sample_id)
     return {
         "sample_ids": [sample.sample_id for sample in body.samples],
-        "fields": columns_of(body.samples, {field.name: field for field in described.fields}, body.dtypes),
+        "fields": columns_of(body.samples, fields, body.dtypes),
         "tags": tags if any(tags) else None,
         "sequence_lengths": lengths if None not in lengths else None,
     }
+
+
+def _typed(field: FieldDescription, described: PartitionDescription) -> FieldDescription:
+    """A field; one without values has the element type that is declared, not that of its last values."""
+    if field.rows:
+        return field
+    dtype = described.dtypes.get(field.name, "")
+    return replace(field, dtype=dtype, kind="object" if dtype == "object" else None)
 
 
 def json_of(body: bytes) -> object:

@@ -75,6 +75,7 @@ class Registration(Body):
     replace: bool = False
     open: bool = False
     clear_when_consumed: bool = False
+    dtypes: dict[str, str] = {}
 
 
 class Claim(Body):

@@ -12,6 +12,7 @@ from torch.nested import nested_tensor
 
 from dataplane_client import kv_first_write, pack_jagged_fields, pack_per_token_field, write_columns
 from dataplane_client.client import Claim, DataPlaneClient, connect
+from dataplane_client.errors import InvalidArgumentError, PreconditionError
 from dataplane_server.testing import running_server
 
 IDS = ["a", "b", "c"]
@@ -220,3 +221,59 @@ def test_tokens_of_one_sample_without_a_row_dimension_are_refused_with_what_to_g
     client.put_samples(["a"], "p", {"tokens": [torch.arange(5)]})
     client.put_samples(["b"], "p", {"tokens": torch.arange(5)[None]}, sequence_lengths=[5])
     assert [len(row) for row in client.get_samples(["a", "b"], "p", ["tokens"])["tokens"].unbind()] == [5, 5]
+
+
+# -- the types of fields -----------------------------------------------------------------------------------------------
+
+
+def test_a_field_has_the_type_that_was_declared_whatever_is_put_first(client: DataPlaneClient) -> None:
+    dtypes: dict[str, str | torch.dtype] = {"r": "float32", "t": torch.int64, "meta": "object"}
+    described = client.register_partition("typed", list(dtypes), 0, ["train"], dtypes=dtypes)
+    assert described.dtypes == {"r": "float32", "t": "int64", "meta": "object"}
+    for wrong, words in (({"r": [None]}, "object"), ({"r": np.array([0.5])}, "float64"), ({"meta": [1]}, "int64")):
+        with pytest.raises(InvalidArgumentError, match=rf"'typed', field .*the put has .*{words}.* is declared"):
+            client.put_samples(["a"], "typed", wrong)
+    client.put_samples(["a"], "typed", {"r": [0.5], "t": [1], "meta": [None]})
+    with pytest.raises(PreconditionError, match="field 'r' is float32 in the partition, float64 in the registration"):
+        client.register_partition("typed", ["r"], 0, ["train"], dtypes={"r": "float64"})
+    client.extend_partition("typed", fields=["more"])
+    assert client.register_partition("typed", ["r"], 0, ["train"], dtypes={"r": "float32"}).outcome == "unchanged"
+    with pytest.raises(PreconditionError, match=r"'t'.*declares int32; clear them first"):
+        client.register_partition("typed", [*dtypes, "more"], 0, ["train"], dtypes={"t": "int32"}, replace=True)
+    client.drop_partition("typed")
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "words"),
+    [({"r": "float"}, "'float' is no element type"), ({"q": "int8"}, "names a field that is not declared")],
+)
+def test_a_type_that_is_none_is_refused(client: DataPlaneClient, dtypes: dict[str, str], words: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        client.register_partition("typed", ["r"], 0, ["train"], dtypes=dtypes)
+
+
+def test_the_type_of_a_field_that_was_not_declared_goes_with_its_last_value(client: DataPlaneClient) -> None:
+    client.put_samples(["a"], "p", {"x": [None]})
+    with pytest.raises(InvalidArgumentError, match=r"the field holds object \(in 1 rows\)"):
+        client.put_samples(["b"], "p", {"x": [0.5]})
+    client.clear_samples(None, "p")
+    with client.reserve_group("p", "g") as group:
+        group.put_shared({"x": ["text"]})
+        with pytest.raises(InvalidArgumentError, match="the field holds object"):
+            client.put_samples(["b"], "p", {"x": [0.5]})
+        group.abort()
+    client.put_samples(["b"], "p", {"x": [0.5]})
+    assert client.get_samples(["b"], "p", ["x"])["x"].tolist() == [0.5]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_integers_go_into_a_field_of_floats_that_holds_them_exactly(client: DataPlaneClient, dtype: str) -> None:
+    client.register_partition("typed", ["r", "v"], 0, ["train"], dtypes={"r": dtype, "v": dtype}, replace=True)
+    given = {"r": [0, 1, -3], "v": [[1, 2], [], [3]]}
+    client.put_samples(IDS, "typed", given)
+    got = client.get_samples(IDS, "typed", ["r", "v"])
+    assert (got["r"].tolist(), [row.tolist() for row in got["v"].unbind()]) == ([0, 1, -3], [[1, 2], [], [3]])
+    assert str(got["r"].dtype) == str(got["v"].dtype) == f"torch.{dtype}"
+    with pytest.raises(InvalidArgumentError, match=f"int64.* is declared {dtype}"):
+        client.put_samples(["d"], "typed", {"r": [(1 << 53) + 1]})
+    client.drop_partition("typed")

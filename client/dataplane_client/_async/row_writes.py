@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dataplane_client._async.transport import AsyncTransport
-from dataplane_client._requests.field_kinds import as_field_holds, raise_with_advice
+from dataplane_client._requests.field_kinds import as_field_holds, raise_with_advice, with_exact_floats
 from dataplane_client._requests.padded_puts import may_be_padded, without_padding
 from dataplane_client._requests.requests import Put
 from dataplane_client._values.column_messages import column_message
@@ -40,8 +40,9 @@ async def write_rows(
     A column of nothing but empty lists costs one more call before, which asks what its field holds. Padding is cut off
     if this client has seen which fields of the partition are per-token. A write that the server refuses for padding
     costs two more calls: it asks which fields are, and sends the columns again. A refused write has changed nothing,
-    and its request_id may be used again. A repeated commit with padding is refused as another call than the one that
-    was answered, which had none; without the padding it gets the answer.
+    and its request_id may be used again. Integers that a field of floats refuses are sent as floats. A repeated commit
+    with padding is refused as another call than the one that was answered, which had none; without the padding it gets
+    the answer.
     """
     where = f"partition {partition_id!r}"
     if any(column.of_empty_lists for column in columns):
@@ -62,6 +63,9 @@ async def write_rows(
         return await transport.write(verb, header, columns, timeout_s)
     except (InvalidArgumentError, PreconditionError) as error:
         raise_with_advice(error, columns, getattr(header, "sample_ids", ()))
+        if (floats := with_exact_floats(error, columns)) is not None:
+            _describe(header, floats)
+            return await write_rows(transport, verb, header, floats, partition_id, lengths, timeout_s)
         if not may_be_padded(error, columns, lengths):
             raise
         refusal = error

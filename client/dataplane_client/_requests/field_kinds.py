@@ -1,4 +1,5 @@
-"""Columns whose kind only the server knows: empty lists, and columns of another kind than their field.
+"""Columns whose kind only the server knows: empty lists, and columns of another kind than their field. Integers for a
+field of floats are converted when the server has refused them, if the floats hold them exactly.
 
 Nothing but empty lists are objects where the field holds objects, and rows without entries where it holds numbers. Only
 the server knows which, so a put of such a column asks it first; that costs one more call.
@@ -7,6 +8,7 @@ the server knows which, so a put of such a column asks it first; that costs one 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -19,6 +21,9 @@ from dataplane_client._values.wire_columns import name_of_row
 from dataplane_client.errors import DataPlaneError, InvalidArgumentError
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.element_numbers import DTYPES_BY_NUMBER
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_MOST_EXACT = 2.0**53
 
 
 def as_field_holds(column: WireColumn, fields: Mapping[str, pb.FieldDescription], where: str) -> WireColumn:
@@ -36,6 +41,28 @@ def as_field_holds(column: WireColumn, fields: Mapping[str, pb.FieldDescription]
     entry_shape = field.row_shape[1:] if field.kind == pb.FIELD_KIND_DENSE else field.row_shape
     dtype, lengths = DTYPES_BY_NUMBER[field.data_type], np.zeros_like(column.lengths)
     return WireColumn(column.name, "jagged", dtype, tuple(entry_shape), lengths, memoryview(b""))
+
+
+def with_exact_floats(error: DataPlaneError, columns: Sequence[WireColumn]) -> list[WireColumn] | None:
+    """The columns, with the integers of the one that was refused as floats if its field has floats, and these hold all
+    of them exactly; else None.
+    """
+    name, dtype = error.details.get("field"), error.details.get("dtype", "")
+    column = next((column for column in columns if column.name == name), None)
+    if error.reason != "FIELD_MISMATCH" or column is None or dtype not in _FLOATS or "int" not in column.dtype:
+        return None
+    given = np.frombuffer(column.values, column.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        floats = given.astype("float32" if dtype == "bfloat16" else dtype)
+        exact = bool(((np.abs(floats) <= _MOST_EXACT) & (floats.astype(given.dtype) == given)).all())
+    if dtype == "bfloat16":  # the upper halves of float32
+        halves = floats.view(np.uint16).reshape(-1, 2)
+        exact, floats = exact and not halves[:, 0].any(), np.ascontiguousarray(halves[:, 1])
+    if not exact:
+        return None
+    starts = None if column.starts is None else column.starts // given.itemsize * floats.itemsize
+    converted = replace(column, dtype=dtype, values=memoryview(floats.tobytes()), starts=starts)
+    return [converted if one is column else one for one in columns]
 
 
 def raise_with_advice(error: DataPlaneError, columns: Sequence[WireColumn], sample_ids: Sequence[str]) -> None:

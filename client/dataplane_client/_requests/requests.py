@@ -27,6 +27,7 @@ from dataplane_client._requests.padded_puts import carried_lengths
 from dataplane_client._values.column_messages import column_message, generations_of, int64_bytes
 from dataplane_client._values.columns_layout import WireColumn
 from dataplane_client._values.wire_columns import encode_columns
+from dataplane_client.dtypes import dtype_name
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.filters import Where, filter_message
 from dataplane_client.meta import KVBatchMeta, PutOutcome, Tag
@@ -66,6 +67,7 @@ def register_request(
     replace: bool,
     open: bool,  # noqa: A002 - as in the contract
     clear_when_consumed: bool,
+    dtypes: Mapping[str, str | torch.dtype],
 ) -> pb.RegisterPartitionRequest:
     where = f"register_partition {partition_id!r}"
     return pb.RegisterPartitionRequest(
@@ -86,6 +88,10 @@ def register_request(
         replace=replace,
         open=open,
         clear_when_consumed=clear_when_consumed,
+        dtypes={
+            checked_name("field name", field, where): dtype_name(dtype) if isinstance(dtype, torch.dtype) else dtype
+            for field, dtype in dtypes.items()
+        },
     )
 
 

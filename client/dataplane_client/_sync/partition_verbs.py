@@ -6,6 +6,8 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from dataplane_client._common.arguments import checked_count, checked_name, checked_names
 from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._connect.deadline import Deadline
@@ -51,6 +53,7 @@ class PartitionVerbs:
         replace: bool = False,
         open: bool = False,  # noqa: A002 - as in the contract
         clear_when_consumed: bool = False,
+        dtypes: Mapping[str, str | torch.dtype] | None = None,
         timeout_s: float | None = None,
     ) -> PartitionDescription:
         """Create a partition, or add to its definition. The description's `outcome` says which.
@@ -65,6 +68,10 @@ class PartitionVerbs:
         not per-token. A typing error then makes a field; without `open` it is refused. clear_when_consumed: remove a
         row as soon as every task has consumed it, so commit only after all readers have read. A dead letter stays,
         since its task never consumes it. `claim_meta` is refused, because its rows would be gone before they are read.
+
+        dtypes: element types of fields, such as {"reward": "float32"} or torch.float32, and "object". Puts of another
+        type are refused, except integers that the float type of the field holds exactly. Other fields hold what is put
+        first, until nothing holds values of them any more.
 
         If the partition exists, its rows, cursors and claims stay, so every process of a job may register at its start.
         More fields, tasks and enums, and a greater num_samples, are added; fewer take nothing away. Raises
@@ -84,6 +91,7 @@ class PartitionVerbs:
             replace=replace,
             open=open,
             clear_when_consumed=clear_when_consumed,
+            dtypes=dtypes or {},
         )
         response = self._transport.unary("RegisterPartition", request, timeout_s)
         self._transport.per_token.learn(response.partition)

@@ -33,9 +33,9 @@ _OUTCOMES: dict[int, Outcome] = {
 
 @dataclass(frozen=True)
 class FieldDescription:
-    """One field of a partition. kind, dtype and row_shape are None, "" and () until the first put. row_shape is the
-    shape of a row (dense) or of one entry of a row (jagged). rows and size_bytes count the resident rows that hold the
-    field.
+    """One field of a partition. kind, dtype and row_shape are None, "" and () until the first put, and those of the
+    last values if no row holds any. row_shape is the shape of a row (dense) or of one entry of a row (jagged). rows and
+    size_bytes count the resident rows that hold the field.
     """
 
     name: str
@@ -113,7 +113,7 @@ class PartitionDescription:
     written_bytes_total, read_bytes_total, read_rows_total: values in applied puts and commits; values and rows read.
     deduplicated_bytes_total: values put with once that were not stored, because equal ones were there.
     open: a put of a field that is not declared declares it. clear_when_consumed: rows are removed as soon as every task
-        has consumed them. closed: close_partition announced the end of data.
+        has consumed them. dtypes: element types as declared. closed: close_partition announced the end of data.
     flow: as set by set_policies. waiting_calls: puts and groups that wait for room, and draws that wait for new rows.
     waits_because: why the first of them waits, and what would let it go on; empty when none waits.
     recent: counts of the last minute; None if there are more than a thousand partitions and tasks, and in answers of
@@ -145,6 +145,7 @@ class PartitionDescription:
     clear_when_consumed: bool = False
     closed: bool = False
     weight_version: int | None = None
+    dtypes: dict[str, str] = field(default_factory=dict)
     flow: FlowPolicy = field(default_factory=FlowPolicy)
     waiting_calls: int = 0
     waits_because: str = field(default="", compare=False)

@@ -34,7 +34,8 @@ def claim(ask: Ask, rows: int = 1, **others: Any) -> str:
 
 
 def test_a_whole_round(ask: Ask, client: DataPlaneClient) -> None:
-    definition = {"fields": [*ROWS, "score"], "tasks": ["train", "judge"], "per_token_fields": ["input_ids"]}
+    fields = {"fields": [*ROWS, "score"], "per_token_fields": ["input_ids"], "dtypes": {"score": "float64"}}
+    definition = {**fields, "tasks": ["train", "judge"]}
     assert ask("PUT", "/v1/partitions/p", definition).body["outcome"] == "created"
     assert ask("PUT", "/v1/partitions/p", definition).body["outcome"] == "unchanged"
     assert [partition["partition_id"] for partition in ask("GET", "/v1/partitions").body] == ["p"]

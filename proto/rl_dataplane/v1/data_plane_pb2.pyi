@@ -1540,6 +1540,26 @@ class Partition(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class DtypesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PARTITION_ID_FIELD_NUMBER: _builtins.int
     FIELDS_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
@@ -1567,6 +1587,7 @@ class Partition(_message.Message):
     WAITS_BECAUSE_FIELD_NUMBER: _builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
     RECENT_FIELD_NUMBER: _builtins.int
+    DTYPES_FIELD_NUMBER: _builtins.int
     partition_id: _builtins.str
     """Its id."""
     num_samples: _builtins.int
@@ -1642,6 +1663,10 @@ class Partition(_message.Message):
         registered last where there are more than a thousand partitions and tasks.
         """
 
+    @_builtins.property
+    def dtypes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """As registered."""
+
     def __init__(
         self,
         *,
@@ -1672,10 +1697,11 @@ class Partition(_message.Message):
         waits_because: _builtins.str = ...,
         weight_version: _builtins.int | None = ...,
         recent: Global___RecentFlow | None = ...,
+        dtypes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "_weight_version", b"_weight_version", "flow", b"flow", "grpo_group_size", b"grpo_group_size", "newest_weight_version", b"newest_weight_version", "oldest_row_age", b"oldest_row_age", "recent", b"recent", "weight_version", b"weight_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "_weight_version", b"_weight_version", "clear_when_consumed", b"clear_when_consumed", "closed", b"closed", "deduplicated_bytes_total", b"deduplicated_bytes_total", "enums", b"enums", "fields", b"fields", "flow", b"flow", "grpo_group_size", b"grpo_group_size", "max_deliveries", b"max_deliveries", "newest_weight_version", b"newest_weight_version", "num_samples", b"num_samples", "oldest_row_age", b"oldest_row_age", "open", b"open", "open_groups", b"open_groups", "partition_id", b"partition_id", "read_bytes_total", b"read_bytes_total", "read_rows_total", b"read_rows_total", "recent", b"recent", "removed_rows", b"removed_rows", "rows", b"rows", "rows_cleared_total", b"rows_cleared_total", "rows_put_total", b"rows_put_total", "size_bytes", b"size_bytes", "tasks", b"tasks", "waiting_calls", b"waiting_calls", "waits_because", b"waits_because", "weight_version", b"weight_version", "written_bytes_total", b"written_bytes_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "_weight_version", b"_weight_version", "clear_when_consumed", b"clear_when_consumed", "closed", b"closed", "deduplicated_bytes_total", b"deduplicated_bytes_total", "dtypes", b"dtypes", "enums", b"enums", "fields", b"fields", "flow", b"flow", "grpo_group_size", b"grpo_group_size", "max_deliveries", b"max_deliveries", "newest_weight_version", b"newest_weight_version", "num_samples", b"num_samples", "oldest_row_age", b"oldest_row_age", "open", b"open", "open_groups", b"open_groups", "partition_id", b"partition_id", "read_bytes_total", b"read_bytes_total", "read_rows_total", b"read_rows_total", "recent", b"recent", "removed_rows", b"removed_rows", "rows", b"rows", "rows_cleared_total", b"rows_cleared_total", "rows_put_total", b"rows_put_total", "size_bytes", b"size_bytes", "tasks", b"tasks", "waiting_calls", b"waiting_calls", "waits_because", b"waits_because", "weight_version", b"weight_version", "written_bytes_total", b"written_bytes_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grpo_group_size: _TypeAlias = _typing.Literal["grpo_group_size"]  # noqa: Y015
     _WhichOneofArgType__grpo_group_size: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size"]  # noqa: Y015
@@ -1719,6 +1745,26 @@ class RegisterPartitionRequest(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class DtypesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     PARTITION_ID_FIELD_NUMBER: _builtins.int
     FIELDS_FIELD_NUMBER: _builtins.int
@@ -1731,6 +1777,7 @@ class RegisterPartitionRequest(_message.Message):
     REPLACE_FIELD_NUMBER: _builtins.int
     OPEN_FIELD_NUMBER: _builtins.int
     CLEAR_WHEN_CONSUMED_FIELD_NUMBER: _builtins.int
+    DTYPES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     partition_id: _builtins.str
@@ -1771,6 +1818,13 @@ class RegisterPartitionRequest(_message.Message):
     def per_token_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Fields with one entry for each token. Within a row they must have equal lengths. A subset of fields."""
 
+    @_builtins.property
+    def dtypes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The element type of fields, by its name in element_types.py, such as "float32", or "object". Puts of another type are
+        refused (FIELD_MISMATCH; metadata "dtype" is the declared one). Other fields hold what is put first. Refused
+        (PARTITION_DIFFERS) if the partition declares another type, or rows hold values of another.
+        """
+
     def __init__(
         self,
         *,
@@ -1786,10 +1840,11 @@ class RegisterPartitionRequest(_message.Message):
         replace: _builtins.bool = ...,
         open: _builtins.bool = ...,
         clear_when_consumed: _builtins.bool = ...,
+        dtypes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "grpo_group_size", b"grpo_group_size"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "clear_when_consumed", b"clear_when_consumed", "enums", b"enums", "fields", b"fields", "grpo_group_size", b"grpo_group_size", "max_deliveries", b"max_deliveries", "num_samples", b"num_samples", "open", b"open", "partition_id", b"partition_id", "per_token_fields", b"per_token_fields", "replace", b"replace", "request_id", b"request_id", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "clear_when_consumed", b"clear_when_consumed", "dtypes", b"dtypes", "enums", b"enums", "fields", b"fields", "grpo_group_size", b"grpo_group_size", "max_deliveries", b"max_deliveries", "num_samples", b"num_samples", "open", b"open", "partition_id", b"partition_id", "per_token_fields", b"per_token_fields", "replace", b"replace", "request_id", b"request_id", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grpo_group_size: _TypeAlias = _typing.Literal["grpo_group_size"]  # noqa: Y015
     _WhichOneofArgType__grpo_group_size: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size"]  # noqa: Y015

@@ -145,7 +145,7 @@ class PartitionModel:
             row.revision += per_token
         self.declare(spec.name for spec in write.call.columns)
         for spec in write.call.columns:
-            self.shapes[spec.name] = widened(self.shapes.get(spec.name), spec.shape) or spec.shape
+            self.shapes[spec.name] = widened(self.held_shape(spec.name), spec.shape) or spec.shape
             values = self.known(spec.name, write.values[spec.name])
             got = list(zip(rows, values if len(values) == len(rows) else values * len(rows), strict=True))
             for row, value in got:
@@ -175,7 +175,7 @@ class PartitionModel:
         """What values, lengths and tags contradict. rows: None for those that are new."""
         reasons = self.why_not_name([spec.name for spec in call.columns], limits.max_fields)
         for spec in call.columns:
-            if widened(self.shapes.get(spec.name), spec.shape) is None or self.lacks_tokens(spec):
+            if widened(self.held_shape(spec.name), spec.shape) is None or self.lacks_tokens(spec):
                 reasons.add(Reason.FIELD_MISMATCH)
             if appends(call) and (spec.name not in self.definition.per_token_fields or spec.shape.kind != "jagged"):
                 reasons.add(Reason.INVALID_REQUEST)
@@ -205,6 +205,11 @@ class PartitionModel:
         told = [spec for spec in brought if of_dense or spec.shape.kind != "dense"]
         said = {row_entries(spec, i) + before.get(spec.name, 0) for spec in told}
         return kept | said | (set() if given is None else {int(given[i])})
+
+    def held_shape(self, name: str) -> Shape | None:
+        """The shape of a field of which a row, or a reserved group, has values."""
+        held = any(name in row.values for row in self.rows) or any(name in group.shared for group in self.groups)
+        return self.shapes.get(name) if held else None
 
     def lacks_tokens(self, spec: ColumnSpec) -> bool:
         """Whether a per-token field gets one value a row."""

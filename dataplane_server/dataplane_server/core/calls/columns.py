@@ -40,6 +40,11 @@ class Shape:
         return f"{self.kind} {self.dtype} ({', '.join(dimensions)})"
 
     @property
+    def element(self) -> str:
+        """The element type; "object" for objects."""
+        return self.dtype or "object"
+
+    @property
     def trailing(self) -> tuple[int, ...]:
         """The shape of one entry."""
         return self.row_shape[1:] if self.kind == "dense" else self.row_shape

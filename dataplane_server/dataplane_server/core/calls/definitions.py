@@ -29,13 +29,20 @@ def merged(held: Definition, wanted: Definition) -> Definition:
         per_token_fields=held.per_token_fields | wanted.per_token_fields,
         grpo_group_size=held.grpo_group_size if wanted.grpo_group_size is None else wanted.grpo_group_size,
         enums={**wanted.enums, **held.enums},
+        dtypes={**wanted.dtypes, **held.dtypes},
     )
 
 
 def with_fields_of(held: Definition, wanted: Definition) -> Definition:
     """`wanted`, and the fields that only `held` declares: an open partition keeps the fields that it was given."""
     kept = held.per_token_fields - set(wanted.fields)
-    return replace(wanted, fields=_union(wanted.fields, held.fields), per_token_fields=wanted.per_token_fields | kept)
+    dtypes = {name: dtype for name, dtype in held.dtypes.items() if name not in wanted.fields}
+    return replace(
+        wanted,
+        fields=_union(wanted.fields, held.fields),
+        per_token_fields=wanted.per_token_fields | kept,
+        dtypes={**wanted.dtypes, **dtypes},
+    )
 
 
 def _union(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
@@ -50,6 +57,9 @@ def _differences(held: Definition, wanted: Definition) -> Iterator[str]:
         if name in wanted.per_token_fields:
             has, lacks = lacks, has
         yield f"field {name!r} is per-token in the {has}, not in the {lacks}"
+    for name in sorted(held.dtypes.keys() & wanted.dtypes.keys()):
+        if held.dtypes[name] != wanted.dtypes[name]:
+            yield f"field {name!r} is {held.dtypes[name]} in the partition, {wanted.dtypes[name]} in the registration"
     for name in sorted(held.enums.keys() & wanted.enums.keys()):
         if held.enums[name] != wanted.enums[name]:
             ours, theirs = (", ".join(each.enums[name])[:80] for each in (held, wanted))

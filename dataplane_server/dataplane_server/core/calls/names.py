@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Definition, Int64Array, Tags
+from rl_dataplane.v1.element_types import ITEM_SIZES
 
 MAX_DELIVERIES = (1 << 16) - 1
 """Deliveries of a row are counted up to this number."""
@@ -84,6 +85,7 @@ def check_definition(definition: Definition, limits: Limits) -> None:
         name = min(undeclared)
         message = f"partition {definition.partition_id!r}: per-token field {name!r} is not among its fields"
         raise Refusal(Reason.FIELD_NOT_DECLARED, message, partition_id=definition.partition_id, field=name)
+    _check_dtypes(definition)
     if not 0 <= definition.max_deliveries <= MAX_DELIVERIES:
         message = (
             f"partition {definition.partition_id!r}: max_deliveries must be 0 to {MAX_DELIVERIES}, "
@@ -94,6 +96,17 @@ def check_definition(definition: Definition, limits: Limits) -> None:
         message = f"partition {definition.partition_id!r} has no task, so no row would ever be cleared when consumed"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=definition.partition_id)
     _check_enums(definition, limits)
+
+
+def _check_dtypes(definition: Definition) -> None:
+    """Of declared fields only, and ones that there are."""
+    for name, dtype in definition.dtypes.items():
+        where = f"partition {definition.partition_id!r}, field {name!r}"
+        if name not in definition.fields:
+            raise Refusal(Reason.FIELD_NOT_DECLARED, f"{where}: dtypes names a field that is not declared", field=name)
+        if dtype != "object" and dtype not in ITEM_SIZES:
+            message = f"{where}: {dtype!r} is no element type; it must be object or one of {', '.join(ITEM_SIZES)}"
+            raise Refusal(Reason.INVALID_REQUEST, message, field=name)
 
 
 def _check_enums(definition: Definition, limits: Limits) -> None:

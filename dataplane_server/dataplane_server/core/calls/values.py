@@ -87,7 +87,8 @@ class Copy(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Definition:
     """What a partition holds, and for which tasks. max_deliveries: 0 for no limit. open: a call that names a field
-    which is not declared declares it. clear_when_consumed: a row goes as soon as every task has consumed it.
+    which is not declared declares it. clear_when_consumed: a row goes as soon as every task has consumed it. dtypes:
+    the element type of fields ("object" for objects); others hold what is put first.
     """
 
     partition_id: str
@@ -100,3 +101,4 @@ class Definition:
     max_deliveries: int = 0
     open: bool = False
     clear_when_consumed: bool = False
+    dtypes: Mapping[str, str] = field(default_factory=dict)

@@ -20,7 +20,8 @@ from dataplane_server.core.rows.row_table import RowTable
 
 class Field:
     """Shape and counts of one field. The first put sets the shape, which can only widen (dense to jagged); the bytes of
-    an entry never change. rows: how many rows hold the field, with size_bytes of values.
+    an entry do not change while something holds values. rows: how many rows hold the field, with size_bytes of values.
+    dtype: the element type as declared, empty if none is.
     """
 
     def __init__(self, name: str, index: int, per_token: bool, rows: RowTable) -> None:
@@ -29,6 +30,7 @@ class Field:
         self.mask = 1 << index
         self.bit = np.uint64(self.mask)
         self.per_token = per_token
+        self.dtype = ""
         self.shape: Shape | None = None
         self.rows = 0
         self.size_bytes = 0
@@ -38,8 +40,10 @@ class Field:
     def entry_bytes(self) -> int:
         return self.shape.entry_bytes if self.shape is not None else 0
 
-    def check(self, column: Column, partition_id: str) -> Shape:
-        """The shape after a put of this column. Refusal FIELD_MISMATCH says what differs."""
+    def check(self, column: Column, partition_id: str, held: Shape | None) -> Shape:
+        """The shape after a put of this column. held: see `Partition.held_shape`. Refusal FIELD_MISMATCH says what
+        differs; its metadata "dtype" is the element type that would be right.
+        """
         if self.per_token and column.shape.kind == "object":
             message = f"partition {partition_id!r}, field {self.name!r}: a per-token field cannot hold objects"
             raise Refusal(Reason.FIELD_MISMATCH, message, partition_id=partition_id, field=self.name)
@@ -54,16 +58,25 @@ class Field:
                 f"partition {partition_id!r}, field {self.name!r}: the put takes it to be per-token, and it is not"
             )
             raise Refusal(Reason.FIELD_MISMATCH, message, partition_id=partition_id, field=self.name)
-        if self.shape is None or self.shape == column.shape:
+        if self.dtype not in ("", column.shape.element):
+            message = (
+                f"partition {partition_id!r}, field {self.name!r}: the put has {column.shape}, but the field is "
+                f"declared {self.dtype}; convert the column before the put"
+            )
+            raise self._mismatch(message, partition_id, self.dtype)
+        if held is None or held == column.shape:
             return column.shape
-        widened = self.shape.widened(column.shape)
+        widened = held.widened(column.shape)
         if widened is None:
             message = (
                 f"partition {partition_id!r}, field {self.name!r}: the put has {column.shape}, "
-                f"but the field holds {self.shape}; convert or reshape the column before the put"
+                f"but the field holds {held} (in {self.rows} rows); convert or reshape the column before the put"
             )
-            raise Refusal(Reason.FIELD_MISMATCH, message, partition_id=partition_id, field=self.name)
+            raise self._mismatch(message, partition_id, held.element)
         return widened
+
+    def _mismatch(self, message: str, partition_id: str, dtype: str) -> Refusal:
+        return Refusal(Reason.FIELD_MISMATCH, message, partition_id=partition_id, field=self.name, dtype=dtype)
 
     def holds(self, slots: Slots) -> BoolArray:
         """Which rows have produced the field."""
@@ -103,6 +116,8 @@ def check_may_replace(
             change = "does not declare"
         elif field.name in definition.per_token_fields and not field.per_token:
             change = "newly declares per-token"  # rows were put without comparing their lengths
+        elif field.shape is not None and definition.dtypes.get(field.name, field.shape.element) != field.shape.element:
+            change = f"declares {definition.dtypes[field.name]}"
         else:
             continue
         sharing = sum(field.name in group.shared for group in reserved)

@@ -147,6 +147,7 @@ class Partition:
             per_token = name in definition.per_token_fields
             self.fields[name] = kept.get(name) or Field(name, next(indexes), per_token, self.rows)
             self.fields[name].per_token = per_token
+            self.fields[name].dtype = definition.dtypes.get(name, "")
         self.rows.set_width(1 + max((field.index for field in self.fields.values()), default=-1))
         self.tasks = {
             name: self.tasks.get(name) or Task(name, self.partition_id, self.rows, self.groups, self._changed_tasks)
@@ -199,11 +200,21 @@ class Partition:
     ) -> Checked:
         """Refuse a put that contradicts its rows. slots: of the samples; -1 for new ones."""
         fields = self.known_fields([column.name for column in columns.each], limits)
-        shapes = [fields[column.name].check(column, self.partition_id) for column in columns.each]
+        shapes = self._shapes_after(fields, columns)
         check_sequence_lengths(self.partition_id, fields, sample_ids, slots, columns, sequence_lengths)
         if tags:
             self.check_tags(sample_ids, slots, tags, limits.max_tags_per_row)
         return Checked(slots, shapes, int(np.count_nonzero(slots < 0)))
+
+    def _shapes_after(self, fields: Mapping[str, Field], columns: Columns) -> list[Shape]:
+        """The shapes of the fields of a put after it."""
+        named = ((fields[column.name], column) for column in columns.each)
+        return [field.check(column, self.partition_id, self.held_shape(field)) for field, column in named]
+
+    def held_shape(self, field: Field) -> Shape | None:
+        """The shape of a field of which a row or a reserved group has values; None for another."""
+        held = field.rows or any(field.name in group.shared for group in self.groups.reserved.values())
+        return field.shape if held else None
 
     def check_tags(self, sample_ids: Sequence[str], slots: Slots, tags: Iterable[Tags], most: int) -> None:
         """Refuse more than `most` tags of a row."""
@@ -216,7 +227,7 @@ class Partition:
     def check_shared(self, group: Group, columns: Columns, limits: Limits) -> Checked:
         """Refuse fields that the rows of a group cannot share: per-token fields, and fields that one of them has."""
         fields = self.known_fields([column.name for column in columns.each], limits)
-        shapes = [fields[column.name].check(column, self.partition_id) for column in columns.each]
+        shapes = self._shapes_after(fields, columns)
         slots = self.groups.members(group.number)
         for field in (self.fields[column.name] for column in columns.each if column.name in self.fields):
             held = slots[field.holds(slots)]
@@ -459,6 +470,6 @@ class Partition:
 
 def definition_bytes(definition: Definition) -> int:
     """Memory of a partition without rows."""
-    names = [*definition.fields, *definition.tasks, *definition.enums]
+    names = [*definition.fields, *definition.tasks, *definition.enums, *definition.dtypes]
     in_enums = [name for enum in definition.enums.values() for name in enum]
     return PARTITION_BYTES + NAME_BYTES * len(names) + sum(map(text_bytes, names)) + id_bytes(in_enums)

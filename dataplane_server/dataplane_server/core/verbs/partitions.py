@@ -76,6 +76,7 @@ class Partitions:
             per_token_fields=call.per_token_fields,
             open=True,  # or it would need a field
             clear_when_consumed=False,  # or a task
+            dtypes={},  # or the fields that they are of
         )
         check_definition(wanted, self._state.limits)
         self._extend(partition, replace(wanted, open=held.open, clear_when_consumed=held.clear_when_consumed))
@@ -103,6 +104,7 @@ class Partitions:
         if definition == partition.definition:
             return False
         self._check_room(definition, partition.definition)
+        check_may_replace(partition.partition_id, partition.fields, partition.groups.reserved.values(), definition)
         partition.extend(definition)
         return True
 

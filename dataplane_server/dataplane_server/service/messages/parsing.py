@@ -28,6 +28,7 @@ _LIMIT_OF_FIELD = {
     "per_token_fields": "max_fields",
     "required_fields": "max_fields",
     "enums": "max_fields",
+    "dtypes": "max_fields",
     "names": "max_enum_names",
     "tasks": "max_tasks",
     "row_shape": "max_dimensions",
