@@ -291,7 +291,11 @@ TABLE: list[tuple[Stall, Cause, str]] = [
         "task_filter",
         "of task 'train' (2 lack a tag that it names); none has the tag 'bset'",
     ),
-    (incomplete_groups, "incomplete_groups", "that are still reserved, the oldest by client 'agent' for 0.0 s"),
+    (
+        incomplete_groups,
+        "incomplete_groups",
+        "'g', by client 'agent' for 0.0 s (2 of its 2 rows have no value: 'u', 'v')",
+    ),
     (broken_groups, "broken_groups", "2 of 2 untaken rows belong to groups of which other rows are taken"),
     (missing_in_groups, "missing_field", "1 of 3 untaken rows lack field 'b'"),
     (

@@ -215,6 +215,7 @@ def claims(
 def why(
     partition: AnyPartition = None,
     task: AnyTask = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also show waits of less than 2 s.")] = False,
     server: Address = "",
     output: Output = "table",
     timeout: Timeout = TIMEOUT_S,
@@ -228,7 +229,7 @@ def why(
     """
     from dataplane_client.cli._why import show_waits
 
-    show_waits(partition, task, server, output, timeout)
+    show_waits(partition, task, server, output, timeout, everything=everything)
 
 
 @app.command()

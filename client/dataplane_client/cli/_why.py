@@ -13,11 +13,16 @@ from dataplane_client.cli._table import Labelled
 from dataplane_client.cli._text import plural
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
+_USUAL_WAIT_S = 2.0
+"""A claim of a healthy flow may wait as long; the page has the same limit."""
 _MOST_PARTITIONS = 32
 """That are asked for tasks which take no rows, if nothing waits."""
 
 
-def show_waits(partition_id: str | None, task: str | None, address: str, output: Format, timeout_s: float) -> None:
+def show_waits(
+    partition_id: str | None, task: str | None, address: str, output: Format, timeout_s: float, *, everything: bool
+) -> None:
+    """everything: also show waits that have only begun, which a healthy flow has all the time. JSON has them always."""
     with server_or_exit(address, timeout_s) as server:
         explained = _explained(server, partition_id or "", task or "")
         if not partition_id and not explained.waits:
@@ -26,10 +31,14 @@ def show_waits(partition_id: str | None, task: str | None, address: str, output:
     if output == "json":
         print_json(explained)
         return
-    if not any(wait.waiting for wait in explained.waits):
-        print_text("nothing waits")
-    for wait in explained.waits:
+    lasting = [wait for wait in explained.waits if everything or wait.age_s is None or wait.age_s >= _USUAL_WAIT_S]
+    begun = len(explained.waits) - len(lasting)
+    if not any(wait.waiting for wait in lasting):
+        print_text(f"nothing waits for {_USUAL_WAIT_S:.0f} s or longer" if begun else "nothing waits")
+    for wait in lasting:
         print_text(*_lines(wait))
+    if begun:
+        print_text(f"{plural(begun, 'wait')} of less than {_USUAL_WAIT_S:.0f} s: --all lists them too")
     if explained.unexamined:
         print_text(
             f"{plural(explained.unexamined, 'more wait was', 'more waits were')} not looked at: name a partition"

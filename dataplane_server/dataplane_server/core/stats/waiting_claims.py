@@ -29,6 +29,7 @@ from dataplane_server.core.tasks.task_states import DEAD, DELAYED, UNTAKEN
 from dataplane_server.core.verbs.claim_queue import QueuedClaim
 
 _NAMED_RANKS = 3
+_NAMED_ROWS = 3
 _OF_HEALTHY_FLOWS = ("claims_held", "dead_letters", "rank_missing")
 
 
@@ -202,13 +203,17 @@ class _Diagnosis:
     # -- who has to do something ---------------------------------------------------------------------------------------
 
     def _filler(self) -> str:
-        """Who fills the oldest group that has a row, and for how long."""
+        """The oldest group that has a row: who fills it, for how long, and its rows without a value."""
         for group in self._partition.groups.reserved.values():
             if group.size:
-                first = self._partition.groups.members(group.number)[:1]
-                age = seconds_text(float(self._rows.ages(first, self._evidence.now)[0]))
+                members = self._partition.groups.members(group.number)
+                age = seconds_text(float(self._rows.ages(members[:1], self._evidence.now)[0]))
                 who = f" by client {self._evidence.name(group.session_id)!r}" if group.session_id else ""
-                return f", the oldest{who} for {age}"
+                empty = members[self._rows["produced"][members] == 0]
+                names = ", ".join(map(repr, self._rows.ids(empty[:_NAMED_ROWS])))
+                more = ", ..." if len(empty) > _NAMED_ROWS else ""
+                some = f" ({len(empty)} of its {group.size} rows have no value: {names}{more})" if len(empty) else ""
+                return f", the oldest, {group.group_id!r},{who} for {age}{some}"
         return ""
 
     def _writer(self, field: str) -> str:
