@@ -467,6 +467,7 @@ def test_the_band_holds_over_random_interleavings(caller: Caller, seed: int) -> 
     [
         ({"max_rows": 0}, ("max_rows must be 1 to", "got 0")),
         ({"max_bytes": -1}, ("max_bytes",)),
+        ({"when_full": "evict"}, ("when_full 'evict' needs a budget: max_rows",)),
         ({"evict_where": SCORE}, ("evict_where needs when_full 'evict'",)),
         ({"band": DrawBand(0.0, 0.0, 9.0)}, ("samples_per_insert above 0",)),
         ({"band": DrawBand(5e-324, 0.0, 9.0)}, ("at least 1e-09; got (5e-324, 0.0, 9.0)",)),

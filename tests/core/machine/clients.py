@@ -337,7 +337,7 @@ class Clients:
         first: list[EvictFirst] = ["oldest", "oldest_version"]
         what = self.dice.choice(full)
         return FlowPolicy(
-            self.dice.choice([None, 3, 5, 8]),
+            self.dice.choice([3, 5, 8] if what == "evict" else [None, 3, 5, 8]),
             self.dice.choice([None, None, 600, 1200]),
             self.dice.choice([None, None, 1, 2]),
             what,

@@ -54,6 +54,9 @@ def check_flow(policy: FlowPolicy) -> int:
     if policy.evict_where and policy.when_full != "evict":
         message = f"evict_where needs when_full 'evict', got {policy.when_full!r}"
         raise Refusal(Reason.INVALID_REQUEST, message)
+    if policy.when_full == "evict" and (policy.max_rows, policy.max_bytes, policy.max_versions) == (None, None, None):
+        message = "when_full 'evict' needs a budget: max_rows, max_bytes or max_versions"
+        raise Refusal(Reason.INVALID_REQUEST, message)
     if policy.band is not None:
         _check_band(policy.band)
     return check_filter(policy.evict_where, with_age=True)
