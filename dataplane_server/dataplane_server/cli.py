@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import gc
 import json
+import math
 import os
 import re
 import resource
@@ -16,7 +17,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import NoReturn, get_args
 
 from dataplane_server._packages import needs_server_packages
 
@@ -63,9 +64,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             serve_cluster(config, flags.cluster_name, flags.ray_address, cache_bytes, mirrored=mirrored)
     except (ImportError, OSError, RecoveryError) as error:
         if sys.stderr.isatty():
-            sys.exit(f"dataplane-server: {error}")
-        get_log().error("start_failed", why=str(error))
+            sys.exit(f"dataplane-server: {_in_words(error)}")
+        get_log().error("start_failed", why=_in_words(error))
         sys.exit(1)
+
+
+def _in_words(error: ImportError | OSError | RecoveryError) -> str:
+    """The error without Python's own notation."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, ModuleNotFoundError) and error.name == "ray":
+        return "--cluster ray needs the package ray: pip install 'rl-dataplane[ray]'"
+    return str(error)
 
 
 def parse_size(text: str) -> int:
@@ -128,10 +138,15 @@ _SWITCHES = (
 )
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong without the usage, which fills a screen."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "dataplane-server", description=(main.__doc__ or "").partition("\n")[0], allow_abbrev=False
-    )
+    parser = _Parser("dataplane-server", description=(main.__doc__ or "").partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
     parser.add_argument(
         "--listen",
@@ -196,6 +211,8 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
     if flags.data_dir is not None and flags.standby is not None:
         raise ValueError("give either --data-dir or --standby, which names the same directory for a second server")
     folder = flags.data_dir if flags.standby is None else flags.standby
+    if not 0 <= flags.grace < math.inf:
+        raise ValueError(f"--grace must be finite and not negative, got {flags.grace}")
     config = ServerConfig(
         listen=tuple(flags.listen or ServerConfig.listen),
         http=flags.http or None,

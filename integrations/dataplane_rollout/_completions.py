@@ -30,6 +30,8 @@ def from_completions(
     do not tell them. logprobs: whether rows must have them. Raises InvalidArgumentError that names the response, the
     choice and the rule, also for a choice without token ids.
     """
+    if _get(responses, "choices") is not None:
+        raise InvalidArgumentError("from_completions takes a list of responses, got one: write [response]")
     names = names_of("responses", group_ids, [_get(response, "id") for response in responses])
     if prompt_ids is not None and len(prompt_ids) != len(responses):
         raise InvalidArgumentError(f"{len(prompt_ids)} prompt_ids for {len(responses)} responses; give one for each")

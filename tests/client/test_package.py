@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -22,6 +23,10 @@ def test_every_listed_name_is_there_and_is_kept() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match=r"'dataplane_client'.*'nope'"):
         dataplane_client.nope  # noqa: B018  # the access is the test
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert dataplane_client.__version__ == version("rl-dataplane")
 
 
 def test_dir_shows_the_public_names_and_no_others() -> None:

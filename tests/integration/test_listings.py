@@ -69,7 +69,8 @@ def test_claims_name_their_holders(flow: DataPlaneClient) -> None:
     assert held[0].clients == (session.client,)
     assert (session.claims, session.rows, session.groups) == (2, 3, 0)
     assert 0 <= session.silent_s < session.grace_s
-    assert flow.claims("p", "other").open == []
+    with pytest.raises(NotFoundError, match="no task 'other'"):
+        flow.claims("p", "other")
     with pytest.raises(NotFoundError, match="no partition 'q'"):
         flow.claims("q")
 

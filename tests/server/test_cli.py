@@ -39,6 +39,7 @@ def test_a_mode_is_three_octal_digits() -> None:
         (["--listen", "somewhere"], "'somewhere' is not host:port"),
         (["--health", "50052"], "health: '50052' is not host:port"),
         (["--socket-mode", "rw"], "--socket-mode: 'rw' is not a file mode"),
+        (["--grace", "-1"], "--grace must be finite and not negative, got -1.0"),
         (["--log-level", "loud"], "argument --log-level: invalid choice: 'loud'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -49,8 +50,9 @@ def test_bad_flags_end_the_command_with_code_2(
     with pytest.raises(SystemExit) as ended:
         main(flags)
     assert ended.value.code == 2
-    shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert message in shown
+    assert re.fullmatch(
+        rf"dataplane-server: error: .*{re.escape(message)}.* \(see dataplane-server --help\)\n", capsys.readouterr().err
+    )
 
 
 def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,7 @@ class ListingVerbs:
         self, partition_id: str | None = None, task_name: str | None = None, *, timeout_s: float | None = None
     ) -> ClaimList:
         """List open claims (who holds how many rows since when) and waiting claims (who waits for what). None: of all
-        partitions, of all tasks. Raises NotFoundError for an unknown partition.
+        partitions, of all tasks. Raises NotFoundError for an unknown partition or task.
         """
         request = pb.ListClaimsRequest(
             partition_id=checked_name("partition id", partition_id or "", "claims"),

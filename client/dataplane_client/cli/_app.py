@@ -216,6 +216,10 @@ def why(
     partition: AnyPartition = None,
     task: AnyTask = None,
     everything: Annotated[bool, typer.Option("--all", help="Also show waits of less than 2 s.")] = False,
+    fail_after: Annotated[
+        float | None,
+        typer.Option("--fail-after", min=0.0, metavar="SECONDS", help="Exit with 3 if a call has waited for so long."),
+    ] = None,
     server: Address = "",
     output: Output = "table",
     timeout: Timeout = TIMEOUT_S,
@@ -225,11 +229,13 @@ def why(
     Without PARTITION, the waits of all partitions. With TASK, only claims of this task. If nothing waits, or PARTITION
     is named, it also tells of tasks that take no rows. docs/why.md lists the causes.
 
-    Exits with 0 whether or not anything waits, and with 1 if the partition or task does not exist.
+    Exits with 0 whether or not anything waits, unless --fail-after is given, which is for watchdogs; with 1 if the
+    partition or task does not exist.
     """
     from dataplane_client.cli._why import show_waits
 
-    show_waits(partition, task, server, output, timeout, everything=everything)
+    longest_s = show_waits(partition, task, server, output, timeout, everything=everything)
+    raise typer.Exit(3 if fail_after is not None and longest_s is not None and longest_s >= fail_after else 0)
 
 
 @app.command()
@@ -261,7 +267,8 @@ def reset(
     partition: Partition,
     task: Task,
     sample_ids: Annotated[list[str] | None, typer.Argument(metavar="SAMPLE...")] = None,
-    whole_task: Annotated[bool, typer.Option("--all", help="Reset all rows of the partition.")] = False,
+    whole_task: Annotated[bool, typer.Option("--all", help="Reset all rows, consumed ones too.")] = False,
+    dead: Annotated[bool, typer.Option("--dead", help="Reset the dead letters, and no other rows.")] = False,
     server: Address = "",
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
@@ -269,11 +276,14 @@ def reset(
 
     Claims that hold any of the rows end: their commits are refused.
     """
-    if bool(sample_ids) == whole_task:
-        raise typer.BadParameter("name the samples to reset, or use --all to reset all of them")
-    from dataplane_client.cli._rows import reset_task
+    if [bool(sample_ids), whole_task, dead].count(True) != 1:
+        raise typer.BadParameter("name the samples to reset, or use --dead for the dead letters or --all for all rows")
+    from dataplane_client.cli._rows import reset_dead, reset_task
 
-    reset_task(partition, task, sample_ids or [], server, timeout)
+    if dead:
+        reset_dead(partition, task, server, timeout)
+    else:
+        reset_task(partition, task, sample_ids or [], server, timeout)
 
 
 @app.command()
@@ -284,11 +294,9 @@ def drop(
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
     """Remove a partition with its rows, claims and definition."""
-    if not yes:
-        typer.confirm(f"Remove partition {partition} and all of its rows?", abort=True)
     from dataplane_client.cli._rows import drop_partition
 
-    drop_partition(partition, server, timeout)
+    drop_partition(partition, server, timeout, sure=yes)
 
 
 @app.command()

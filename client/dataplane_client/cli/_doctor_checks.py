@@ -144,7 +144,8 @@ def check_response(server: Server) -> tuple[Check, pb.GetServerStatusResponse | 
         seconds = statistics.median(_timed_call(server)[0] for _ in range(_CALLS))
     except DataPlaneError as error:
         advice = "check that it runs and listens at this address, in this network namespace or on this volume"
-        return Check("server", "problem", str(error), advice), None
+        found, _, _ = str(error).partition('. "dataplane doctor')  # which this is
+        return Check("server", "problem", found, advice), None
     found = f"a call takes {seconds * 1e3:.1f} ms (the first, with the connection, {first_s * 1e3:.1f} ms)"
     if seconds > _SLOW_S:
         advice = "check the server's CPU load (dataplane_event_loop_lag_seconds) and the network"

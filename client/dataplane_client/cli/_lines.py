@@ -80,9 +80,9 @@ def read(path: str) -> Iterator[tuple[list[Row], set[str]]]:
 
 def _pages_of(file: IO[str]) -> Iterator[list[Row]]:
     rows: list[Row] = []
-    for number, line in enumerate(file, 1):
+    for number, line in _numbered_lines(file):
         if line.strip():
-            rows.append(_row_of(line, number))
+            rows.append(_row_of(line, f"line {number} is not a row as `dataplane export` writes it"))
         if len(rows) == PAGE_ROWS:
             yield rows
             rows = []
@@ -90,20 +90,50 @@ def _pages_of(file: IO[str]) -> Iterator[list[Row]]:
         yield rows
 
 
-def _row_of(line: str, number: int) -> Row:
+def _numbered_lines(file: IO[str]) -> Iterator[tuple[int, str]]:
+    try:
+        yield from enumerate(file, 1)
+    except UnicodeDecodeError:
+        fail(f"{file.name} is not text in UTF-8, as `dataplane export` writes it")
+
+
+def _row_of(line: str, refused: str) -> Row:
     try:
         read = json.loads(line)
-        fields = {name: _value_of(written) for name, written in read["fields"].items()}
-        group = RowGroup(**read["group"]) if "group" in read else None
-        return Row(str(read["sample_id"]), read.get("tags", {}), fields, group)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        fail(f"line {number} is not a row as `dataplane export` writes it: {error!r}")
+    except ValueError:
+        fail(f"{refused}: it is not JSON")
+    kinds = {"sample_id": str, "tags": dict, "fields": dict, "group": dict}
+    parts = {"tags": {}, "group": {}, **read} if isinstance(read, dict) else {}
+    if wrong := [name for name, kind in kinds.items() if not isinstance(parts.get(name), kind)]:
+        fail(f'{refused}: it needs "{wrong[0]}", {"a text" if kinds[wrong[0]] is str else "an object"}')
+    return Row(
+        parts["sample_id"],
+        parts["tags"],
+        {name: _value_of(written, f"{refused}: field {name!r}") for name, written in parts["fields"].items()},
+        _group_of(parts["group"], refused) if parts["group"] else None,
+    )
 
 
-def _value_of(written: Mapping[str, Any]) -> Any:
-    if "object" in written:
+def _group_of(written: dict[str, Any], refused: str) -> RowGroup:
+    try:
+        return RowGroup(**written)
+    except TypeError:
+        fail(f"{refused}: its group is not one as `dataplane export` writes it")
+
+
+def _value_of(written: Any, refused: str) -> Any:
+    if isinstance(written, dict) and "object" in written:
         return written["object"]
-    return torch.tensor(written["values"], dtype=torch_dtype(written["dtype"]))
+    if not isinstance(written, dict) or not {"values", "dtype"} <= written.keys():
+        fail(f'{refused} needs "values" with their "dtype", or "object"')
+    try:
+        dtype = torch_dtype(str(written["dtype"]))
+    except ValueError as error:
+        fail(f"{refused}: {error}")
+    try:
+        return torch.tensor(written["values"], dtype=dtype)
+    except (ValueError, TypeError, RuntimeError):
+        fail(f'{refused}: "values" needs {written["dtype"]} numbers, in lists of equal lengths')
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,12 +137,17 @@ def _batch(schema: pa.Schema, columns: Sequence[_Column], page: Sequence[Row]) -
 def read(path: str) -> Iterator[tuple[list[Row], set[str]]]:
     """The rows, a page at a time, and the names of the fields that are dense."""
     try:
-        with pq.ParquetFile(path) as file:
+        with Path(path).open("rb") as bytes_of_file, pq.ParquetFile(bytes_of_file) as file:
             columns = [_Column(field.name, **_about(field)) for field in list(file.schema_arrow)[3:]]
             for batch in file.iter_batches(PAGE_ROWS):
                 yield _rows(batch, columns), {column.name for column in columns if column.kind == "dense"}
-    except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        fail(f"{path} is not a file as `dataplane export` writes it: {error!r}")
+    except pa.ArrowException:
+        fail(f"{path} is not a file as `dataplane export` writes it: it is not Parquet, or it is damaged")
+    except (KeyError, TypeError, ValueError):
+        fail(
+            f"{path} is not a file as `dataplane export` writes it: it needs the columns sample_id, tags and "
+            f"group, then fields with metadata {_MEMBER.decode()!r}"
+        )
 
 
 def _about(field: pa.Field) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Sequence
 
+import typer
+
 from dataplane_client.answers.descriptions import (
     DeadLetter,
     SampleDescription,
@@ -19,7 +21,7 @@ from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import fail, print_json, print_text
 from dataplane_client.cli._server import server_or_exit
 from dataplane_client.cli._table import Table
-from dataplane_client.cli._text import age_text, tags_text
+from dataplane_client.cli._text import age_text, plural, tags_text
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
@@ -48,6 +50,16 @@ def show_dead_letters(partition_id: str, task: str, address: str, output: Format
     print_text(_dead_letter_table(letters) if letters else "no dead letters")
 
 
+def reset_dead(partition_id: str, task: str, address: str, timeout_s: float) -> None:
+    """Reset the dead letters, at most 65,536."""
+    with server_or_exit(address, timeout_s) as server:
+        answer = server.call("ListDeadLetters", pb.ListDeadLettersRequest(partition_id=partition_id, task=task))
+    if answer.dead_letters:
+        reset_task(partition_id, task, [letter.sample_id for letter in answer.dead_letters], address, timeout_s)
+    else:
+        print_text("no dead letters")
+
+
 def reset_task(partition_id: str, task: str, sample_ids: Sequence[str], address: str, timeout_s: float) -> None:
     """Reset samples, or the whole task if sample_ids is empty."""
     request = pb.ResetTaskRequest(
@@ -73,9 +85,13 @@ def set_weight_version(
     print_text(f"rows retired: {done.retired_rows:,}, groups aborted: {done.aborted_groups:,}")
 
 
-def drop_partition(partition_id: str, address: str, timeout_s: float) -> None:
+def drop_partition(partition_id: str, address: str, timeout_s: float, *, sure: bool) -> None:
+    """Say what is lost, ask unless sure, and drop. A partition that does not exist is an error here: it is mistyped."""
     request = pb.DropPartitionRequest(request_id=uuid.uuid4().hex, partition_id=partition_id)
     with server_or_exit(address, timeout_s) as server:
+        there = server.call("GetPartition", pb.GetPartitionRequest(partition_id=partition_id)).partition
+        if not sure:
+            typer.confirm(f"Remove partition {partition_id} and its {plural(there.rows, 'row')}?", abort=True)
         done = server.call("DropPartition", request)
     print_text(f"rows removed: {done.dropped_rows:,}")
 

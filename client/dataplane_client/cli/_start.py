@@ -33,17 +33,24 @@ def main() -> None:
 
         app()
     except SystemExit as end:
-        if isinstance(end.code, int) and _flush_output():
-            os._exit(end.code)  # skips Python's slow finalization
+        try:
+            if isinstance(end.code, int) and _flush_output():
+                os._exit(end.code)  # skips Python's slow finalization
+        except BrokenPipeError:
+            os._exit(1)  # who reads the output, such as head(1), has seen enough: no error to report
         raise
 
 
 def _flush_output() -> bool:
-    """Whether all output was written. If not, Python must end the process itself and report the error."""
+    """Whether all output was written. If not, Python must end the process itself and report the error, except for a
+    BrokenPipeError, which it raises.
+    """
     try:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:  # None if it was closed before the start
                 stream.flush()
+    except BrokenPipeError:
+        raise
     except (OSError, ValueError):
         return False
     return True

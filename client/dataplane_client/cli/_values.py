@@ -159,8 +159,12 @@ def client_or_exit(address: str, timeout_s: float, transport: TransportChoice = 
     try:
         with connect(address, transport=transport, timeout_s=timeout_s, client_name="dataplane-command") as client:
             yield client
-    except (DataPlaneError, OSError) as error:
+    except DataPlaneError as error:
         fail(str(error))
+    except BrokenPipeError:
+        raise  # who reads the output has seen enough: the command ends without words
+    except OSError as error:
+        fail(str(error) if error.filename is None else f"{error.filename}: {error.strerror}")
 
 
 def _rows(client: DataPlaneClient, chosen: Chosen) -> Iterator[Row]:

@@ -21,16 +21,19 @@ _MOST_PARTITIONS = 32
 
 def show_waits(
     partition_id: str | None, task: str | None, address: str, output: Format, timeout_s: float, *, everything: bool
-) -> None:
-    """everything: also show waits that have only begun, which a healthy flow has all the time. JSON has them always."""
+) -> float | None:
+    """Show the waits. Returns for how many seconds the longest has lasted; None if nothing waits. everything: also show
+    waits that have only begun, which a healthy flow has all the time. JSON has them always.
+    """
     with server_or_exit(address, timeout_s) as server:
         explained = _explained(server, partition_id or "", task or "")
         if not partition_id and not explained.waits:
             idle = (_explained(server, one.partition_id, "") for one in server.partitions()[:_MOST_PARTITIONS])
             explained = replace(explained, waits=[wait for one in idle for wait in one.waits])
+    longest_s = max((wait.age_s or 0.0 for wait in explained.waits if wait.waiting), default=None)
     if output == "json":
         print_json(explained)
-        return
+        return longest_s
     lasting = [wait for wait in explained.waits if everything or wait.age_s is None or wait.age_s >= _USUAL_WAIT_S]
     begun = len(explained.waits) - len(lasting)
     if not any(wait.waiting for wait in lasting):
@@ -43,6 +46,7 @@ def show_waits(
         print_text(
             f"{plural(explained.unexamined, 'more wait was', 'more waits were')} not looked at: name a partition"
         )
+    return longest_s
 
 
 def _explained(server: Server, partition_id: str, task: str) -> Explanation:

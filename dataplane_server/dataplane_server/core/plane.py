@@ -219,7 +219,9 @@ class DataPlane:
     def list_claims(self, partition_id: str, task: str, now: float) -> tuple[list[ClaimInfo], list[WaitInfo]]:
         """Open claims and queued claims, the oldest first. Empty names: of all partitions, of all tasks."""
         if partition_id:
-            self._state.partition(partition_id)
+            partition = self._state.partition(partition_id)
+            if task:
+                partition.task(task)
         claims = list_claims(self._verbs.table, self._state, partition_id, task, now)
         return claims, list_waits(self._verbs.queue, self._state, partition_id, task, now)
 

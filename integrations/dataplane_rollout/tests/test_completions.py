@@ -70,6 +70,12 @@ CHAT_TAGS: list[dict[str, Any]] = [
 Kind = Callable[[Any], Any]
 
 
+@pytest.mark.parametrize("kind", [dict, as_objects])
+def test_one_response_without_a_list_is_refused_in_words(kind: Kind) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"takes a list of responses, got one: write \[response\]"):
+        from_completions(kind(COMPLETION))
+
+
 @pytest.fixture(params=[copy.deepcopy, as_objects], ids=["dicts", "objects"])
 def kind(request: pytest.FixtureRequest) -> Kind:
     chosen: Kind = request.param

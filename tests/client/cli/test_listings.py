@@ -78,6 +78,9 @@ def test_claims_show_who_holds_rows_and_who_waits_for_what(client: DataPlaneClie
         while not (listed := client.claims()).waiting:
             assert listed.open
         code, text = run("claims", "p", "train", "-s", client.target)
+        watched = [
+            run("why", *flags, "-s", client.target)[0] for flags in ([], ["--fail-after", "0"], ["--fail-after", "60"])
+        ]
     finally:
         wait.join()
     assert (code, read(text, r"[0-9a-f]{12}-[0-9a-f]{16}-\d+")) == (
@@ -90,6 +93,8 @@ def test_claims_show_who_holds_rows_and_who_waits_for_what(client: DataPlaneClie
             "trainer-3  p  train  ~  9  0  y in 2 rows",
         ],
     )
+    assert watched == [0, 3, 0]
+    assert run("why", "p", "--fail-after", "0", "-s", client.target)[0] == 0, "nothing waits any more"
 
 
 def _claim_in_vain(client: DataPlaneClient) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from tests.client.cli.reading import run, run_json
 
@@ -56,9 +58,24 @@ def test_dead_letters_are_listed_with_their_last_reason_until_they_are_reset(tro
     assert run("dead-letters", "p", "train", "-s", troubled) == (0, "no dead letters\n")
 
 
+def test_dead_letters_are_reset_and_no_other_rows(troubled: str) -> None:
+    with connect(troubled) as client:
+        held = client.claim("p", "train", ["x"], 1)
+        assert run("reset", "p", "train", "--dead", "-s", troubled) == (0, "rows reset: 1, claims fenced: 0\n")
+        assert run("reset", "p", "train", "--dead", "-s", troubled) == (0, "no dead letters\n")
+        held.commit()
+        assert client.claim("p", "train", ["x"], 1).meta.sample_ids == ["a"]
+        assert client.partition("p").task("train").consumed_rows == 1
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [
+        (["drop", "q"], "there is no partition 'q'"),
+        (["drop", "q", "--yes"], "there is no partition 'q'"),
+        (["claims", "p", "trian"], "'trian'"),
+        (["claims", "q"], "there is no partition 'q'"),
+        (["reset", "p", "trian", "--dead"], "'trian'"),
         (["sample", "p", "unknown"], "partition 'p' has no sample 'unknown'"),
         (["dead-letters", "p", "trian"], "'trian'"),
         (["reset", "p", "trian", "--all"], "'trian'"),
@@ -67,6 +84,7 @@ def test_dead_letters_are_listed_with_their_last_reason_until_they_are_reset(tro
 def test_an_unknown_sample_or_task_exits_with_1_and_its_name(troubled: str, command: list[str], said: str) -> None:
     code, text = run(*command, "-s", troubled)
     assert (code, said in text) == (1, True)
+    assert not re.search(r"[a-z][A-Z]\w* at ", text), "a command tells no name of an RPC"
 
 
 def test_a_whole_task_is_reset_only_with_all(troubled: str) -> None:
@@ -74,6 +92,7 @@ def test_a_whole_task_is_reset_only_with_all(troubled: str) -> None:
         held = client.claim("p", "train", ["x"], 1)
         code, text = run("reset", "p", "train", "-s", troubled)
         assert (code, "--all" in text) == (2, True)
+        assert run("reset", "p", "train", "--dead", "--all", "-s", troubled)[0] == 2
         assert run("reset", "p", "train", "a", "--all", "-s", troubled)[0] == 2
         assert run("reset", "p", "train", "--all", "-s", troubled) == (0, "rows reset: 2, claims fenced: 1\n")
         with pytest.raises(ClaimFencedError):

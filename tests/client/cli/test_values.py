@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -155,13 +156,56 @@ def test_a_value_that_json_cannot_hold_is_named(client: DataPlaneClient, tmp_pat
     assert "sample 'bytes' has a value that JSON cannot hold" in text
 
 
-@pytest.mark.parametrize("line", ["{", '{"fields": {}}', '{"sample_id": "a", "fields": {"x": {"values": [1]}}}', "[]"])
-def test_a_line_that_is_no_row_is_named(client: DataPlaneClient, tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "lacks"),
+    [
+        ("{", "it is not JSON"),
+        ("[]", 'it needs "sample_id", a text'),
+        ('{"fields": {}}', 'it needs "sample_id", a text'),
+        ('{"sample_id": "a"}', 'it needs "fields", an object'),
+        ('{"sample_id": "a", "fields": {}, "tags": 1}', 'it needs "tags", an object'),
+        ('{"sample_id": "a", "fields": {"x": 1}}', 'field \'x\' needs "values" with their "dtype", or "object"'),
+        ('{"sample_id": "a", "fields": {"x": {"values": [1]}}}', 'field \'x\' needs "values" with their "dtype"'),
+        (
+            '{"sample_id": "a", "fields": {"x": {"values": [1], "dtype": "number"}}}',
+            "field 'x': dtype 'number' is not a known element type",
+        ),
+        (
+            '{"sample_id": "a", "fields": {"x": {"values": [[1], [1, 2]], "dtype": "int64"}}}',
+            "field 'x': \"values\" needs int64 numbers, in lists of equal lengths",
+        ),
+    ],
+)
+def test_a_line_that_is_no_row_is_named_with_what_it_lacks(
+    client: DataPlaneClient, tmp_path: Path, line: str, lacks: str
+) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(f'{{"sample_id": "a", "fields": {{}}}}\n{line}\n')
     code, text = run("import", "p", str(file), "-s", address_of(client))
     assert code == 1
-    assert "line 2 is not a row" in text
+    assert f"line 2 is not a row as `dataplane export` writes it: {lacks}" in text
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", pytest.param("parquet", marks=NEEDS_PYARROW)])
+def test_a_file_that_cannot_be_read_is_named_in_words(client: DataPlaneClient, tmp_path: Path, suffix: str) -> None:
+    missing, bytes_of_no_format = tmp_path / f"missing.{suffix}", tmp_path / f"rows.{suffix}"
+    bytes_of_no_format.write_bytes(b"\xff\xfe")
+    code, text = run("import", "p", str(missing), "-s", address_of(client))
+    assert (code, text) == (1, f"dataplane: {missing}: No such file or directory\n")
+    code, text = run("import", "p", str(bytes_of_no_format), "-s", address_of(client))
+    assert (code, text.startswith(f"dataplane: {bytes_of_no_format} is not ")) == (1, True)
+    assert "Error" not in text
+
+
+def test_an_export_whose_reader_has_seen_enough_ends_without_words(client: DataPlaneClient) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    command = [DATAPLANE, "export", "p", "-", "-s", address_of(client)]
+    with commands.begin(command, stdout=theirs, stderr=subprocess.PIPE, text=True) as process:
+        os.close(theirs)
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert (process.returncode, "Error" in said, "Errno" in said, "dataplane:" in said) == (1, False, False, False)
 
 
 def test_tail_shows_the_last_rows(client: DataPlaneClient) -> None:
@@ -181,7 +225,7 @@ def test_tail_follows_what_arrives(client: DataPlaneClient) -> None:
 
 def test_drop_asks_first_and_tells_what_it_removed(client: DataPlaneClient) -> None:
     code, text = run("drop", "p", "-s", address_of(client), typed="n\n")
-    assert (code, "Remove partition p and all of its rows?" in text, client.partition("p").rows) == (1, True, 3)
+    assert (code, "Remove partition p and its 3 rows?" in text, client.partition("p").rows) == (1, True, 3)
     code, text = run("drop", "p", "--yes", "-s", address_of(client))
     assert (code, text.strip(), client.partitions()) == (0, "rows removed: 3", [])
 

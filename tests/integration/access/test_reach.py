@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.client.cli.reading import run
 from tests.hostile.attacks.http2 import Http2Peer
 from tests.integration.access.conftest import TOKENS, Pki, Start, access, address_of, hashed, of
 from tests.integration.conftest import Eventually
@@ -91,6 +92,16 @@ def test_without_credentials_only_health_answers(start: Start, pki: Pki, access_
 def test_plain_text_gets_nowhere_at_a_port_with_tls(secured: ServerThread) -> None:
     with pytest.raises(UnavailableError, match="expects TLS"):
         connect(address_of(secured), connect_timeout_s=5.0)
+
+
+def test_commands_say_which_side_speaks_tls(secured: ServerThread, start: Start, pki: Pki) -> None:
+    for command in ("status", "doctor"):
+        code, text = run(command, "-s", address_of(secured), DATAPLANE_TLS_CA="")
+        assert (code, "the server speaks TLS: set DATAPLANE_TLS_CA to the file of its CA" in text) == (1, True), text
+        assert "dataplane doctor" not in text
+    plain = start(listen=("127.0.0.1:0",))
+    code, text = run("status", "-s", plain.addresses[0], DATAPLANE_TLS_CA=str(pki.ca))
+    assert (code, "the server does not speak TLS: unset DATAPLANE_TLS_CA" in text) == (1, True), text
 
 
 def test_a_client_refuses_a_server_that_another_ca_has_signed(secured: ServerThread, tmp_path: Path) -> None:

@@ -193,6 +193,19 @@ def refusal_of(*flags: str, python: tuple[str, ...] = ()) -> str:
     return str(event["why"])
 
 
+@pytest.mark.parametrize(
+    ("flags", "missing"),
+    [
+        (["--access", "/nope/access.json"], "/nope/access.json"),
+        (["--tls-cert", "/nope/tls.crt", "--tls-key", "/nope/tls.key"], "/nope/tls.crt"),
+    ],
+    ids=["access", "tls"],
+)
+def test_a_missing_file_is_named_in_words(tmp_path: Path, flags: list[str], missing: str) -> None:
+    why = refusal_of("--listen", f"unix://{tmp_path}/a.sock", "--http", "", *flags)
+    assert why == f"{missing}: No such file or directory"
+
+
 def test_a_second_server_is_told_what_to_do(command: Command, addresses: list[str], tmp_path: Path) -> None:
     unix, tcp = addresses
     http = command.http.removeprefix("http://")
