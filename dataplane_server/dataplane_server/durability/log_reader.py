@@ -122,7 +122,7 @@ class LogReader:
         """End the segment after its last record: a torn record goes, and so does unused space. Errors as `ending`."""
         self.ending()
         with self.path.open("r+b") as file:
-            file.truncate(self.position)
+            os.ftruncate(file.fileno(), self.position)
             os.fsync(file.fileno())  # were the torn record back after a loss of power, a later segment would follow it
 
     def abandon(self) -> int:

@@ -98,7 +98,7 @@ WRONG_PUTS: list[tuple[type[Exception], str, Callable[[], object]]] = [
     (TypeError, "unsupported type set", lambda: tq.kv_put("a", "p", {"x": {1}})),
     (ValueError, "kv_batch_put", lambda: tq.kv_put("a", "p", {"x": one_nested_row()})),
     (ValueError, "reserved", lambda: tq.kv_put("a", "p", {"x[shape]": torch.ones(2)})),
-    (ValueError, "float32", lambda: tq.kv_put("a", "p", {"x": torch.ones(2, dtype=torch.int64)})),
+    (ValueError, "float32", lambda: tq.kv_put("a", "p", {"x": torch.ones(2, dtype=torch.float64)})),
     (ValueError, "more than one dimension, .* at most", lambda: tq.kv_put("a", "p", {"x": torch.ones(2, 3)})),
     (ValueError, "at most one dimension, .* more than", lambda: tq.kv_put("a", "p", {"y": torch.ones(2)})),
     (ValueError, "data_parser", lambda: tq.kv_put("a", "p", {"z": 1}, data_parser=lambda _: {})),
