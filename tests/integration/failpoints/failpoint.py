@@ -106,6 +106,3 @@ class _WatchedFile(io.FileIO):
 
     def write(self, data: Any) -> int:
         return int(self._watch.call("write", self.fileno(), super().write, data))
-
-    def truncate(self, size: int | None = None) -> int:
-        return int(self._watch.call("truncate", self.fileno(), super().truncate, size))

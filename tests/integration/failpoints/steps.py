@@ -47,7 +47,7 @@ STEPS = [
     Step("arena of the former life is synced", "fdatasync arena", "next start", durability=_DISK),
     Step("log of the former life is synced", "fdatasync log-N", "next start", durability=_DISK),
     Step("removal is locked out", "open removing", "next start"),
-    Step("end of the log is cut", "truncate log-N", "next start"),
+    Step("end of the log is cut", "ftruncate log-N", "next start"),
     Step("cut is synced", "fsync log-N", "next start"),
     Step("next header is written", "pwrite log.new", "next start", _WRITE),
     Step("next segment gets its name", "rename log.new", "next start"),
