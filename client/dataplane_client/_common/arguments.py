@@ -29,7 +29,9 @@ def checked_names(what: str, names: Iterable[str], where: str) -> list[str]:
     if not isinstance(names, Iterable):
         raise UnsupportedTypeError(f"{where}: {what}s must be a sequence of str, got {type(names).__name__}")
     listed = list(names)
-    if not _all_plain(listed, str) or not _has_utf8("".join(listed)):
+    try:
+        "".join(listed).encode()  # one check for all, because batches have thousands of ids
+    except (TypeError, UnicodeEncodeError):
         for name in listed:
             checked_name(what, name, where)
     return listed
@@ -52,7 +54,7 @@ def _has_utf8(text: str) -> bool:
 
 
 def _all_plain(values: Collection[object], kind: type) -> bool:
-    """Whether all are of exactly this type; one check for all, because batches have thousands of ids."""
+    """Whether all are of exactly this type."""
     return set(map(type, values)) <= {kind}
 
 

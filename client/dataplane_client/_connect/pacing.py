@@ -141,7 +141,8 @@ class _Verb:
             if self._may_grow:
                 self._bound += 1 / self._bound if self._was_refused else 1
             self._seconds += (min(seconds, _LONGEST_S) - self._seconds) / _REMEMBERED
-        self.admit()
+        if self._waiting:
+            self.admit()
 
     def _grow_with_time(self) -> None:
         if self._may_grow and (now := self._now()) - self._changed_at >= _LOOK_AGAIN_S:

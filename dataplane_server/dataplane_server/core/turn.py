@@ -161,8 +161,9 @@ class Turn:
     def _follow_up(self, now: float) -> None:
         """Do what follows from a change."""
         changes = self._state.changes
-        if changes:
-            self._state.version += 1
+        if not changes and not self._state.space.freed:
+            return
+        self._state.version += 1
         while self._settle(now):
             pass
         changes.tasks.clear()
@@ -189,7 +190,8 @@ class Turn:
             self._state.space.freed = changes.writes_left = False
         before = len(effects)
         for task in list(changes.tasks):
-            self._serve(task, now)
+            if task.waiting():
+                self._serve(task, now)
             task.observe(now)
             task.figures = None
         return any(task.suspects for task in changes.tasks) or bool(flow.waiting and len(effects) > before)

@@ -48,6 +48,8 @@ def check_filter(terms: Filter, *, with_age: bool) -> int:
     """Refusal INVALID_REQUEST names the first term that is wrong, and the rule. with_age: whether age_s may be a
     subject. Returns its filter_bytes.
     """
+    if not terms:
+        return 0
     if len(terms) > MAX_TERMS:
         raise Refusal(Reason.INVALID_REQUEST, f"a filter has at most {MAX_TERMS} terms, got {len(terms)}")
     results = 0
@@ -56,7 +58,7 @@ def check_filter(terms: Filter, *, with_age: bool) -> int:
         if rule:
             raise Refusal(Reason.INVALID_REQUEST, f"filter, term {number} ({_text(term)}): {rule}")
         results += 1 - _TAKES.get(term.operator, 0)
-    if terms and results != 1:
+    if results != 1:
         message = f"a filter leaves one result, got {results}: combine its comparisons with `and` or `or`"
         raise Refusal(Reason.INVALID_REQUEST, message)
     text_bytes = _text_bytes(terms)

@@ -97,7 +97,8 @@ class Freshness:
 
     def drop_unwanted(self) -> None:
         """Remove those of the tasks' suspects that they drop: first what is stale, then what does not fit a filter."""
-        self._suspect_held()
+        if self._held:
+            self._suspect_held()
         suspecting = [task for task in self._state.changes.tasks if task.suspects]
         dropping = [(task, np.unique(np.concatenate(task.suspects))) for task in suspecting]
         for task in suspecting:

@@ -160,8 +160,9 @@ class Writes:
 
     def once_layout(self, ticket: int) -> tuple[Int64Array, Int64Array] | None:
         """As `Admission.layout`, of the columns that are put once; None if there is none."""
-        call, layout = self.call_of(ticket), self._admission.layout(ticket)
-        if layout is None or not isinstance(call, PutSamples) or not call.once:
+        call = self.call_of(ticket)
+        layout = self._admission.layout(ticket) if isinstance(call, PutSamples) and call.once else None
+        if layout is None or not isinstance(call, PutSamples):
             return None
         rows = [row for row, column in enumerate(call.columns) if column.name in call.once]
         return layout[0][rows], layout[1][rows]
@@ -246,10 +247,12 @@ class Writes:
         if revisions is not None:
             check_append(partition, put.sample_ids, slots, columns, revisions)
         checked = partition.check_put(put.sample_ids, slots, columns, put.tags, put.sequence_lengths, limits)
-        check_once(put.partition_id, partition.fields, put.once)
+        if put.once:
+            check_once(put.partition_id, partition.fields, put.once)
         if not put.reservation_id:
             partition.rows.check_may_create(put.sample_ids, slots)
-        self._state.check_new_rows(checked.new_rows)
+        if checked.new_rows:
+            self._state.check_new_rows(checked.new_rows)
         return checked
 
     def _check_access(self, put: PutSamples, partition: Partition, slots: Slots) -> None:
@@ -407,7 +410,8 @@ def _check_form(put: PutSamples, limits: Limits) -> int:
     if put.add_to_group and (certain or not put.reservation_id):
         message = "a put that adds to a group names its reservation, and neither a claim nor generations"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
-    _check_once(put)
+    if put.once:
+        _check_once(put)
     if put.create_only and (certain or put.reservation_id or put.only_if):
         message = "a put with create_only names neither a claim nor a reservation nor generations nor only_if"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
