@@ -70,8 +70,7 @@ class ArenaValues:
         return asyncio.get_running_loop().run_in_executor(None, digests_of, self._arena.memory, *layout)
 
     def complete(self, reservation: Reservation) -> None:
-        if reservation.copies:
-            self._arena.copy(reservation.copies)
+        self._arena.copy(reservation.copies)
 
     async def frames(self, header: pb.ReadColumnsHeader, runs: Runs) -> AsyncIterator[bytes]:
         for frame in read_frames(header, cut(self._arena, runs, SENT_CHUNK_BYTES)):

@@ -128,7 +128,7 @@ class Columns:
 
     @property
     def sent_bytes(self) -> int:
-        return self.size_bytes if self.kept is None else self.size_bytes - self.kept_bytes
+        return self.size_bytes - self.kept_bytes
 
     def appended_to(self, kept: Kept) -> Columns:
         """The columns with what rows have before their entries. Refusal for a row that becomes too long."""

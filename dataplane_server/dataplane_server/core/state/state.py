@@ -94,8 +94,10 @@ class State:
 
     def check_new_rows(self, new: int) -> None:
         """Refusal LIMIT_REACHED if the server cannot hold `new` more rows."""
+        if not new:
+            return
         held, most = self.total_rows, self.limits.max_rows
-        if new and held + new > most:
+        if held + new > most:
             message = f"the server holds {held} rows and may hold at most {most}; clear some first"
             raise Refusal(Reason.LIMIT_REACHED, message, max_rows=most)
 

@@ -109,7 +109,8 @@ class Writes:
         if not call.columns:
             return CommitResult(self._claims.commit(call.claim_id))
         columns = _columns(call.columns, self._claims.size(call.claim_id), self._state.limits)
-        checked, (partition, _) = self._check_commit(call, columns), self._claims.rows_of(call.claim_id)
+        partition, sample_ids = self._claims.rows_of(call.claim_id)
+        checked = self._check_commit(partition, sample_ids, columns)
         return self._reserve(_UnderWay(call, partition.partition_id, columns, _write_bytes(columns)), checked, now)
 
     def _reserve(self, begun: _UnderWay, checked: Checked, now: float) -> Reservation | Waiting:
@@ -161,8 +162,10 @@ class Writes:
     def once_layout(self, ticket: int) -> tuple[Int64Array, Int64Array] | None:
         """As `Admission.layout`, of the columns that are put once; None if there is none."""
         call = self.call_of(ticket)
-        layout = self._admission.layout(ticket) if isinstance(call, PutSamples) and call.once else None
-        if layout is None or not isinstance(call, PutSamples):
+        if not isinstance(call, PutSamples) or not call.once:
+            return None
+        layout = self._admission.layout(ticket)
+        if layout is None:
             return None
         rows = [row for row, column in enumerate(call.columns) if column.name in call.once]
         return layout[0][rows], layout[1][rows]
@@ -214,10 +217,8 @@ class Writes:
         return PutResult(created, columns.sent_bytes, generations, hint, outcomes)
 
     def _finish_commit(self, ticket: int, commit: CommitClaim, columns: Columns) -> CommitResult:
-        checked = self._still_checked(ticket)
-        if checked is None:
-            checked = self._check_commit(commit, columns)
         partition, sample_ids = self._claims.rows_of(commit.claim_id)
+        checked = self._still_checked(ticket) or self._check_commit(partition, sample_ids, columns)
         partition.put((), checked, columns, self._admission.redeem(ticket), None, None)
         self._report(commit, partition, sample_ids)
         return CommitResult(self._claims.commit(commit.claim_id, columns.size_bytes))
@@ -247,12 +248,10 @@ class Writes:
         if revisions is not None:
             check_append(partition, put.sample_ids, slots, columns, revisions)
         checked = partition.check_put(put.sample_ids, slots, columns, put.tags, put.sequence_lengths, limits)
-        if put.once:
-            check_once(put.partition_id, partition.fields, put.once)
+        check_once(put.partition_id, partition.fields, put.once)
         if not put.reservation_id:
             partition.rows.check_may_create(put.sample_ids, slots)
-        if checked.new_rows:
-            self._state.check_new_rows(checked.new_rows)
+        self._state.check_new_rows(checked.new_rows)
         return checked
 
     def _check_access(self, put: PutSamples, partition: Partition, slots: Slots) -> None:
@@ -284,16 +283,16 @@ class Writes:
             message = f"group {group.group_id!r} would have {rows} rows; the limit is {most} (max_group_rows)"
             raise Refusal(Reason.INVALID_REQUEST, message, group_id=group.group_id)
 
-    def _check_commit(self, commit: CommitClaim, columns: Columns) -> Checked:
-        partition, sample_ids = self._claims.rows_of(commit.claim_id)
+    def _check_commit(self, partition: Partition, sample_ids: Sequence[str], columns: Columns) -> Checked:
         slots = partition.rows.find(sample_ids)
         return partition.check_put(sample_ids, slots, columns, None, None, self._state.limits)
 
     def _still_checked(self, ticket: int) -> Checked | None:
         """What the check of a write said when it began, if no other call came and it changed nothing itself."""
         last, self._last_check = self._last_check, None
-        still = last is not None and last.ticket == ticket and last.version + 1 == self._state.version
-        return last.checked if still and last is not None else None
+        if last is None or last.ticket != ticket or last.version + 1 != self._state.version:
+            return None
+        return last.checked
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
@@ -410,8 +409,7 @@ def _check_form(put: PutSamples, limits: Limits) -> int:
     if put.add_to_group and (certain or not put.reservation_id):
         message = "a put that adds to a group names its reservation, and neither a claim nor generations"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
-    if put.once:
-        _check_once(put)
+    _check_once(put)
     if put.create_only and (certain or put.reservation_id or put.only_if):
         message = "a put with create_only names neither a claim nor a reservation nor generations nor only_if"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
@@ -438,10 +436,12 @@ def _check_form(put: PutSamples, limits: Limits) -> int:
 
 def _check_once(put: PutSamples) -> None:
     """Refuse `once` for what is not a column of the put, and for one value of a whole group."""
+    if not put.once:
+        return
     check_distinct("field put once", put.once)
     names = {column.name for column in put.columns}
     others = [name for name in put.once if name not in names]
-    if others or (put.once and put.shared):
+    if others or put.shared:
         rule = f"the put has no column {others[0]!r} to keep once" if others else "a shared put is kept once anyway"
         raise Refusal(Reason.INVALID_REQUEST, f"partition {put.partition_id!r}: {rule}", partition_id=put.partition_id)
 
