@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -158,6 +158,18 @@ def figures(history: History, settings: Settings) -> dict[str, int]:
         "redeliveries of a row": redelivered,
         "ownership intervals checked": sum(map(len, history.by_row.values())),
     }
+
+
+def until_enough(enough: Sequence[str], one_round: Callable[[int], Mapping[str, int]]) -> None:
+    """Rounds of a campaign by number, at most 20, until there was some of everything that is to happen. AssertionError
+    names what did not.
+    """
+    counts: Counter[str] = Counter()
+    for number in range(20):
+        counts.update(one_round(number))
+        if all(counts[name] for name in enough):
+            break
+    assert [name for name in enough if not counts[name]] == []
 
 
 def table(counts: dict[str, int], settings: Settings) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.integration.histories.campaign import judged, run, table
+from tests.integration.histories.campaign import judged, run, table, until_enough
 from tests.integration.histories.settings import PARTITION, Settings
 
 from dataplane_client.client import connect
@@ -23,15 +22,13 @@ _ENOUGH = ("kills", "stops longer than the grace", "commits", "releases")
 def test_no_row_is_lost_or_doubled_when_clients_are_killed_and_stopped(
     address: str, tmp_path: Path, processes: int, seconds: float
 ) -> None:
-    counts: Counter[str] = Counter()
-    for number in range(20):  # rounds, until enough has happened
-        settings = Settings.chosen(address, tmp_path / str(number), processes, seconds, seed=number + 1)
-        found, figures = judged(run(settings), settings)
-        counts.update(figures)
-        assert found[:_SHOWN] == []
-        if all(counts[name] for name in _ENOUGH):
-            break
+    def one_round(number: int) -> dict[str, int]:
         with connect(address) as client:
-            client.drop_partition(PARTITION)
-    sys.stdout.write(table(counts, settings))
-    assert [name for name in _ENOUGH if not counts[name]] == []
+            client.drop_partition(PARTITION)  # of the round before
+        settings = Settings.chosen(address, tmp_path / str(number), processes, seconds, seed=number + 1)
+        found, counts = judged(run(settings), settings)
+        sys.stdout.write(table(counts, settings))
+        assert found[:_SHOWN] == []
+        return counts
+
+    until_enough(_ENOUGH, one_round)

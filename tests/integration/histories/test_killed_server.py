@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.histories.campaign import table
-from tests.integration.histories.crash import one_round
+from tests.integration.histories import crash
+from tests.integration.histories.campaign import table, until_enough
 from tests.integration.histories.settings import Settings
 
 _SHOWN = 40
@@ -36,14 +36,13 @@ def data(durability: str) -> Iterator[Path]:
 def test_no_row_is_lost_or_doubled_when_server_and_clients_are_killed(
     tmp_path: Path, data: Path, durability: str, processes: int, seconds: float
 ) -> None:
-    counts: Counter[str] = Counter()
-    for number in range(20):  # rounds, until enough has happened
+    def one_round(number: int) -> Counter[str]:
         folder = tmp_path / str(number)
         folder.mkdir()
         settings = Settings.chosen(f"unix://{folder}/s", folder / "histories", processes, seconds, seed=number + 1)
-        counts += one_round(folder, data / str(number), durability, settings)
+        counts = crash.one_round(folder, data / str(number), durability, settings)
+        sys.stdout.write(table(counts, settings))
         assert (settings.folder / "violations").read_text().splitlines()[:_SHOWN] == []
-        if all(counts[name] for name in _ENOUGH):
-            break
-    sys.stdout.write(table(counts, settings))
-    assert [name for name in _ENOUGH if not counts[name]] == []
+        return counts
+
+    until_enough(_ENOUGH, one_round)
