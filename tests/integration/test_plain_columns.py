@@ -245,9 +245,12 @@ def test_a_field_has_the_type_that_was_declared_whatever_is_put_first(client: Da
 
 @pytest.mark.parametrize(
     ("dtypes", "words"),
-    [({"r": "float"}, "'float' is no element type"), ({"q": "int8"}, "names a field that is not declared")],
+    [
+        ({"r": "float"}, "'float' is not an element type; use object or one of"),
+        ({"q": "int8"}, "names a field that is not declared"),
+    ],
 )
-def test_a_type_that_is_none_is_refused(client: DataPlaneClient, dtypes: dict[str, str], words: str) -> None:
+def test_an_unknown_type_or_field_is_refused(client: DataPlaneClient, dtypes: dict[str, str], words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         client.register_partition("typed", ["r"], 0, ["train"], dtypes=dtypes)
 

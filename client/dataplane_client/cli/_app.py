@@ -235,7 +235,8 @@ def why(
     from dataplane_client.cli._why import show_waits
 
     longest_s = show_waits(partition, task, server, output, timeout, everything=everything)
-    raise typer.Exit(3 if fail_after is not None and longest_s is not None and longest_s >= fail_after else 0)
+    if fail_after is not None and longest_s is not None and longest_s >= fail_after:
+        raise typer.Exit(3)
 
 
 @app.command()

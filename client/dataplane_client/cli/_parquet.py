@@ -138,7 +138,7 @@ def read(path: str) -> Iterator[tuple[list[Row], set[str]]]:
     """The rows, a page at a time, and the names of the fields that are dense."""
     try:
         with Path(path).open("rb") as bytes_of_file, pq.ParquetFile(bytes_of_file) as file:
-            columns = [_Column(field.name, **_about(field)) for field in list(file.schema_arrow)[3:]]
+            columns = [_Column(field.name, **_about(field)) for field in list(file.schema_arrow)[len(_ABOUT_ROWS) :]]
             for batch in file.iter_batches(PAGE_ROWS):
                 yield _rows(batch, columns), {column.name for column in columns if column.kind == "dense"}
     except pa.ArrowException:
@@ -162,6 +162,6 @@ def _rows(batch: pa.RecordBatch, columns: Sequence[_Column]) -> list[Row]:
         places = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
         for place, value in zip(places, column.values(array.drop_null()), strict=True):
             fields[place][column.name] = value
-    told = [{key: json.loads(tag) for key, tag in of} for of in tags.to_pylist()]
-    of_rows = [None if one is None else RowGroup(**one) for one in groups.to_pylist()]
-    return list(map(Row, ids.to_pylist(), told, fields, of_rows))
+    row_tags = [{key: json.loads(tag) for key, tag in of} for of in tags.to_pylist()]
+    row_groups = [None if one is None else RowGroup(**one) for one in groups.to_pylist()]
+    return list(map(Row, ids.to_pylist(), row_tags, fields, row_groups))

@@ -84,7 +84,7 @@ def test_dead_letters_are_reset_and_no_other_rows(troubled: str) -> None:
 def test_an_unknown_sample_or_task_exits_with_1_and_its_name(troubled: str, command: list[str], said: str) -> None:
     code, text = run(*command, "-s", troubled)
     assert (code, said in text) == (1, True)
-    assert not re.search(r"[a-z][A-Z]\w* at ", text), "a command tells no name of an RPC"
+    assert not re.search(r"[a-z][A-Z]\w* at ", text), "the output of a command names an RPC"
 
 
 def test_a_whole_task_is_reset_only_with_all(troubled: str) -> None:

@@ -127,8 +127,8 @@ def test_groups_and_their_versions_outlive_an_export(client: DataPlaneClient, tm
     client.register_partition("copy", ["input_ids", "logprobs", "texts"], 0, ["train"])
     assert run("import", "copy", file, "-s", address_of(client)) == (0, "5 rows imported\n")
     with client.claim("copy", "train", ["input_ids"], 2, whole_groups=True, unit="groups") as claim:
-        told = [(one.group_id, one.rows, one.start_weight_version, one.end_weight_version) for one in claim.groups]
-        assert sorted(told) == [("g", 3, 3, 4), ("h", 2, None, None)]
+        groups = [(one.group_id, one.rows, one.start_weight_version, one.end_weight_version) for one in claim.groups]
+        assert sorted(groups) == [("g", 3, 3, 4), ("h", 2, None, None)]
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", pytest.param("rows.parquet", marks=NEEDS_PYARROW)])

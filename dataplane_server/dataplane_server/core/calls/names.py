@@ -99,13 +99,13 @@ def check_definition(definition: Definition, limits: Limits) -> None:
 
 
 def _check_dtypes(definition: Definition) -> None:
-    """Of declared fields only, and ones that there are."""
+    """Refuse element types of fields that are not declared, and types that do not exist."""
     for name, dtype in definition.dtypes.items():
         where = f"partition {definition.partition_id!r}, field {name!r}"
         if name not in definition.fields:
             raise Refusal(Reason.FIELD_NOT_DECLARED, f"{where}: dtypes names a field that is not declared", field=name)
         if dtype != "object" and dtype not in ITEM_SIZES:
-            message = f"{where}: {dtype!r} is no element type; it must be object or one of {', '.join(ITEM_SIZES)}"
+            message = f"{where}: {dtype!r} is not an element type; use object or one of {', '.join(ITEM_SIZES)}"
             raise Refusal(Reason.INVALID_REQUEST, message, field=name)
 
 
