@@ -81,7 +81,10 @@ demo-cluster: $(VENV)/.demo  ## the same on a Ray cluster of three nodes on this
 PYTEST_ARGS ?= -n 2 --dist loadgroup
 
 # Types are checked beside the tests, in the time that these leave idle: a cold mypy needs a core for more than a minute.
+# Bytecode is written first, for the hundreds of processes that tests start: where PYTHONDONTWRITEBYTECODE is set, each of
+# them would compile the library anew.
 test: lint derived $(VENV)/.prometheus  ## set up, lint, check types, run the tests
+	@$(BIN)/python -m compileall -qq -j 0 proto dataplane_server client trainer_adapter integrations
 	@nice -n 19 $(MAKE) --no-print-directory types >$(VENV)/types.log 2>&1 & types=$$!; \
 	$(BIN)/python -m pytest $(PYTEST_ARGS); tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/types.log; exit $$((tests || types))

@@ -27,11 +27,8 @@ from hypothesis.internal.constants_ast import Constants
 
 settings.register_profile("quick", max_examples=60, deadline=None, derandomize=True)
 settings.register_profile("nightly", max_examples=3000, deadline=None, database=None, print_blob=True)
-settings.register_profile(
-    "default", settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick")), max_examples=100
-)
-settings.load_profile("default")  # quick: the same examples in each run; nightly: others, by a seed that it prints
-if settings.get_profile("default").derandomize:
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))  # nightly draws others, by a seed that it prints
+if settings().derandomize:
     # Some examples are constants of the modules that were imported so far, which depends on what ran before in the same
     # worker. There is no setting for that.
     _none = Constants()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.caller import int64
 
 from dataplane_server.core.verbs.balance import split_by_weight, split_in_order
 
-PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 WEIGHTS = st.lists(st.one_of(st.integers(0, 9), st.integers(0, 1 << 40)), max_size=60)
 SHARDS = st.integers(1, 12)
 
@@ -51,7 +49,6 @@ def ways(weights: tuple[int, ...], size: int) -> Iterator[tuple[tuple[int, ...],
 # -- in order ----------------------------------------------------------------------------------------------------------
 
 
-@settings(PROFILE)
 @given(n=st.integers(0, 200), shards=SHARDS)
 def test_runs_follow_one_another_and_differ_by_one_at_most(n: int, shards: int) -> None:
     split = split_in_order(n, shards)
@@ -62,7 +59,6 @@ def test_runs_follow_one_another_and_differ_by_one_at_most(n: int, shards: int) 
 # -- by weight ---------------------------------------------------------------------------------------------------------
 
 
-@settings(PROFILE)
 @given(weights=WEIGHTS, shards=SHARDS)
 def test_every_position_has_one_place_and_shards_have_as_many_as_each_other(weights: list[int], shards: int) -> None:
     """Positions ascend, and shards are in the order of their first; empty ones come last."""
@@ -72,14 +68,12 @@ def test_every_position_has_one_place_and_shards_have_as_many_as_each_other(weig
     assert sorted(map(len, split)) == sizes_of_an_even_split(len(weights), shards)
 
 
-@settings(PROFILE)
 @given(weights=WEIGHTS, shards=SHARDS)
 def test_no_split_is_worse_than_a_deal_of_the_sorted_rows(weights: list[int], shards: int) -> None:
     split = split_by_weight(int64(weights), shards)
     assert max(sums(weights, split)) <= max(dealt_sums(weights, shards))
 
 
-@settings(PROFILE)
 @given(weights=WEIGHTS, shards=SHARDS)
 def test_no_shard_is_further_above_the_mean_than_rows_of_like_length_differ(weights: list[int], shards: int) -> None:
     """Rows of like length are adjacent in the sorted rows, one for each shard."""
@@ -89,7 +83,6 @@ def test_no_shard_is_further_above_the_mean_than_rows_of_like_length_differ(weig
     assert fullest * shards <= sum(weights) + widest * shards
 
 
-@settings(PROFILE)
 @given(weights=WEIGHTS, shards=SHARDS)
 def test_numbers_may_differ_if_the_caller_does_without_even_ones(weights: list[int], shards: int) -> None:
     """No shard is further above the mean than the heaviest position: the bound of placing the heaviest first."""

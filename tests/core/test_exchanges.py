@@ -6,13 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane_server.core.verbs.balance import split_by_weight
 from dataplane_server.core.verbs.exchanges import move_home
-
-PROFILE = settings.get_profile("quick")
 
 
 class Split(NamedTuple):
@@ -67,7 +65,6 @@ def test_units_go_to_ranks_of_their_nodes(
     assert Split(nodes, weights, homes, [[0, 1], [2, 3]]).moved() == moved
 
 
-@settings(PROFILE)
 @given(splits(WEIGHTS, NODES))
 def test_each_unit_has_one_rank_and_ranks_keep_their_sizes(split: Split) -> None:
     moved = split.moved()
@@ -76,14 +73,12 @@ def test_each_unit_has_one_rank_and_ranks_keep_their_sizes(split: Split) -> None
     assert all(shard == sorted(shard) for shard in moved)
 
 
-@settings(PROFILE)
 @given(splits(WEIGHTS, NODES))
 def test_sums_change_by_at_most_one_percent_of_the_mean_shard(split: Split) -> None:
     before, after = split.sums(split.shards), split.sums(split.moved())
     assert all(100 * len(before) * abs(now - then) <= sum(before) for now, then in zip(after, before, strict=True))
 
 
-@settings(PROFILE)
 @given(splits(WEIGHTS, NODES))
 def test_each_exchange_of_two_units_brings_one_home(split: Split) -> None:
     moved = split.moved()
@@ -91,14 +86,12 @@ def test_each_exchange_of_two_units_brings_one_home(split: Split) -> None:
     assert away <= 2 * (split.at_home(moved) - split.at_home(split.shards))
 
 
-@settings(PROFILE)
 @given(splits(WEIGHTS, NODES))
 def test_a_rank_without_node_keeps_its_units(split: Split) -> None:
     kept = [now == then for now, then, node in zip(split.moved(), split.shards, split.nodes, strict=True) if not node]
     assert all(kept)
 
 
-@settings(PROFILE)
 @given(splits(st.just(5), st.integers(1, 3)))
 def test_of_equal_units_as_many_are_at_home_as_can_be(split: Split) -> None:
     sizes = list(zip(map(len, split.shards), split.nodes, strict=True))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from itertools import count
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane_server.core.calls.answers import SampleEvent
 from dataplane_server.core.state.state import Fact
 from dataplane_server.core.stats.history import History
 
-PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 LEAST_CELLS = 8
 """As many rows count a call with fewer."""
 
@@ -36,7 +34,6 @@ def test_a_story_tells_all_that_was_noted_oldest_first() -> None:
     assert whats(history, "unknown") == []
 
 
-@settings(PROFILE)
 @given(
     calls=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 30), st.integers(1, 20)), max_size=40),
     limit=st.integers(0, 60),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.caller import Caller
 
@@ -299,7 +299,6 @@ def test_a_claim_that_prefers_rows_keeps_to_its_tokens(cluster: Caller) -> None:
     assert claim(cluster, 2, 4, max_tokens=20) == ["s2", "s3"]
 
 
-@settings(settings.get_profile("quick"))
 @given(st.lists(st.sampled_from([1, 2]), min_size=1, max_size=40), st.data())
 def test_each_row_is_claimed_once_and_none_is_passed_over_for_ever(nodes: list[int], data: st.DataObject) -> None:
     caller = two_nodes()
@@ -386,7 +385,6 @@ def test_a_claim_that_prefers_groups_keeps_to_its_rows_and_tokens(cluster: Calle
     assert claim_groups(cluster, 2, 4, **bound) == ["g2", "g3"]
 
 
-@settings(settings.get_profile("quick"))
 @given(st.lists(st.lists(st.sampled_from([1, 2]), min_size=1, max_size=3), min_size=1, max_size=16), st.data())
 def test_each_group_is_claimed_once_and_none_is_passed_over_for_ever(
     groups: list[list[int]], data: st.DataObject
@@ -490,7 +488,6 @@ def test_an_exchange_keeps_the_tokens_of_ranks_within_a_bound(cluster: Caller) -
 
 
 @given(st.lists(st.integers(0, 255), unique=True, min_size=1), st.integers(0, (1 << 20) - 1), st.integers(1, 1 << 16))
-@settings(settings.get_profile("quick"))
 def test_the_version_of_a_range_changes_when_any_of_its_bytes_is_released(
     pieces: list[int], start: int, size: int
 ) -> None:

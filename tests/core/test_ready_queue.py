@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.caller import int64
 
 from dataplane_server.core.tasks.queues import Entries, GroupQueue, KeyedGroupQueue, KeyedQueue, ReadyQueue
 
-PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 Model = list[tuple[float, int]]
 
 STEPS = st.lists(
@@ -30,7 +27,6 @@ def changed(model: Model, change: str, new: Model, *, keyed: bool) -> Model:
     return sorted(together, key=lambda entry: entry[0]) if keyed else together
 
 
-@settings(PROFILE)
 @given(steps=STEPS, keyed=st.booleans())
 def test_any_changes_of_a_queue_of_rows_agree_with_a_list(steps: list[tuple[str, list[int]]], keyed: bool) -> None:
     queue: ReadyQueue | KeyedQueue = KeyedQueue() if keyed else ReadyQueue()
@@ -53,7 +49,6 @@ def test_any_changes_of_a_queue_of_rows_agree_with_a_list(steps: list[tuple[str,
     assert len(queue) == 0
 
 
-@settings(PROFILE)
 @given(steps=STEPS, keyed=st.booleans())
 def test_any_changes_of_a_queue_of_groups_agree_with_a_list(steps: list[tuple[str, list[int]]], keyed: bool) -> None:
     queue: GroupQueue | KeyedGroupQueue = KeyedGroupQueue() if keyed else GroupQueue()

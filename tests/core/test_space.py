@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.caller import int64
 from tests.core.machine.arena import free_ranges, longest_room
@@ -15,8 +14,6 @@ from tests.core.machine.arena import free_ranges, longest_room
 from dataplane_server.core.calls.values import Int64Array, Run
 from dataplane_server.core.rows.ranges import merged_runs
 from dataplane_server.core.rows.space import Space
-
-PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 def place_rows(space: Space, sizes: Sequence[int]) -> Int64Array | None:
@@ -72,7 +69,6 @@ sizes_of_rows = st.lists(st.integers(0, 150), min_size=1, max_size=8)
 steps = st.lists(st.tuples(st.booleans(), sizes_of_rows), min_size=1, max_size=40)
 
 
-@settings(PROFILE)
 @given(capacity=st.integers(1, 2000), steps=steps)
 def test_any_sequence_of_allocations_and_releases_agrees_with_a_byte_map(
     capacity: int, steps: list[tuple[bool, list[int]]]

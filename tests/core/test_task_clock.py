@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane_server.core.tasks.task_clock import TaskClock
 from dataplane_server.core.tasks.task_states import TASK_STATES, TaskState
 
-PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 CHANGES = st.lists(st.tuples(st.sampled_from(TASK_STATES), st.integers(0, 50)), max_size=30)
 
 
@@ -27,7 +24,6 @@ def test_asking_changes_nothing() -> None:
     assert times(clock, 10.0) == {"serving": 10.0}
 
 
-@settings(PROFILE)
 @given(changes=CHANGES, last=st.integers(0, 60))
 def test_all_time_since_the_first_change_is_in_some_state(changes: list[tuple[TaskState, int]], last: int) -> None:
     clock, spent = TaskClock(), dict.fromkeys(TASK_STATES, 0)

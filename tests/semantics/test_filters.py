@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,7 @@ from functools import partial
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.caller import Caller
 from tests.core.row_filters import fits
@@ -31,7 +30,6 @@ from dataplane_server.core.calls.requests import ClearSamples
 from dataplane_server.core.calls.values import Tags
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
-PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 AND, OR, NOT = Term("and"), Term("or"), Term("not")
 
 
@@ -111,7 +109,6 @@ class Known:
 
 
 @pytest.mark.timeout(1800)  # the nightly profile
-@settings(PROFILE)
 @given(st.lists(STEP, min_size=3, max_size=10))
 def test_filters_choose_the_rows_that_a_row_by_row_evaluation_chooses(
     steps: list[tuple[str, dict[str, tuple[Tags, int]], list[Filter], float]],

@@ -14,14 +14,13 @@ import os
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.machine.clients import Clients
 
 pytestmark = pytest.mark.timeout(7200)  # a failure is shrunk before it is shown
 
 NAME = os.environ.get("HYPOTHESIS_PROFILE", "quick")
-PROFILE = settings.get_profile(NAME)
 
 
 def run(dice: random.Random, most: int, stop_one_in: int, whole_one_in: int = 1) -> None:
@@ -33,7 +32,6 @@ def run(dice: random.Random, most: int, stop_one_in: int, whole_one_in: int = 1)
         raise AssertionError("\n".join(["after these calls:", *turns])) from error
 
 
-@settings(PROFILE)
 @given(st.randoms(use_true_random=False))
 def test_a_short_history_goes_as_the_model_says(dice: random.Random) -> None:
     run(dice, 60, 50)
