@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-serve demo demo-async demo-cluster dashboard page-shots test mutants test-core test-cluster test-failures test-nightly test-soak test-histories crash crash-training simulate test-gpu bench-gpu test-automodel test-frameworks test-faults soak fuzz scaling bench-cluster attacks overload test-matrix image-root test-image image-packages image-requirements audit check lint types derived format bench proto clean
+.PHONY: help docs docs-serve demo demo-async demo-cluster dashboard page-shots test mutants test-core test-long test-cluster test-failures test-nightly test-soak test-histories crash crash-training simulate test-gpu bench-gpu test-automodel test-frameworks test-faults soak fuzz scaling bench-cluster attacks overload test-matrix image-root test-image image-packages image-requirements audit check lint types derived format bench proto clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -89,6 +89,9 @@ test: lint derived $(VENV)/.prometheus  ## set up, lint, check types, run the te
 	$(BIN)/python -m pytest $(PYTEST_ARGS); tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/types.log; exit $$((tests || types))
 
+test-long: $(VENV)/.dev $(VENV)/.prometheus  ## the same promises with more kills, processes and ranks, as CI does after the tests (10 minutes)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "long and not soak and not cluster"
+
 dashboard: $(VENV)/.demo $(VENV)/.prometheus  ## draw docs/images/dashboard.png from a demo that Prometheus watches (about 4 minutes)
 	$(BIN)/python -m scripts.record_dashboard $(DEMO_ARGS)
 
@@ -103,7 +106,7 @@ test-core: $(VENV)-core/.ready  ## the core's tests where neither gRPC nor torch
 
 test-nightly: $(VENV)/.dev  ## random histories of the core for many minutes, others in every run (SEED repeats one)
 	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; echo "the same again: make test-nightly SEED=$$seed"; \
-	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/core/machine --timeout 7200 --hypothesis-seed $$seed
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/core/machine -m 'not soak' --timeout 7200 --hypothesis-seed $$seed
 
 test-cluster: $(VENV)/.dev  ## what needs a Ray cluster, the client's tests on three nodes among it (10 minutes)
 	$(BIN)/python -m pytest -m "cluster and not soak"

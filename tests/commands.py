@@ -1,8 +1,9 @@
-"""The project's commands as processes that start in milliseconds: each is forked from a zygote that has imported them.
+"""Commands and scripts as processes that start in milliseconds: each is forked from a zygote that has imported client,
+server and torch.
 
-`begin` and `run` are for these commands what `subprocess.Popen` and `subprocess.run` are. Started as users start it, a
-command spends a second of CPU on its imports, and a server with a data directory two; tests of starting itself, such as
-`tests/client/cli/test_start.py`, do that.
+`begin` and `run` are for the project's commands, and for `python FILE`, `python -c CODE` and `python -m MODULE`, what
+`subprocess.Popen` and `subprocess.run` are. Started as users start it, a command spends a second of CPU on its imports,
+and a server with a data directory two; tests of starting itself, such as `tests/client/cli/test_start.py`, do that.
 
 A forked command has its own streams, environment, folder and limit of descriptors, and ends as Python ends. Its
 helpers, such as the checkpointer, are forked, too, from a zygote that it leaves behind before it has threads. It ends
@@ -23,6 +24,7 @@ import itertools
 import json
 import os
 import resource
+import runpy
 import select
 import signal
 import socket
@@ -176,7 +178,7 @@ def _new_zygote(hash_seed: str) -> socket.socket:
 
 def begin(words: Sequence[str | Path], **options: Any) -> Forked:
     """Start a command. Options are those of `Forked`."""
-    if (name := _name(words)) not in _MODULES:
+    if words[0] != sys.executable and (name := _name(words)) not in _MODULES:
         raise ValueError(f"{name} is none of {', '.join(_MODULES)}")
     return Forked(next(_zygotes()), [str(word) for word in words], **options)
 
@@ -196,6 +198,26 @@ def run(words: Sequence[str | Path], **options: Any) -> subprocess.CompletedProc
 
 def _name(words: Sequence[str | Path]) -> str:
     return str(words[2]) if words[1:2] == ["-m"] else Path(words[0]).name
+
+
+def _arguments(words: list[str]) -> list[str]:
+    if words[1:2] in (["-m"], ["-c"]):
+        return [words[0], *words[3:]]
+    return words[1:] if words[0] == sys.executable else words
+
+
+def _main(words: Sequence[str]) -> Callable[[], object]:
+    """What a command calls, or what runs a script."""
+    name = _name(words)
+    if name in _MODULES:
+        main: Callable[[], object] = importlib.import_module(_MODULES[name]).main
+        return main
+    if words[1] == "-m":
+        return functools.partial(runpy.run_module, name, run_name="__main__")
+    if words[1] == "-c":
+        return functools.partial(exec, words[2], {"__name__": "__main__"})
+    sys.path.insert(0, str(Path(words[1]).parent))
+    return functools.partial(runpy.run_path, words[1], run_name="__main__")
 
 
 def _next(requests: socket.socket) -> _Request:
@@ -243,7 +265,9 @@ def _become(request: _Request, handles: list[int]) -> None:
     os.environ.update(request.environment)
     os.chdir(request.folder)
     resource.setrlimit(resource.RLIMIT_NOFILE, request.descriptors)
-    sys.argv = [request.words[0], *request.words[3 if request.words[1:2] == ["-m"] else 1 :]]
+    sys.argv = request.words[
+        0 if request.words[0] != sys.executable else 2 if request.words[1] in {"-c", "-m"} else 1 :
+    ]
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -264,7 +288,7 @@ def _starting(helpers: socket.socket, prepare: list[Any]) -> Callable[..., Any]:
     return start
 
 
-def _process(requests: socket.socket) -> Callable[[], Any]:
+def _process(requests: socket.socket) -> Callable[[], object]:
     """Be a zygote. Returns in each process that it forks, or that a zygote of these forks: what that is to run."""
     while True:
         request = _next(requests)
@@ -284,12 +308,12 @@ def _process(requests: socket.socket) -> Callable[[], Any]:
     if request.prepare:
         module, function, *arguments = request.prepare
         getattr(importlib.import_module(module), function)(_name(request.words), *arguments)
-    main: Callable[[], Any] = importlib.import_module(_MODULES[_name(request.words)]).main
-    return main
+    return _main(request.words)
 
 
 if __name__ == "__main__":
     for preloaded in _PRELOADED:
         importlib.import_module(preloaded)
     gc.freeze()
-    sys.exit(_process(socket.socket(fileno=int(sys.argv[1])))())
+    ended = _process(socket.socket(fileno=int(sys.argv[1])))()
+    sys.exit(ended if isinstance(ended, int) else None)

@@ -34,6 +34,7 @@ if settings().derandomize:
     _none = Constants()
     providers._get_local_constants = lambda: _none
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads would spin on cores that other tests need
 for _wait in ("gcs_server_port_wait_time_s", "raylet_start_wait_time_s", "worker_register_timeout_seconds"):
     os.environ.setdefault(f"RAY_{_wait}", "300")  # Ray gives its processes 30 s to start, which a busy machine needs
 

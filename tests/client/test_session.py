@@ -6,7 +6,6 @@ White-box: the server's part is played, for a server of ours does not break stre
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ import grpc
 import pytest
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
+from tests import commands
 
 from dataplane_client._connect.deadline import Deadline
 from dataplane_client._connect.session import LivenessSession
@@ -307,8 +307,7 @@ sys.exit(code or session.session_id != 'of the parent')
 def test_each_process_has_a_session_and_gives_back_what_it_holds_when_it_ends(
     address: str, sessions: Sessions, code: str
 ) -> None:
-    command = [sys.executable, "-c", code, address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = commands.run([sys.executable, "-c", code, address])
     assert (done.returncode, done.stderr) == (0, "")
     assert sessions.closed == ["s1"]
 

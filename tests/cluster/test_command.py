@@ -58,6 +58,7 @@ def folders() -> list[Path]:
     return list(Path("/dev/shm").glob(f"rl-dataplane-{NAME}-*"))  # noqa: S108  # where nodes have their arenas
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_command_runs_a_cluster_until_it_is_told_to_end(ray_address: str) -> None:
     process = command(ray_address)
@@ -72,6 +73,7 @@ def test_the_command_runs_a_cluster_until_it_is_told_to_end(ray_address: str) ->
     assert folders() == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_rows_of_a_cluster_with_a_data_directory_are_there_when_it_runs_again(ray_address: str, tmp_path: Path) -> None:
     for life in range(2):

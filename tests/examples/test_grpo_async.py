@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.integration.training.mortal_processes import Killer, MortalProcesses
 from tests.integration.training.small_task import make_task
 
@@ -63,11 +62,11 @@ class WithOneKill(MortalProcesses):
         os.kill(process, signal.SIGCONT)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_generator_that_is_killed_leaves_the_account_in_balance_and_no_row_is_trained_too_stale(
     tmp_path: Path,
 ) -> None:
-    torch.set_num_threads(1)
     model, problems = make_task(tmp_path)
     task = ["--model", model, "--prompts", problems, "--dp", 1, "--steps", STEPS, "--out", tmp_path / "run"]
     assert run_async.main([str(word) for word in task], WithOneKill) == 0

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from tests.integration.training.small_task import make_task
 
 import run
@@ -23,7 +22,6 @@ _VARIABLES = {"RAY_prestart_worker_first_driver": "0"}  # otherwise Ray begins w
 
 @pytest.mark.timeout(1800)
 def test_on_a_cluster_every_row_is_accounted_for_and_each_node_puts_and_fetches(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
     model, problems = make_task(tmp_path)
     task = ["--model", model, "--prompts", problems, "--dp", "1", "--steps", "3", "--out", tmp_path / "run"]
     command = [sys.executable, run.__file__, "--cluster", *map(str, task)]

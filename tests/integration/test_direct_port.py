@@ -185,7 +185,7 @@ def put_for_ever(pipe: Connection, address: str, name: str) -> None:
             client.clear_samples([f"{name}_{number}"], "p")
 
 
-@pytest.mark.parametrize("kills", [8, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [3, pytest.param(200, marks=pytest.mark.soak)])
 def test_clients_killed_at_any_moment_leave_whole_rows_or_none(
     server: ServerThread, flow: DataPlaneClient, eventually: Eventually, kills: int
 ) -> None:

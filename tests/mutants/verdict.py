@@ -74,7 +74,8 @@ def _arguments(copy: SourceCopy) -> list[str]:
     folder = f"--basetemp={copy.scratch / 'b'}"  # a short name, since a socket's path has 107 bytes at most
     plugins = ["-p", "no:cacheprovider", "-p", "tests.mutants.unshrunk"]
     imported = ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]  # by the zygote
-    return ["-q", *plugins, *imported, "--tb=line", folder]
+    marks = ["-m", "not soak and not automodel and not frameworks and not image and not cluster"]
+    return ["-q", *plugins, *imported, *marks, "--tb=line", folder]
 
 
 def _simulation(seeds: int) -> list[str]:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from tests.simulate.bugs import BUGS
 from tests.simulate.simulation import simulate
 
-_QUICK = ["answers leave before the sync", "the log is not synced", "two lives have one number"]
+_MARKS: dict[str, Any] = {
+    "two lives have one number": (),
+    "answers leave before the sync": pytest.mark.long,
+    "the log is not synced": pytest.mark.long,
+}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))])
 def test_nothing_that_was_answered_is_lost(seed: int) -> None:
     counts = simulate(seed, 400).counts
     assert counts["events"] >= 400
@@ -33,7 +38,7 @@ def test_a_seed_repeats_itself_whatever_the_hashes_of_strings() -> None:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("bug", [pytest.param(name, marks=() if name in _QUICK else pytest.mark.soak) for name in BUGS])
+@pytest.mark.parametrize("bug", [pytest.param(name, marks=_MARKS.get(name, pytest.mark.soak)) for name in BUGS])
 def test_a_bug_is_found_within_the_seeds_that_it_needs(bug: str) -> None:
     command = [sys.executable, "-m", "tests.simulate", "--bug", bug, "--seeds", str(BUGS[bug].seeds)]
     found = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The device of tests, one thread, and a Ray cluster of this machine, which takes 4 s to start."""
+"""The device of tests, and a Ray cluster of this machine, which takes 4 s to start."""
 
 from __future__ import annotations
 
@@ -18,15 +18,6 @@ def chosen_device(request: pytest.FixtureRequest) -> None:
     """Tests compute on the CPU on every machine, but for those that are marked for a GPU."""
     is_for_gpu = request.node.get_closest_marker("gpu") is not None and torch.cuda.is_available()
     choose_device(torch.device("cuda", 0) if is_for_gpu else torch.device("cpu"))
-
-
-@pytest.fixture(autouse=True, scope="package")
-def one_thread() -> Iterator[None]:
-    """Tiny models and small tensors are slower with more threads while other tests use the cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,7 @@ def command_of(process: int) -> bytes:
     return Path(f"/proc/{process}/cmdline").read_bytes()
 
 
+@pytest.mark.long
 def test_the_gateway_of_a_server_stays_where_it_is_and_is_started_again(tmp_path: Path, eventually: Any) -> None:
     listen = f"unix://{tmp_path}/s"
     flags = ["--listen", listen, "--http=", "--http-door=127.0.0.1:0", "--memory=16MiB", f"--data-dir={tmp_path}/data"]

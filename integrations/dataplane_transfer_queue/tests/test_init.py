@@ -11,6 +11,7 @@ from collections import UserDict
 from pathlib import Path
 
 import pytest
+from tests import commands
 
 import dataplane_transfer_queue as tq
 from dataplane_client.client import connect
@@ -113,7 +114,7 @@ sys.stdin.read()
 
 def test_the_server_ends_with_the_process_that_started_it_even_if_that_is_killed() -> None:
     command = [sys.executable, "-c", STARTER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starter:
+    with commands.begin(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
         address = starter.stdout.readline().strip()
         with connect(address, connect_timeout_s=5.0) as client:

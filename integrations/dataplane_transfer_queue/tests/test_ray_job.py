@@ -13,7 +13,7 @@ import dataplane_transfer_queue as tq
 from dataplane_transfer_queue import _job_address
 
 ray: Any = pytest.importorskip("ray")
-pytestmark = pytest.mark.xdist_group("ray")
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.long]
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests import commands
 from tests.client.cli.reading import DATAPLANE, read, run, run_json
 
 from dataplane_client import DataPlaneClient, connect
@@ -75,7 +76,7 @@ def test_after_ctrl_c_nothing_is_left(client: DataPlaneClient) -> None:
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a child inherits an ignored signal
     try:
         command = [DATAPLANE, "bench", "-s", client.target, *SHORT, "--seconds", "2", "--clients", "2"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        with commands.begin(command, stdout=subprocess.PIPE) as process:
             begun(client)
             process.send_signal(signal.SIGINT)
             assert process.wait(30) != 0
@@ -85,7 +86,7 @@ def test_after_ctrl_c_nothing_is_left(client: DataPlaneClient) -> None:
 
 def test_after_an_error_nothing_is_left(client: DataPlaneClient) -> None:
     command = [DATAPLANE, "bench", "-s", client.target, *SHORT, "--seconds", "2", "--clients", "2"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with commands.begin(command, stderr=subprocess.PIPE, text=True) as process:
         client.drop_partition(begun(client))
         assert process.wait(30) == 1
         assert process.stderr is not None

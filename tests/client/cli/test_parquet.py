@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from tests import commands
 from tests.client.cli.reading import run
 
 from dataplane_client import DataPlaneClient, connect
@@ -135,6 +135,6 @@ def test_what_is_no_such_file_is_refused(client: DataPlaneClient, file: str, pat
 def test_without_pyarrow_the_extra_is_named(client: DataPlaneClient, tmp_path: Path) -> None:
     program = "import sys; sys.modules['pyarrow'] = None; from dataplane_client.cli import main; main()"
     command = [sys.executable, "-c", program, "export", P, str(tmp_path / "x.parquet"), "-s", client.target]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = commands.run(command)
     assert done.returncode == 1
     assert "pip install 'rl-dataplane[parquet]'" in done.stderr

@@ -21,6 +21,7 @@ from tests.core.machine.clients import Clients
 pytestmark = pytest.mark.timeout(7200)  # a failure is shrunk before it is shown
 
 NAME = os.environ.get("HYPOTHESIS_PROFILE", "quick")
+MOST = 12 if NAME == "quick" else 400
 
 
 def run(dice: random.Random, most: int, stop_one_in: int, whole_one_in: int = 1) -> None:
@@ -37,6 +38,6 @@ def test_a_short_history_goes_as_the_model_says(dice: random.Random) -> None:
     run(dice, 60, 50)
 
 
-@pytest.mark.parametrize("seed", range(12 if NAME == "quick" else 400))
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, MOST))])
 def test_a_long_history_goes_as_the_model_says(seed: int) -> None:
     run(random.Random(seed), 600, 10_000, whole_one_in=1 if NAME == "nightly" else 4)

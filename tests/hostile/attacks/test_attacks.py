@@ -13,6 +13,7 @@ _ROOT = Path(__file__).parents[3]
 _LONGEST_S = 20.0
 
 
+@pytest.mark.long
 def test_a_server_under_attack_stays_up_within_its_memory_and_serves_others(tmp_path: Path) -> None:
     found = outcome_of("half calls", 1.0, tmp_path)
     assert found.steps > 0

@@ -16,7 +16,7 @@ from dataplane_client.client import connect
 from dataplane_client.credentials import Credentials
 from dataplane_server.config import TlsFiles
 
-ROTATIONS = 4
+ROTATIONS = 2
 
 
 @pytest.mark.timeout(1800)

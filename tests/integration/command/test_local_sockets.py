@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests import commands
 from tests.integration.command.conftest import Start
 from tests.integration.conftest import Eventually
 
@@ -62,7 +63,7 @@ sys.stdin.read()
     with connect(listen, transport="grpc") as client:
         assert works(client)
         command = [sys.executable, "-c", code, listen]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+        with commands.begin(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
             assert reader.stdout is not None
             assert reader.stdout.readline() == "held\n"
             assert client.server_status().memory_used_bytes == SIZE

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from tests import commands
 from tests.integration.histories.checker import violations
 from tests.integration.histories.counters import disagreements
 from tests.integration.histories.history import Final, History, TaskCounts
@@ -48,7 +49,7 @@ def run(settings: Settings, others: Others | None = None) -> History:
         command = [sys.executable, "-m", "tests.integration.histories.zygote", settings.json()]
         with (settings.folder / "stderr").open("w") as stderr:
             pipe = subprocess.PIPE
-            zygote = subprocess.Popen(command, cwd=_ROOT, stdout=pipe, stderr=stderr, encoding="utf-8")
+            zygote = commands.begin(command, stdout=pipe, stderr=stderr, text=True)
         try:
             assert zygote.stdout is not None
             assert zygote.stdout.readline().strip() == THROUGH, "the processes ended before their time"

@@ -17,7 +17,9 @@ _ENOUGH = ("kills", "stops longer than the grace", "commits", "releases")
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("processes", "seconds"), [(8, 8.0), pytest.param(32, 600.0, marks=pytest.mark.soak)], ids=["short", "long"]
+    ("processes", "seconds"),
+    [pytest.param(8, 8.0, marks=pytest.mark.long), pytest.param(32, 600.0, marks=pytest.mark.soak)],
+    ids=["short", "long"],
 )
 def test_no_row_is_lost_or_doubled_when_clients_are_killed_and_stopped(
     address: str, tmp_path: Path, processes: int, seconds: float

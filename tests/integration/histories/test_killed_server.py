@@ -29,7 +29,7 @@ def data(durability: str) -> Iterator[Path]:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("durability", ["process", "disk"])
+@pytest.mark.parametrize("durability", ["process", pytest.param("disk", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("processes", "seconds"), [(8, 6.0), pytest.param(16, 600.0, marks=pytest.mark.soak)], ids=["short", "long"]
 )

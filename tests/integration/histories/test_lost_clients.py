@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests import commands
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import ClaimTimeoutError
@@ -30,7 +31,7 @@ Hold = Callable[[float], "Holder"]
 class Holder:
     """A client in a process of its own, which holds a row."""
 
-    def __init__(self, process: subprocess.Popen[str], **arguments: float | str) -> None:
+    def __init__(self, process: commands.Forked, **arguments: float | str) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         self._said = process.stdout
@@ -45,7 +46,7 @@ class Holder:
         os.kill(self._pid, signal.SIGUSR1)
         os.kill(self._pid, signal.SIGCONT)
         self._lives = False
-        return self._said.readline().strip()
+        return str(self._said.readline()).strip()
 
     def stop(self) -> None:
         os.kill(self._pid, signal.SIGSTOP)
@@ -57,7 +58,7 @@ class Holder:
         self._lives = False
 
 
-@pytest.fixture(params=["shm", "grpc"])
+@pytest.fixture(params=["shm", pytest.param("grpc", marks=pytest.mark.long)])
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -72,19 +73,17 @@ def flow(address: str) -> Iterator[DataPlaneClient]:
 
 
 @pytest.fixture(scope="module")
-def zygote() -> Iterator[subprocess.Popen[str]]:
+def zygote() -> Iterator[commands.Forked]:
     """The process that forks holders."""
     command = [sys.executable, "-m", "tests.integration.histories.holders"]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=_ROOT, stdin=pipe, stdout=pipe, encoding="utf-8") as process:
+    with commands.begin(command, stdin=pipe, stdout=pipe, text=True) as process:
         yield process
         process.kill()
 
 
 @pytest.fixture
-def hold(
-    flow: DataPlaneClient, address: str, transport: TransportChoice, zygote: subprocess.Popen[str]
-) -> Iterator[Hold]:
+def hold(flow: DataPlaneClient, address: str, transport: TransportChoice, zygote: commands.Forked) -> Iterator[Hold]:
     """Have a client with such a grace claim the row."""
     holders: list[Holder] = []
 

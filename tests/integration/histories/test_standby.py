@@ -57,7 +57,11 @@ class GuardedServer(MortalServer):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seconds", [6.0, pytest.param(240.0, marks=pytest.mark.soak)], ids=["short", "long"])
+@pytest.mark.parametrize(
+    "seconds",
+    [pytest.param(6.0, marks=pytest.mark.long), pytest.param(240.0, marks=pytest.mark.soak)],
+    ids=["short", "long"],
+)
 def test_a_standby_takes_over_at_once_and_nothing_is_lost(tmp_path: Path, seconds: float) -> None:
     with GuardedServer(tmp_path, tmp_path / "data") as server:
         settings = Settings.chosen(server.address, tmp_path / "histories", 8, seconds)

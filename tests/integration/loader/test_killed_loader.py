@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from tests import commands
+
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.loader import ClaimLoader
 
@@ -21,7 +23,7 @@ def test_rows_of_a_killed_loader_come_again_and_no_row_is_lost_or_committed_twic
     fill: Rows, loader: Loader, address: str, client: DataPlaneClient, claimed: Callable[[], int]
 ) -> None:
     fill(100)
-    with subprocess.Popen([sys.executable, str(SCRIPT), address], stdout=subprocess.PIPE, text=True) as doomed:
+    with commands.begin([sys.executable, str(SCRIPT), address], stdout=subprocess.PIPE, text=True) as doomed:
         assert doomed.stdout is not None
         held = json.loads(doomed.stdout.readline())
         survivor = iter(loader(4))

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.integration.training.mortal_processes import VICTIMS, AllKilledError, Killer
 from tests.integration.training.small_task import make_task
 
@@ -31,7 +30,6 @@ Ledger = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
-    torch.set_num_threads(1)
     model, problems = make_task(tmp_path_factory.mktemp("task"))
     return ["--model", model, "--prompts", problems, "--dp", 1, "--reproducible", "--checkpoint-every", 2, "--figures"]
 
@@ -65,6 +63,7 @@ def lost_or_doubled(ledger: Ledger) -> Ledger:
     ]
 
 
+@pytest.mark.long
 def test_two_kills_change_nothing(tmp_path: Path, task: list[object]) -> None:
     plain = trained(tmp_path / "plain", task, 4)
     killed = trained(tmp_path / "killed", task, 4, ["trainer", "server"])

@@ -192,6 +192,7 @@ def test_losses_are_those_of_one_process(folder: Path, played: Played) -> None:
         assert float(report["grad_norm"]) == pytest.approx(norm.item(), rel=1e-4)
 
 
+@pytest.mark.long
 def test_the_program_of_the_guide_trains_as_it_stands_on_another_model(
     folder: Path, ray_cluster: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
