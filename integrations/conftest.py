@@ -14,7 +14,7 @@ from dataplane_server.testing import running_server
 __all__ = ["laws_hold", "the_same_draws", "three_nodes"]
 
 
-@pytest.fixture(params=["grpc", "shm"])
+@pytest.fixture(params=["shm", pytest.param("grpc", marks=pytest.mark.long)])
 def way(request: pytest.FixtureRequest) -> str:
     """How values travel."""
     return str(request.param)

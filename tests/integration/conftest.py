@@ -53,10 +53,11 @@ _HERE = Path(__file__).parent
 _SUITE = (_HERE, _HERE / "loader")  # what is in other folders speaks to servers by hand, or needs those of its own
 TRANSPORTS: dict[str, TransportChoice] = {"grpc": "grpc", "direct": "direct", "shm": "shm", "cluster": "shm"}
 _TCP_WAYS = ("grpc", "direct")
+DIRECT = pytest.param("direct", marks=pytest.mark.long)
 _CLUSTER = pytest.param("cluster", marks=[pytest.mark.cluster, pytest.mark.xdist_group("ray")])
 
 
-def ways(*others: str) -> list[Any]:
+def ways(*others: Any) -> list[Any]:
     """Ways for a parametrized fixture `way`: these and the cluster, or those over a network with a fault."""
     return list(_TCP_WAYS) if _FAULT else [*others, _CLUSTER]
 
@@ -81,7 +82,7 @@ def _in_cluster(item: pytest.Item) -> bool:
     return params.get("way", params.get("shared_client")) == "cluster"
 
 
-@pytest.fixture(params=ways(*_TCP_WAYS, "shm"))
+@pytest.fixture(params=ways("grpc", DIRECT, "shm"))
 def way(request: pytest.FixtureRequest) -> str:
     """How clients reach the server: gRPC, its direct port, memory that it shares, or that of a node.
 

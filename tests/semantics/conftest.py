@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from tests.core.conftest import caller as caller
 from tests.core.conftest import new_caller as new_caller
-from tests.integration.conftest import TRANSPORTS, OpenServer, ways
+from tests.integration.conftest import DIRECT, TRANSPORTS, OpenServer, ways
 from tests.integration.conftest import address as address
 from tests.integration.conftest import client as client
 from tests.integration.conftest import eventually as eventually
@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=f"{where}: {reason}"))
 
 
-@pytest.fixture(params=ways(*([] if _FAULT else ["core"]), "grpc", "direct", "shm"))
+@pytest.fixture(params=ways(*([] if _FAULT else ["core"]), "grpc", DIRECT, "shm"))
 def via(
     request: pytest.FixtureRequest,
     open_server: OpenServer,
