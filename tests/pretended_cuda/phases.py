@@ -1,0 +1,152 @@
+"""What a GPU's rank does in a job, on the pretended device: a process of its own, which prints what it saw as JSON.
+
+    python -m tests.pretended_cuda.phases FOLDER
+
+Each phase is played once before it is counted: what torch, FSDP and the optimizer do at their first step is no part
+of it.
+"""
+
+from __future__ import annotations
+
+import tests.pretended_cuda.device as cuda  # isort: skip  # before torch
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.ranks import environment, free_port
+from tests.trainer_adapter.worker.plain_policy import logits_alone, logprobs_of, model_alone
+from tests.trainer_adapter.worker.worker_cases import TEMPERATURE, Layout, batch, config, save_model
+
+from dataplane_client import ClaimLoader, DataPlaneClient, KVBatchMeta, connect, kv_first_write
+from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_server.testing import running_server
+from trainer_adapter.data_plane import LOGPROB_FIELDS, TRAIN_FIELDS
+from trainer_adapter.losses import ClippedPolicyGradientLoss
+from trainer_adapter.worker import AutomodelPolicyWorker
+
+_ADAM = {"name": "torch.optim.AdamW", "kwargs": {"lr": 1e-3}}
+_ROW_FIELDS = ("input_lengths", "sample_mask")
+
+Seen = dict[str, dict[str, Any]]
+
+
+class Phases:
+    """passes: forward passes of the model since it was counted last."""
+
+    def __init__(self) -> None:
+        self.seen: Seen = {}
+        self.facts: dict[str, Any] = {}
+        self.passes = 0
+
+    def play(self, name: str, act: Callable[[], Any]) -> Any:
+        """Count the waits of `act`, and return what it returns."""
+        self.passes, copied = 0, len(cuda.copies)
+        with cuda.counted() as waits:
+            found = act()
+        copies = cuda.copies[copied:]
+        self.seen[name] = {
+            "waits": dict(waits),
+            "passes": self.passes,
+            "copies": len(copies),
+            "bytes": sum(copy.size_bytes for copy in copies),
+            "streams": sorted({copy.stream for copy in copies if copy.to == "cuda"}),
+        }
+        return found
+
+    def _passed(self, *_: Any) -> None:
+        self.passes += 1
+
+    @contextmanager
+    def worker(self, folder: Path, packing: str, precision: str, **arguments: Any) -> Iterator[AutomodelPolicyWorker]:
+        given = config(folder / "model", Layout(), packing, precision=precision, optimizer=_ADAM)
+        given["dtensor_cfg"]["device"] = "cuda"
+        if packing == "sequence":
+            given["sequence_packing"]["attention"] = "sdpa"
+        os.environ.update(environment(0, 1, free_port()))
+        made = AutomodelPolicyWorker(given, **arguments)
+        made._policy.model.register_forward_hook(self._passed)
+        yield made
+        made.shutdown()
+
+
+def play_packed(phases: Phases, folder: Path) -> None:
+    """Packed rows in bfloat16, and what a colocated job does between two steps."""
+    with phases.worker(folder, "sequence", "bfloat16") as worker:
+        rows, loss = batch(), ClippedPolicyGradientLoss()
+        worker.train(rows, loss)
+        phases.play("packed logprobs", lambda: worker.get_logprobs(rows))
+        found = phases.play("reference logprobs", lambda: worker.get_reference_policy_logprobs(data=rows))
+        phases.facts["reference logprobs"] = found["reference_logprobs"].tolist()
+        phases.play("packed top-k", lambda: worker.get_topk_logits(data=rows, k=3))
+        report = phases.play("packed training", lambda: worker.train(rows, loss))
+        phases.facts["packed loss"] = report["global_loss"].tolist()
+        phases.play("offload", worker.offload_after_refit)
+        phases.facts["offloaded"] = sorted(devices_of(worker))
+        phases.play("return", worker.prepare_for_training)
+        phases.facts["returned"] = sorted(devices_of(worker))
+        phases.facts["group"] = {name: str(value) for name, value in cuda.started_group.items()}
+
+
+def devices_of(worker: AutomodelPolicyWorker) -> set[str]:
+    """Where weights and the optimizer's state are."""
+    optimizer = worker._policy.state.optimizer
+    assert optimizer is not None
+    kept = [value for state in optimizer.state.values() for value in state.values() if value.ndim]
+    return {tensor.device.type for tensor in (*worker._policy.model.parameters(), *kept)}
+
+
+def play_with_a_server(phases: Phases, folder: Path) -> None:
+    """Padded rows in float32, which come from a server and go back to it; and a loader on the same device."""
+    with (
+        running_server() as address,
+        connect(address) as client,
+        phases.worker(folder, "none", "float32", data_plane=address) as worker,
+    ):
+        _put_rows(client)
+        meta = client.claim_meta("t", "lp", LOGPROB_FIELDS, 8)
+        worker.get_logprobs_from_meta(meta)
+        phases.play("logprobs from the data plane", lambda: worker.get_logprobs_from_meta(meta))
+        phases.facts["written back"] = client.read_columns(meta, ["prev_logprobs"])["prev_logprobs"].tolist()
+        worker.get_reference_policy_logprobs_from_meta(meta)
+        train = client.claim_meta("t", "train", TRAIN_FIELDS, 8)
+        phases.play("training from the data plane", lambda: worker.train_from_meta(train, ClippedPolicyGradientLoss()))
+        phases.facts["loaded on"] = phases.play("loader", lambda: _load(address))
+
+
+def _put_rows(client: DataPlaneClient) -> KVBatchMeta:
+    per_token = [name for name in TRAIN_FIELDS if name not in _ROW_FIELDS]
+    client.register_partition("t", TRAIN_FIELDS, 8, ["lp", "train", "load"], per_token_fields=per_token)
+    rows: BatchedDataDict[Any] = BatchedDataDict({k: v for k, v in batch().items() if k != "prev_logprobs"})
+    return kv_first_write(rows, sample_ids=[f"r{n}" for n in range(8)], dp_client=client, partition_id="t")
+
+
+def _load(address: str) -> list[str]:
+    fields = ["input_ids", "advantages"]
+    with ClaimLoader(address, "t", "load", fields, 4, max_batches=2, device="cuda") as loader:
+        return sorted(
+            {value.device.type for loaded in loader for value in loaded.data.values() if torch.is_tensor(value)}
+        )
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    save_model(folder / "model")
+    phases = Phases()
+    with torch.no_grad():
+        plain = logprobs_of(logits_alone(model_alone(folder / "model"), TEMPERATURE))
+    cuda.start()
+    play_with_a_server(phases, folder)
+    play_packed(phases, folder)
+    (folder / "seen.json").write_text(
+        json.dumps({"phases": phases.seen, "facts": {**phases.facts, "plain logprobs": plain.tolist()}})
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,96 @@
+"""How often the host waits for the device in each phase of a rank, and what a rank on a GPU does right or wrong.
+
+A wait that is added goes over the ceiling of its phase, and the failure names all waits by file and line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from tests.pretended_cuda.build import compiler
+
+pytestmark = [
+    pytest.mark.skipif(compiler() is None, reason="no C++ compiler: the pretended device's guard cannot be built"),
+    pytest.mark.skipif(
+        torch.version.cuda is not None, reason="torch has CUDA; the pretended device is for one without"
+    ),
+    pytest.mark.xdist_group("pretended_cuda"),
+]
+
+
+class Ceiling(NamedTuple):
+    """Waits of a phase, and those of each forward pass."""
+
+    once: int
+    each_pass: int = 0
+
+
+CEILINGS = {
+    "logprobs from the data plane": Ceiling(2, 3),
+    "training from the data plane": Ceiling(10, 4),
+    "loader": Ceiling(0),
+    "packed logprobs": Ceiling(15, 10),
+    "reference logprobs": Ceiling(115, 10),
+    "packed top-k": Ceiling(15, 11),
+    "packed training": Ceiling(31, 11),
+    "offload": Ceiling(83),
+    "return": Ceiling(76),
+}
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the process saw that played the phases."""
+    folder = tmp_path_factory.mktemp("pretended")
+    (folder / "model").mkdir()
+    command = [sys.executable, "-m", "tests.pretended_cuda.phases", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    ended = subprocess.run(
+        command,
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, Any] = json.loads((folder / "seen.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("phase", CEILINGS)
+def test_the_host_waits_for_the_device_no_oftener_than_the_phase_allows(seen: dict[str, Any], phase: str) -> None:
+    found, ceiling = seen["phases"][phase], CEILINGS[phase]
+    waits, allowed = found["waits"], ceiling.once + ceiling.each_pass * found["passes"]
+    listed = "\n".join(f"{count} x {what}" for what, count in sorted(waits.items(), key=lambda item: -item[1]))
+    assert sum(waits.values()) <= allowed, (
+        f"{phase}: {found['passes']} forward passes may wait {allowed} times\n{listed}"
+    )
+
+
+def test_no_phase_is_without_a_ceiling(seen: dict[str, Any]) -> None:
+    assert seen["phases"].keys() == CEILINGS.keys()
+
+
+def test_log_probabilities_are_those_of_a_plain_model(seen: dict[str, Any]) -> None:
+    facts = seen["facts"]
+    plain = torch.tensor(facts["plain logprobs"])
+    written, packed = torch.tensor(facts["written back"]), torch.tensor(facts["reference logprobs"])
+    assert (written - plain[:, : written.shape[1]]).abs().max() < 1e-4
+    assert (packed - plain).abs().max() < 0.3  # bfloat16
+
+
+def test_weights_and_optimizer_leave_the_device_and_come_back(seen: dict[str, Any]) -> None:
+    assert (seen["facts"]["offloaded"], seen["facts"]["returned"]) == (["cpu"], ["cuda"])
+
+
+def test_a_loader_delivers_tensors_on_the_device(seen: dict[str, Any]) -> None:
+    assert seen["facts"]["loaded on"] == ["cuda"]
