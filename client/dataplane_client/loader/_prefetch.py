@@ -82,7 +82,10 @@ class Prefetcher:
         try:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)  # a new thread begins on device 0
-            self._fetch()
+                with torch.cuda.stream(torch.cuda.Stream(self._device)):  # beside the training loop's work
+                    self._fetch()
+            else:
+                self._fetch()
         except BaseException as error:  # noqa: BLE001  # `next` raises it
             self._error = error
         with self._changed:

@@ -216,6 +216,7 @@ def test_a_loaders_gpu_is_that_of_the_thread_that_iterates(
     here, chosen = threading.get_ident(), list[torch.device]()
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 99 if threading.get_ident() == here else 0)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: None)
     fill(4)
     with pytest.raises(PreconditionError, match="the device 'cuda:99' cannot be used here"):
         next(iter(loader(4, device="cuda")))
