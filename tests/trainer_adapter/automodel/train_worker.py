@@ -15,6 +15,7 @@ from tests.trainer_adapter.planning import packing_args
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.automodel.config import TrainingSamplingParams
@@ -116,10 +117,12 @@ def mixed_parameters(mesh: DeviceMesh | None, other: DeviceMesh | None) -> list[
 
 def clipping_case(mesh: DeviceMesh, other: DeviceMesh, max_norm: float) -> dict[str, Any]:
     parameters = mixed_parameters(mesh, other)
-    norm = clip_grad_norm(parameters, max_norm)
+    with CommDebugMode() as collectives:
+        norm = clip_grad_norm(parameters, max_norm)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     whole = [grad.full_tensor() if isinstance(grad, DTensor) else grad for grad in gradients]
-    return {"norm": norm.item(), "gradients": [gradient.tolist() for gradient in whole]}
+    found = {"norm": norm.item(), "gradients": [gradient.tolist() for gradient in whole]}
+    return {**found, "collectives": collectives.get_total_counts()}
 
 
 def statistics_case(mesh: DeviceMesh, rank: int) -> dict[str, Any]:

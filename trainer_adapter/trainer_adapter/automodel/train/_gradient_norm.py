@@ -1,17 +1,22 @@
 """Clipping gradients by their norm when parameters are sharded in different ways.
 
-A sharded model has DTensors over one or several meshes and plain tensors that are the same on all ranks. Torch computes
-a norm over tensors of one layout only. So each layout has a norm, and the total is the root of the sum of their
-squares.
+A sharded model has DTensors over one or several meshes and plain tensors that are the same on all ranks. Each rank sums
+the squares of the entries that it holds, each square divided by the number of ranks that hold the same entry. One sum
+over all ranks is then the total, the same on every rank bit for bit. With sums over one dimension of a mesh after the
+other, ranks could scale their copies of a weight by factors that differ in the last bit, and drift apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 
 import torch
+import torch.distributed
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
+
+from trainer_adapter.automodel.rank import compute_device
 
 
 def clip_grad_norm(parameters: Iterable[torch.nn.Parameter], max_norm: float | None) -> Tensor:
@@ -21,9 +26,7 @@ def clip_grad_norm(parameters: Iterable[torch.nn.Parameter], max_norm: float | N
     and the gradients must not be used.
     """
     groups = _group_by_layout(parameter.grad for parameter in parameters if parameter.grad is not None)
-    norm: Tensor = torch.linalg.vector_norm(
-        torch.stack([torch.zeros(()), *(_norm_of_group(grads) for grads in groups)])
-    )
+    norm = _total_norm(groups)
     if max_norm is not None and norm > max_norm and bool(norm.isfinite()):
         for gradients in groups:
             torch._foreach_mul_(gradients, max_norm / float(norm))
@@ -39,8 +42,41 @@ def _group_by_layout(gradients: Iterable[Tensor]) -> list[list[Tensor]]:
     return list(groups.values())
 
 
-def _norm_of_group(gradients: list[Tensor]) -> Tensor:
-    """The norm of one group on the CPU, computed in float32."""
-    norm = torch.nn.utils.get_total_norm([gradient.float() for gradient in gradients])
-    whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    return whole.cpu()
+def _total_norm(groups: list[list[Tensor]]) -> Tensor:
+    """The norm of all groups over all ranks, on the CPU: one collective, and one wait for the device."""
+    ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    shares = [_squares(gradients) / _holders(gradients[0], ranks) for gradients in groups]
+    total = sum(shares, torch.zeros((), dtype=torch.float64, device=shares[0].device if shares else compute_device()))
+    if ranks > 1:
+        torch.distributed.all_reduce(total)
+    return total.sqrt().float().cpu()
+
+
+def _squares(gradients: list[Tensor]) -> Tensor:
+    """The sum of the squares of this rank's entries, in float64: squares of large gradients would overflow."""
+    own = [_settled(gradient).to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+    norm = torch.nn.utils.get_total_norm([part.float() for part in own])
+    return norm.double().square()
+
+
+def _settled(gradient: DTensor) -> DTensor:
+    """The gradient without sums that are still to be made over ranks."""
+    if not any(placement.is_partial() for placement in gradient.placements):
+        return gradient
+    return gradient.redistribute(
+        placements=[Replicate() if kind.is_partial() else kind for kind in gradient.placements]
+    )
+
+
+def _holders(gradient: Tensor, ranks: int) -> float:
+    """How many ranks hold the same entries."""
+    if not isinstance(gradient, DTensor):
+        return ranks
+    mesh = gradient.device_mesh
+    divided = (mesh.size(axis) for axis, kind in enumerate(gradient.placements) if kind.is_shard() or _is_strided(kind))
+    return ranks / prod(divided)
+
+
+def _is_strided(placement: object) -> bool:
+    """Torch's shard of a dimension that another dimension of the mesh divides, too."""
+    return type(placement).__name__ == "_StridedShard"
