@@ -87,7 +87,9 @@ def gather_values(values: Mapping[str, Any], *, group: ProcessGroup, device: tor
 
 def largest_over(value: int, group: ProcessGroup | None, device: torch.device | None) -> int:
     """The largest value of all ranks of the group (None: of all ranks); one all-reduce of 64-bit integers."""
-    largest = torch.tensor([value], device=device)
+    largest = torch.tensor([value])
+    if device is not None:
+        largest = largest.to(device, non_blocking=True)
     torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX, group=group)
     return int(largest.item())
 

@@ -95,7 +95,7 @@ def take_rows(columns: Columns, rows: list[int]) -> dict[str, Any]:
 def _take(key: str, value: Any, index: torch.Tensor, rows: list[int], jagged: JaggedPicker) -> Any:
     count_rows(key, value)
     if isinstance(value, torch.Tensor):
-        return jagged(key, value) if value.is_nested else value[index.to(value.device)]
+        return jagged(key, value) if value.is_nested else value[index.to(value.device, non_blocking=True)]
     if isinstance(value, PackedTensor):
         return value.slice(rows)
     if isinstance(value, np.ndarray):

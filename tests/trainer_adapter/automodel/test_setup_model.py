@@ -61,14 +61,14 @@ def test_every_later_group_waits_as_long_as_configured(folder: Path, monkeypatch
     assert waits == [timedelta(seconds=77)] * 2
 
 
-def test_layers_compute_in_the_configured_precision_and_logits_are_float32(folder: Path) -> None:
+def test_layers_compute_in_the_configured_precision_and_logits_keep_it(folder: Path) -> None:
     inside: list[torch.dtype] = []
     with set_up({**policy_config(folder / "llama"), "precision": "bfloat16"}) as state:
         model: Any = state.model
         model.model.layers[0].mlp.register_forward_hook(lambda _module, _inputs, output: inside.append(output.dtype))
         logits = model(input_ids=setup_cases.BATCH, use_cache=False).logits
     assert inside == [torch.bfloat16]
-    assert logits.dtype == torch.float32
+    assert logits.dtype == torch.bfloat16
 
 
 def test_files_with_other_names_than_the_models_are_read_by_transformers(folder: Path) -> None:

@@ -35,9 +35,20 @@ def computes_on_gpu() -> bool:
 
 
 def to_compute_device(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor on the compute device: the same object if it is already there."""
+    """Return the tensor on the compute device: the same object if it is already there. See queue_copy."""
     device = compute_device()
-    return tensor if device is None else tensor.to(device)
+    return tensor if device is None else queue_copy(tensor, device)
+
+
+def queue_copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return the tensor on the device: the same object if it is already there.
+
+    A copy to a GPU is queued on the current stream, from pinned memory. The host does not wait for the work before it,
+    as it does for `tensor.to(device)`.
+    """
+    if device.type != "cuda" or tensor.device.type != "cpu" or tensor.is_nested:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def rank_device(device: str) -> torch.device:

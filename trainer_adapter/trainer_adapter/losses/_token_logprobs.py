@@ -41,23 +41,29 @@ def next_token_logprobs(logits: Tensor, input_ids: Tensor) -> Tensor:
 
 
 def chosen_logprobs(
-    logits: Tensor, chosen: Tensor, group: ProcessGroup | None = None, at_once: int = POSITIONS_AT_ONCE
+    logits: Tensor,
+    chosen: Tensor,
+    group: ProcessGroup | None = None,
+    at_once: int = POSITIONS_AT_ONCE,
+    temperature: float = 1.0,
 ) -> Tensor:
-    """log_softmax(logits) at the chosen entries: logits [B,S,V], chosen [B,S] -> [B,S].
+    """log_softmax(logits / temperature) at the chosen entries: logits [B,S,V], chosen [B,S] -> [B,S].
 
     group: the ranks that hold the other parts of the vocabulary; entries that are not in [0, V) are theirs. None: there
     are no others.
     at_once: positions in float32 at the same time.
     """
-    flat: Tensor = _ChosenLogprobs.apply(logits.flatten(0, 1), chosen.flatten(), group, at_once)  # type: ignore[no-untyped-call]
+    flat: Tensor = _ChosenLogprobs.apply(logits.flatten(0, 1), chosen.flatten(), group, at_once, temperature)  # type: ignore[no-untyped-call]
     return flat.view(chosen.shape)
 
 
 class _ChosenLogprobs(torch.autograd.Function):
-    """log_softmax(logits)[n, chosen[n]] for each n: logits [N,V], chosen [N] -> [N]."""
+    """log_softmax(logits / temperature)[n, chosen[n]] for each n: logits [N,V], chosen [N] -> [N]."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, chosen: Tensor, group: ProcessGroup | None, at_once: int) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, chosen: Tensor, group: ProcessGroup | None, at_once: int, temperature: float
+    ) -> Tensor:
         """Saves the logits and, for each position, their peak and log(sum(exp(logits - peak))).
 
         The two are not added: beside a large peak the small term would lose its digits.
@@ -69,27 +75,33 @@ class _ChosenLogprobs(torch.autograd.Function):
         here = chosen.where(is_here, 0)
         sums = torch.empty(2, *peak.shape, dtype=peak.dtype, device=peak.device)
         for part in _parts(logits.shape[0], at_once):
-            sums[0, part] = (logits[part] - peak[part, None]).exp_().sum(dim=-1)
-        sums[1] = (logits.gather(1, here[:, None]).squeeze(1) - peak).where(is_here, 0.0)
+            sums[0, part] = _divided(logits[part] - peak[part, None], temperature).exp_().sum(dim=-1)
+        sums[1] = ((logits.gather(1, here[:, None]).squeeze(1) - peak) / temperature).where(is_here, 0.0)
         if group is not None:
             torch.distributed.all_reduce(sums, group=group)
         log_sum = sums[0].log()
         ctx.save_for_backward(logits, here, is_here, peak, log_sum)
-        ctx.at_once = at_once
+        ctx.at_once, ctx.temperature = at_once, temperature
         return sums[1] - log_sum
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
         """The gradient of log p(chosen) with respect to the logits: onehot(chosen) - softmax(logits)."""
         logits, here, is_here, peak, log_sum = ctx.saved_tensors
         result = torch.empty_like(logits)
         for part in _parts(logits.shape[0], ctx.at_once):
-            outer = gradient[part, None]
-            softmax = (logits[part] - peak[part, None]).sub_(log_sum[part, None]).exp_()
+            outer = gradient[part, None] / ctx.temperature
+            scaled = _divided(logits[part] - peak[part, None], ctx.temperature)
+            softmax = scaled.sub_(log_sum[part, None]).exp_()
             share = softmax.mul_(-outer).scatter_add_(1, here[part, None], outer * is_here[part, None])
             result[part] = share.masked_fill_(outer == 0, 0.0)
-        return result, None, None, None
+        return result, None, None, None, None
+
+
+def _divided(piece: Tensor, temperature: float) -> Tensor:
+    """In place."""
+    return piece if temperature == 1.0 else piece.div_(temperature)
 
 
 def _parts(positions: int, at_once: int) -> list[slice]:

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 from trainer_adapter.automodel.config import TrainingSamplingParams, required
 from trainer_adapter.automodel.data import ProcessedMicrobatch, check_sequence_dim
 from trainer_adapter.automodel.qkv_calibration import QkvCalibration
+from trainer_adapter.automodel.rank import queue_copy
 from trainer_adapter.automodel.train import (
     LogprobsPostProcessor,
     ScorePostProcessor,
@@ -109,21 +111,31 @@ def plan_batch(
 ) -> tuple[BatchedDataDict[Any], list[int] | None]:
     """Return a copy of the batch on this rank's device, with the plan of its microbatches, and its order.
 
-    See plan_microbatches for the order.
+    See plan_microbatches for the order. input_lengths stay on the host, where microbatches are planned and packed.
     """
     return plan_microbatches(_move_to_device(data, policy), policy.config, stage, policy.dp_group, batch_size)
 
 
 def _move_to_device(data: BatchedDataDict[Any], policy: LoadedPolicy) -> BatchedDataDict[Any]:
-    moved: BatchedDataDict[Any] = BatchedDataDict(data.get_dict())
+    moved: BatchedDataDict[Any] = BatchedDataDict(
+        {name: _move(name, value, policy.device) for name, value in data.get_dict().items()}
+    )
     moved.micro_batch_indices, moved.micro_batch_lengths = data.micro_batch_indices, data.micro_batch_lengths
     moved.elem_counts_per_gb = data.elem_counts_per_gb
-    return moved.to(policy.device)
+    return moved
+
+
+def _move(name: str, value: Any, device: torch.device) -> Any:
+    if isinstance(value, PackedTensor):
+        return value.to(device)
+    if not isinstance(value, Tensor):
+        return value
+    return value.cpu() if name == "input_lengths" else queue_copy(value, device)
 
 
 def _concat_results(parts: list[Tensor], width: int, order: list[int] | None) -> Tensor:
     """Concatenate on the CPU and restore the order of the batch. order: see plan_microbatches."""
-    rows = torch.cat([_pad_to_width(part, width).cpu() for part in parts])
+    rows = torch.cat([_pad_to_width(part, width) for part in parts]).cpu()
     if order is None:
         return rows
     restored = torch.empty_like(rows)

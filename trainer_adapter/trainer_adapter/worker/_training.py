@@ -56,7 +56,7 @@ def finish_steps(policy: LoadedPolicy, steps: Sequence[TrainingStep], grad_norm:
     """
     if policy.state.scheduler is not None and any(step.is_applied for step in steps):
         policy.state.scheduler.step()
-    if policy.device.type == "cuda":
+    if policy.device.type == "cuda" and policy.config["dtensor_cfg"].get("empty_cache_after_training", False):
         torch.cuda.empty_cache()
     return report(policy, steps, grad_norm)
 
@@ -66,11 +66,16 @@ def _count_batches(policy: LoadedPolicy, rows: int, gbs: int) -> tuple[int, int]
     ranks = policy.context.dp_size
     if gbs < 1 or gbs % ranks:
         raise ValueError(f"gbs must be a positive multiple of the {ranks} data-parallel ranks, got {gbs}")
+    total = rows if ranks == 1 else _sum_over(rows, policy)
+    if total < gbs:
+        raise ValueError(f"all ranks together have {total} samples, fewer than one global batch of {gbs}")
+    return gbs // ranks, total // gbs
+
+
+def _sum_over(rows: int, policy: LoadedPolicy) -> int:
     total = to_compute_device(torch.tensor([rows]))
     torch.distributed.all_reduce(total, group=policy.dp_group)
-    if int(total) < gbs:
-        raise ValueError(f"all ranks together have {int(total)} samples, fewer than one global batch of {gbs}")
-    return gbs // ranks, int(total) // gbs
+    return int(total)
 
 
 def _whole_global_batches(data: BatchedDataDict[Any], rows: int) -> BatchedDataDict[Any]:

@@ -28,6 +28,7 @@ from trainer_adapter.automodel.train import (
     clip_grad_norm,
 )
 from trainer_adapter.losses import LossFunction
+from trainer_adapter.losses.metrics import as_floats
 from trainer_adapter.worker._loaded_policy import LoadedPolicy
 
 _log = logging.getLogger("trainer_adapter")
@@ -59,6 +60,7 @@ class TrainingStep:
             sampling_params=policy.runtime.sampling_params,
         )
         self._valid = (global_valid_seqs, global_valid_toks)
+        self._counts: dict[str, float] | None = None
         self._num_global_batches = num_global_batches
         self._differentiates = differentiates
         self.loss = torch.zeros((), device=policy.device)
@@ -101,10 +103,11 @@ class TrainingStep:
         return own
 
     def _step_metrics(self) -> dict[str, Any]:
-        seqs, toks = self._valid
+        if self._counts is None:
+            self._counts = as_floats(dict(zip(("global_valid_seqs", "global_valid_toks"), self._valid, strict=True)))
         optimizer = self._policy.state.optimizer
         rate = {} if optimizer is None else {"lr": optimizer.param_groups[0]["lr"]}
-        return {**rate, "global_valid_seqs": seqs.item(), "global_valid_toks": toks.item()}
+        return {**rate, **self._counts}
 
     def update(self) -> Tensor | None:
         """Clip and apply the gradients.

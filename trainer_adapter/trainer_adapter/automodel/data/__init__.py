@@ -12,6 +12,7 @@ from trainer_adapter.automodel.data._microbatches import (
 from trainer_adapter.automodel.data._packing import (
     get_flash_attention_kwargs,
     pack_sequences,
+    packed_bounds,
     sequence_bounds,
     unpack_rows,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "get_microbatch_iterator",
     "make_processed_microbatch_iterator",
     "pack_sequences",
+    "packed_bounds",
     "process_global_batch",
     "process_microbatch",
     "sequence_bounds",

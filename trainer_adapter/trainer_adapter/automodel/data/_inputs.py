@@ -17,12 +17,18 @@ class FlashAttentionKwargs:
     Sequence i of N is at positions [cu_seqlens[i], cu_seqlens[i + 1]) of the packed row.
     cu_seqlens_q, cu_seqlens_k: [N + 1] int32, as the kernels require; equal values in separate storage.
     max_seqlen_q, max_seqlen_k: tokens of the longest sequence.
+    bounds: the values of cu_seqlens_q on the host, where reading them does not wait for the device.
     """
 
     cu_seqlens_q: torch.Tensor
     cu_seqlens_k: torch.Tensor
     max_seqlen_q: int
     max_seqlen_k: int
+    bounds: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.bounds:
+            self.bounds = self.cu_seqlens_q.tolist()
 
 
 @dataclass

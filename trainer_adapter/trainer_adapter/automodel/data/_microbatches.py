@@ -142,7 +142,7 @@ def _pack_rows(
     """Inputs of one packed row, without a mask: kernels separate sequences by position ids or bounds, and any mask
     would override that.
 
-    input_lengths: on the CPU, so that the host waits for the device once at most.
+    input_lengths: on the CPU, so that the host does not wait for the device.
     """
     if tokenizer.eos_token_id is None:
         raise ValueError("sequence packing needs the tokenizer's eos_token_id as padding; set it")

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from trainer_adapter.automodel.data._inputs import FlashAttentionKwargs, ProcessedMicrobatch
+from trainer_adapter.automodel.rank import queue_copy
 
 
 def pack_sequences(
@@ -25,7 +26,7 @@ def pack_sequences(
     """Return packed ids [R,L], position ids [R,L] int64, and a causal mask [R,L,L] bool (None if not asked for).
 
     input_ids: [B,S], right-padded.
-    input_lengths: [B], each from 0 to S.
+    input_lengths: [B], each from 0 to S; on the host, or the call waits for the device.
     packed_sequence_size: how many consecutive sequences each of the R rows takes; they sum to B.
     L is the token count of the fullest row, at least min_seq_len. Rows are padded on the right: ids with padding_value,
     positions with 0.
@@ -35,11 +36,10 @@ def pack_sequences(
     """
     lengths: list[int] = input_lengths.tolist()
     _check_fit(input_ids, lengths, packed_sequence_size)
-    columns = torch.arange(input_ids.shape[1], device=input_ids.device)
-    kept = columns < input_lengths.to(input_ids.device)[:, None]
+    places, tokens = queue_copy(_places(lengths, input_ids.shape[1]), input_ids.device)
     row_lengths = _sums(lengths, packed_sequence_size)
-    ids = _rows(input_ids[kept], row_lengths, padding_value, min_seq_len)
-    positions = _rows(columns.expand(kept.shape)[kept], row_lengths, 0, min_seq_len)
+    ids = _rows(input_ids.flatten()[places], row_lengths, padding_value, min_seq_len)
+    positions = _rows(tokens, row_lengths, 0, min_seq_len)
     return ids, positions, _causal_mask(row_lengths, ids) if return_attention_mask else None
 
 
@@ -52,6 +52,15 @@ def _check_fit(input_ids: torch.Tensor, lengths: list[int], sizes: Sequence[int]
             raise ValueError(f"input_lengths: length {length} of row {row} is not between 0 and the width {width}")
     if any(size < 0 for size in sizes) or sum(sizes) != rows:
         raise ValueError(f"packed_sequence_size must be non-negative and sum to {rows} rows, got {list(sizes)}")
+
+
+def _places(lengths: list[int], width: int) -> Tensor:
+    """[2,T] int64 on the host: of each of the T tokens its place in the flattened rows, and its position in its own."""
+    counts, total = torch.tensor(lengths, dtype=torch.int64), sum(lengths)
+    begins = torch.stack([torch.arange(len(lengths)) * width, counts.cumsum(0) - counts])
+    first, before = begins.repeat_interleave(counts, dim=1, output_size=total)
+    positions = torch.arange(total) - before
+    return torch.stack([first + positions, positions])
 
 
 def _sums(lengths: list[int], sizes: Sequence[int]) -> list[int]:
@@ -78,9 +87,22 @@ def get_flash_attention_kwargs(input_lengths: torch.Tensor, device: torch.device
 
     Padding after the last sequence belongs to no sequence.
     """
-    cu_seqlens = torch.nn.functional.pad(input_lengths.cumsum(0, dtype=torch.int32), (1, 0)).to(device)
-    longest = int(input_lengths.max()) if input_lengths.numel() else 0
-    return FlashAttentionKwargs(cu_seqlens, cu_seqlens.clone(), longest, longest)
+    lengths: list[int] = input_lengths.tolist()
+    bounds = [0, *accumulate(lengths)]
+    cu_seqlens = queue_copy(torch.tensor(bounds, dtype=torch.int32), device or input_lengths.device)
+    longest = max(lengths, default=0)
+    return FlashAttentionKwargs(cu_seqlens, cu_seqlens.clone(), longest, longest, bounds)
+
+
+def packed_bounds(microbatch: ProcessedMicrobatch) -> FlashAttentionKwargs:
+    """Where the sequences of a packed microbatch are in its row. ValueError for a microbatch that was not packed."""
+    kwargs = microbatch.processed_inputs.flash_attn_kwargs
+    if not isinstance(kwargs, FlashAttentionKwargs):
+        raise ValueError(
+            "enable_seq_packing is set, but the microbatch is not packed (its flash_attn_kwargs are empty): process it "
+            "with sequence_packing.enabled=true"
+        )
+    return kwargs
 
 
 def sequence_bounds(microbatch: ProcessedMicrobatch) -> Tensor:
@@ -88,20 +110,16 @@ def sequence_bounds(microbatch: ProcessedMicrobatch) -> Tensor:
 
     Raises ValueError for a microbatch that was not packed.
     """
-    kwargs = microbatch.processed_inputs.flash_attn_kwargs
-    if not isinstance(kwargs, FlashAttentionKwargs):
-        raise ValueError(
-            "enable_seq_packing is set, but the microbatch is not packed (its flash_attn_kwargs are empty): process it "
-            "with sequence_packing.enabled=true"
-        )
-    return kwargs.cu_seqlens_q
+    return packed_bounds(microbatch).cu_seqlens_q
 
 
 def unpack_rows(packed: Tensor, microbatch: ProcessedMicrobatch) -> Tensor:
-    """Split packed [1,L,...] into [N,S,...] with zeros after each sequence; S is the width before packing."""
-    bounds = sequence_bounds(microbatch).tolist()
-    shape = (microbatch.original_batch_size, microbatch.original_seq_len, *packed.shape[2:])
-    rows = packed.new_zeros(shape)
-    for row, start, end in zip(rows, bounds, bounds[1:], strict=False):
-        row[: end - start] = packed[0, start:end]
-    return rows
+    """Split packed [1,L,...] into [N,S,...] with zeros after each sequence; S is the width before packing.
+
+    Differentiable. The number of kernels does not depend on N.
+    """
+    bounds = sequence_bounds(microbatch).to(torch.int64)
+    places = bounds[:-1, None] + torch.arange(microbatch.original_seq_len, device=bounds.device)
+    rows = packed[0, places.clamp(max=packed.shape[1] - 1)]
+    is_beyond = (places >= bounds[1:, None]).view(*places.shape, *(1,) * (packed.ndim - 2))
+    return rows.masked_fill(is_beyond, 0)

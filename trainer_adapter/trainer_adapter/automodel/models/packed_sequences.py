@@ -60,7 +60,7 @@ def _bounds(packed: FlashAttentionKwargs, width: int) -> dict[str, Any]:
     The padding at the end is a sequence too: kernels write no output for tokens of no sequence, and a NaN in memory
     that was never written would reach the weights.
     """
-    end = int(packed.cu_seqlens_q[-1])
+    end = packed.bounds[-1]
     ends = packed.cu_seqlens_q if end == width else torch.nn.functional.pad(packed.cu_seqlens_q, (0, 1), value=width)
     longest = max(packed.max_seqlen_q, width - end)
     return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from trainer_adapter.automodel.adapters.config import PeftConfig
 from trainer_adapter.automodel.adapters.layers import add_adapters, initial_adapters
@@ -81,15 +82,25 @@ def _new_model(runtime_config: RuntimeConfig) -> Any:
 
 
 def _without_values(runtime_config: RuntimeConfig) -> Any:
-    """On rank 0 a model on the CPU whose weights are not initialised, so that their memory is never touched; None
-    elsewhere.
+    """On rank 0 a model whose buffers are on the CPU and whose parameters have no memory; None elsewhere.
+
+    Each parameter loses its memory as soon as its module has it: a whole model would have to be reserved, even if it
+    were never touched.
     """
     if torch.distributed.get_rank() != 0:
         return None
     from transformers.initialization import no_init_weights  # transformers may not be installed
 
-    with no_init_weights():
-        return _new_model(runtime_config)
+    def without_memory(_module: torch.nn.Module, _name: str, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+        return torch.nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+
+    # Torch's annotation forgets that a hook may return another parameter.
+    hook = register_module_parameter_registration_hook(without_memory)  # type: ignore[arg-type]
+    try:
+        with no_init_weights():
+            return _new_model(runtime_config)
+    finally:
+        hook.remove()
 
 
 def _read_on_rank_0(model_name: str, runtime_config: RuntimeConfig) -> Any:

@@ -1,7 +1,7 @@
 """Sharding parameters over data-parallel ranks with FSDP2: one group for each decoder layer and one for the rest.
 
-Weights, gradients and optimizer state are float32. Layers compute in the configured precision; gradients are summed in
-float32.
+Weights, gradients and optimizer state are float32. The model computes in the configured precision, its logits
+included; gradients are summed in float32.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ class FSDP2Config:
     """The layout of a model of the transformers backend; the fields are named as in NeMo Automodel's class of this
     name.
 
-    mp_policy: of the whole model. Its layers use the same policy without output_dtype, because only the model's output
-    must be float32.
     defer_fsdp_grad_sync: sum gradients over ranks once for each step, not for each microbatch.
     """
 
@@ -36,11 +34,12 @@ class FSDP2Config:
 
 def fsdp2_config(dtensor_cfg: Mapping[str, Any], dtype: torch.dtype, cpu_offload: bool, backend: str) -> FSDP2Config:
     """Build the layout. dtype: the precision of the layers. backend: of the collectives."""
+    pins = "nccl" in backend and bool(dtensor_cfg.get("pin_host_memory", True))
     return FSDP2Config(
         sequence_parallel=dtensor_cfg["sequence_parallel"],
         tp_plan=dtensor_cfg.get("custom_parallel_plan"),
-        mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32),
-        offload_policy=CPUOffloadPolicy(pin_memory=False) if cpu_offload else None,
+        mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+        offload_policy=CPUOffloadPolicy(pin_memory=pins) if cpu_offload else None,
         activation_checkpointing=bool(dtensor_cfg.get("activation_checkpointing", False)),
         defer_fsdp_grad_sync=dtensor_cfg.get("defer_fsdp_grad_sync", True),
         backend=backend,
@@ -50,9 +49,8 @@ def fsdp2_config(dtensor_cfg: Mapping[str, Any], dtype: torch.dtype, cpu_offload
 def shard_weights(model: torch.nn.Module, mesh: DeviceMesh, config: FSDP2Config) -> None:
     """Shard the model in place. Call it after tensor parallelism and before the weights are loaded."""
     offload = config.offload_policy or OffloadPolicy()
-    inner = MixedPrecisionPolicy(param_dtype=config.mp_policy.param_dtype, reduce_dtype=config.mp_policy.reduce_dtype)
     whole = set(getattr(model, "_no_split_modules", None) or [])
     for module in model.modules():
         if type(module).__name__ in whole:
-            fully_shard(module, mesh=mesh, mp_policy=inner, offload_policy=offload)
+            fully_shard(module, mesh=mesh, mp_policy=config.mp_policy, offload_policy=offload)
     fully_shard(model, mesh=mesh, mp_policy=config.mp_policy, offload_policy=offload)

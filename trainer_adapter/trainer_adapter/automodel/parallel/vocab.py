@@ -41,14 +41,14 @@ class VocabShard:
             return self.own
         return concat_over(self.own, self.own.ndim - 1, self.group)[..., : self.vocab_size]
 
-    def logprobs(self, tokens: Tensor, at_once: int = POSITIONS_AT_ONCE) -> Tensor:
+    def logprobs(self, tokens: Tensor, at_once: int = POSITIONS_AT_ONCE, temperature: float = 1.0) -> Tensor:
         """Log-probabilities [B,S], float32, of tokens [B,S] int64 in [0, V), from own [B,S,V_own]. Differentiable.
 
-        at_once: positions that are normalised at the same time.
+        at_once: positions that are normalised at the same time. temperature: own is divided by it.
         """
         if self.group is None:
-            return chosen_logprobs(self.own, tokens, None, at_once)
-        return chosen_logprobs(self.own, tokens - self._first(), self.group, at_once)
+            return chosen_logprobs(self.own, tokens, None, at_once, temperature)
+        return chosen_logprobs(self.own, tokens - self._first(), self.group, at_once, temperature)
 
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
         """The min(k, V) largest logits, float32, largest first, and their int64 vocabulary ids; both [..., min(k, V)].
@@ -56,8 +56,8 @@ class VocabShard:
         Not differentiable with several ranks.
         """
         if self.group is None:
-            values, ids = self.own.float().topk(min(k, self.vocab_size), dim=-1)
-            return values, ids
+            values, ids = self.own.topk(min(k, self.vocab_size), dim=-1)
+            return values.float(), ids
         candidates = self._gathered_topk(k, self.group)
         values, places = candidates[0].topk(min(k, self.vocab_size), dim=-1)
         return values, candidates[1].gather(-1, places)
@@ -69,8 +69,9 @@ class VocabShard:
         """
         width = min(k, self.own.shape[-1])
         counts = [min(width, self._held_by(rank)) for rank in range(group.size())]
-        own = self.own.detach()[..., : self._held_by(torch.distributed.get_rank(group))].float()
+        own = self.own.detach()[..., : self._held_by(torch.distributed.get_rank(group))]
         values, ids = own.topk(min(width, own.shape[-1]), dim=-1)
+        values = values.float()
         short = (0, width - values.shape[-1])
         values = concat_over(torch.nn.functional.pad(values, short), values.ndim - 1, group)
         ids = concat_over(torch.nn.functional.pad(ids + self._first(), short), ids.ndim - 1, group)

@@ -63,8 +63,13 @@ def apply_temperature_scaling(logits: Tensor, sampling_params: TrainingSamplingP
 
     It works in place because logits are often the largest tensor of a step.
     """
-    if sampling_params is None or sampling_params.temperature == 1.0:
-        return logits
-    if sampling_params.temperature <= 0:
-        raise ValueError(f"generation.temperature must be positive, got {sampling_params.temperature}")
-    return logits.div_(sampling_params.temperature)
+    temperature = temperature_of(sampling_params)
+    return logits if temperature == 1.0 else logits.div_(temperature)
+
+
+def temperature_of(sampling_params: TrainingSamplingParams | None) -> float:
+    """What logits are divided by; 1 without sampling_params. ValueError if it is not positive."""
+    temperature = 1.0 if sampling_params is None else sampling_params.temperature
+    if temperature <= 0:
+        raise ValueError(f"generation.temperature must be positive, got {temperature}")
+    return temperature

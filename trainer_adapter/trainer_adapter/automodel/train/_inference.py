@@ -18,7 +18,9 @@ from trainer_adapter.automodel.config import TrainingSamplingParams
 from trainer_adapter.automodel.data import ProcessedMicrobatch, unpack_rows
 from trainer_adapter.automodel.parallel.sequence import SequenceShard, sequence_shard
 from trainer_adapter.automodel.parallel.vocab import vocab_shard
+from trainer_adapter.automodel.rank import queue_copy
 from trainer_adapter.automodel.train._logprobs import next_token_logprobs
+from trainer_adapter.automodel.train._sampling_filter import is_filtering
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -54,20 +56,23 @@ class LogprobsPostProcessor:
         self._is_packing = enable_seq_packing
         self._sampling_params = sampling_params
 
-    def __call__(self, logits: Tensor, processed_mb: ProcessedMicrobatch) -> Tensor:
+    def __call__(self, logits: Tensor, processed_mb: ProcessedMicrobatch, temperature: float = 1.0) -> Tensor:
         """[B,S] float32; column 0 and padding are 0. logits: [B,S,V], [1,L,V] packed, or a shard of them.
 
-        A sampled token that top_k or top_p exclude has no log-probability: it gets 0, and a warning counts such tokens.
+        temperature: logits are divided by it. A sampled token that top_k or top_p exclude has no log-probability: it
+        gets 0, and a warning counts such tokens.
         """
         inputs = processed_mb.processed_inputs
         sequence = sequence_shard(inputs, self._cp_mesh)
         input_ids = inputs.input_ids if sequence is None else sequence.gather(inputs.input_ids)
-        found = next_token_logprobs(logits, input_ids, sequence, self._sampling_params, self._chunk_size)
+        params = self._sampling_params
+        found = next_token_logprobs(logits, input_ids, sequence, params, self._chunk_size, temperature)
         logprobs = torch.nn.functional.pad(found, (1, 0))
         if self._is_packing:
             logprobs = unpack_rows(logprobs, processed_mb)
-        lengths = processed_mb.data_dict["input_lengths"].to(logprobs.device)
-        return _zero_ruled_out(logprobs.masked_fill(~_is_predicted(lengths, logprobs.shape[1]), 0.0))
+        lengths = queue_copy(processed_mb.data_dict["input_lengths"], logprobs.device)
+        logprobs = logprobs.masked_fill(~_is_predicted(lengths, logprobs.shape[1]), 0.0)
+        return _zero_ruled_out(logprobs) if is_filtering(params) else logprobs
 
 
 def _is_predicted(lengths: Tensor, width: int) -> Tensor:
@@ -77,6 +82,7 @@ def _is_predicted(lengths: Tensor, width: int) -> Tensor:
 
 
 def _zero_ruled_out(logprobs: Tensor) -> Tensor:
+    """The count makes the host wait for the device."""
     ruled_out = logprobs == float("-inf")
     count = int(ruled_out.sum())
     if count:
@@ -106,11 +112,16 @@ class TopkLogitsPostProcessor:
         self._k = k
         self._is_packing = enable_seq_packing
 
-    def __call__(self, logits: Tensor, processed_mb: ProcessedMicrobatch) -> tuple[Tensor, Tensor]:
-        """Values [B,S,k] float32, largest first, and vocabulary ids [B,S,k] int64; the last position is included."""
+    def __call__(
+        self, logits: Tensor, processed_mb: ProcessedMicrobatch, temperature: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """Values [B,S,k] float32, largest first, and vocabulary ids [B,S,k] int64; the last position is included.
+
+        temperature: values are divided by it.
+        """
         sequence = sequence_shard(processed_mb.processed_inputs, self._cp_mesh)
         values, ids = vocab_shard(logits).topk(self._k)
-        return self._place(values, processed_mb, sequence), self._place(ids, processed_mb, sequence)
+        return self._place(values / temperature, processed_mb, sequence), self._place(ids, processed_mb, sequence)
 
     def _place(self, found: Tensor, processed_mb: ProcessedMicrobatch, sequence: SequenceShard | None) -> Tensor:
         if sequence is not None:

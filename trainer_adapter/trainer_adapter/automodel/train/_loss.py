@@ -1,7 +1,8 @@
 """The loss of a microbatch for any layout of its logits.
 
 The loss sees rows and positions as in the batch. A loss over log-probabilities gets them without gathering the
-vocabulary on any rank; a loss over logits gets them whole, which costs V floats for each position on every rank.
+vocabulary on any rank, and once for all rows of a packed microbatch. A loss over logits gets them whole in float32,
+which costs V floats for each position on every rank, and is called for each packed sequence.
 """
 
 from __future__ import annotations
@@ -11,24 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.automodel.config import TrainingSamplingParams
-from trainer_adapter.automodel.data import ProcessedInputs, ProcessedMicrobatch, sequence_bounds
+from trainer_adapter.automodel.data import ProcessedMicrobatch, packed_bounds, unpack_rows
 from trainer_adapter.automodel.parallel.sequence import SequenceShard, sequence_shard
 from trainer_adapter.automodel.parallel.vocab import vocab_shard
+from trainer_adapter.automodel.rank import queue_copy
 from trainer_adapter.automodel.train._logprobs import next_token_logprobs
-from trainer_adapter.automodel.train._sampling_filter import is_filtering
 from trainer_adapter.losses import (
     LossFunction,
     LossInputType,
     LossResult,
     SequencePackingLossWrapper,
     call_loss,
-    prepare_loss_input,
 )
-from trainer_adapter.losses._call import PrepareFunction
 from trainer_adapter.losses._interface import value_of
 
 if TYPE_CHECKING:
@@ -40,7 +38,7 @@ class LossPostProcessor:
 
     loss_fn: of either shape, see trainer_adapter.losses.
     cp_mesh: the ranks that share a sequence; required if microbatches are prepared for context parallelism.
-    enable_seq_packing: microbatches are packed, and the loss is called once for each sequence.
+    enable_seq_packing: microbatches are packed.
     sampling_params: with top_k or top_p, a loss over log-probabilities gets -inf for excluded tokens.
     The other arguments are accepted for compatibility; logits and inputs of each microbatch give their layout.
     """
@@ -68,64 +66,64 @@ class LossPostProcessor:
         processed_mb: ProcessedMicrobatch,
         global_valid_seqs: Tensor,
         global_valid_toks: Tensor,
+        temperature: float = 1.0,
     ) -> LossResult:
         """Return the microbatch's share of the loss, 0-d, and metrics. logits: [B,S,V], [1,L,V] packed, or a shard of
-        them.
+        them, not yet divided by the temperature.
         """
-        inputs, data = processed_mb.processed_inputs, processed_mb.data_dict
+        inputs = processed_mb.processed_inputs
+        data = self._data(processed_mb, logits.device)
         sequence = sequence_shard(inputs, self._cp_mesh)
-        if sequence is not None and not self._is_packing:
-            # The batch's own input_ids are one of the sharded buffers.
-            data = BatchedDataDict({**data, "input_ids": sequence.gather(inputs.input_ids)})
-        if not hasattr(self._loss_fn, "input_type"):
-            logits, sequence = _gather_logits(logits, sequence), None
-
-        def prepare(logits: Tensor, data: Mapping[str, Any], loss_fn: LossFunction) -> dict[str, Any]:
-            return _prepare(logits, data, loss_fn, sequence, self._sampling_params)
-
-        if not self._is_packing:
-            return call_loss(self._loss_fn, logits, data, global_valid_seqs, global_valid_toks, prepare_fn=prepare)
-        bounds = sequence_bounds(processed_mb)
-        prepare_cut: PrepareFunction = prepare
-        if sequence is not None:
-            # A rank's positions are not a range of the packed row, so the results are reordered before the row is cut.
-            logits, prepare_cut = self._reorder(logits, inputs, sequence)
-        packed_loss = SequencePackingLossWrapper(self._loss_fn, bounds, bounds, prepare_fn=prepare_cut)
-        return packed_loss(logits, data, global_valid_seqs, global_valid_toks)
-
-    def _reorder(
-        self, logits: Tensor, inputs: ProcessedInputs, sequence: SequenceShard
-    ) -> tuple[Tensor, PrepareFunction]:
-        """Return a packed row in order, and the function that prepares the loss's input of a piece of it.
-
-        For a loss over log-probabilities the row is [1,L]; the last column of each piece predicts the next piece's
-        first token. For any other loss it is the logits [1,L,V].
-        """
-        if value_of(self._loss_fn, "input_type") != LossInputType.LOGPROB.value:
+        if value_of(self._loss_fn, "input_type") == LossInputType.LOGPROB.value:
+            input_ids = inputs.input_ids if sequence is None else sequence.gather(inputs.input_ids)
             params = self._sampling_params
-            return _gather_logits(logits, sequence), lambda piece, data, loss_fn: _prepare(
-                piece, data, loss_fn, None, params
-            )
-        input_ids = sequence.gather(inputs.input_ids)
-        found = next_token_logprobs(logits, input_ids, sequence, self._sampling_params)
-        return torch.nn.functional.pad(found, (0, 1)), lambda piece, *_: {"next_token_logprobs": piece[:, :-1]}
+            found = next_token_logprobs(logits, input_ids, sequence, params, temperature=temperature)
+            if self._is_packing:
+                found, data = _rows_of(found, processed_mb), _without_padding(data, processed_mb)
+            elif sequence is not None:
+                data["input_ids"] = input_ids
+            counts = {"global_valid_seqs": global_valid_seqs, "global_valid_toks": global_valid_toks}
+            return self._loss_fn(data=data, next_token_logprobs=found, **counts)
+        if sequence is not None and not self._is_packing:
+            data["input_ids"] = sequence.gather(inputs.input_ids)
+        whole = _whole(logits, sequence, temperature)
+        if not self._is_packing:
+            return call_loss(self._loss_fn, whole, data, global_valid_seqs, global_valid_toks)
+        bounds = torch.tensor(packed_bounds(processed_mb).bounds)
+        return SequencePackingLossWrapper(self._loss_fn, bounds, bounds)(
+            whole, data, global_valid_seqs, global_valid_toks
+        )
+
+    def _data(self, processed_mb: ProcessedMicrobatch, device: torch.device) -> BatchedDataDict[Any]:
+        """The microbatch as the loss gets it: all on one device."""
+        data: BatchedDataDict[Any] = BatchedDataDict(processed_mb.data_dict)
+        if "input_lengths" in data:
+            data["input_lengths"] = queue_copy(data["input_lengths"], device)
+        return data
 
 
-def _prepare(
-    logits: Tensor,
-    data: Mapping[str, Any],
-    loss_fn: LossFunction,
-    sequence: SequenceShard | None,
-    params: TrainingSamplingParams | None,
-) -> dict[str, Any]:
-    """The input that loss_fn asks for; prepare_loss_input makes it if the logits are whole and nothing is filtered."""
-    is_plain = sequence is None and not isinstance(logits, DTensor) and not is_filtering(params)
-    if value_of(loss_fn, "input_type") == LossInputType.LOGPROB.value and not is_plain:
-        return {"next_token_logprobs": next_token_logprobs(logits, data["input_ids"], sequence, params)}
-    return prepare_loss_input(_gather_logits(logits, sequence), data, loss_fn)
+def _rows_of(found: Tensor, processed_mb: ProcessedMicrobatch) -> Tensor:
+    """[N,S-1] from the [1,L-1] of a packed row: 0 behind each sequence, the first token of the next one included."""
+    return unpack_rows(torch.nn.functional.pad(found, (1, 0)), processed_mb)[:, 1:]
 
 
-def _gather_logits(logits: Tensor, sequence: SequenceShard | None) -> Tensor:
-    """Gather [B,S,V] on every rank."""
-    logits = vocab_shard(logits).gather()
-    return logits if sequence is None else sequence.gather(logits)
+def _without_padding(data: BatchedDataDict[Any], processed_mb: ProcessedMicrobatch) -> BatchedDataDict[Any]:
+    """Tokens behind a sequence do not count, whatever token_mask says of them: a packed row has none."""
+    if "token_mask" in data:
+        mask = data["token_mask"]
+        lengths = packed_bounds(processed_mb).cu_seqlens_q.diff()
+        is_token = torch.arange(mask.shape[1], device=mask.device) < lengths[:, None]
+        data["token_mask"] = mask * is_token
+    return data
+
+
+def _whole(logits: Tensor, sequence: SequenceShard | None, temperature: float) -> Tensor:
+    """[B,S,V] on every rank, at least in float32 and divided by the temperature, which 16 bits are too coarse for.
+
+    In place if they are float32 already, because logits are often the largest tensor of a step.
+    """
+    gathered = vocab_shard(logits).gather()
+    if sequence is not None:
+        gathered = sequence.gather(gathered)
+    exact = gathered.to(torch.promote_types(gathered.dtype, torch.float32))
+    return exact if temperature == 1.0 else exact.div_(temperature)

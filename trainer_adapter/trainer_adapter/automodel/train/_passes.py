@@ -7,6 +7,10 @@ gradients of exactly 0. Multiplying the loss by 0 would not be enough: 0 * NaN i
 A loss is the microbatch's share of a mean over the global batch, so gradients must be summed over ranks and
 microbatches. FSDP averages them over the dp * cp ranks that share the weights; a factor before the backward pass undoes
 this.
+
+Logits are often the largest tensor of a step. They keep the precision of the model: results are computed from a piece
+of them at a time, in float32, after a division by the temperature. And each pass is a function of its own, so that no
+microbatch's logits live on through the next forward pass.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from torch import Tensor
 
 from trainer_adapter.automodel.config import TrainingSamplingParams
 from trainer_adapter.automodel.data import ProcessedInputs, ProcessedMicrobatch
-from trainer_adapter.automodel.train._forward import apply_temperature_scaling, extract_logits, model_forward
+from trainer_adapter.automodel.train._forward import extract_logits, model_forward, temperature_of
 from trainer_adapter.automodel.train._inference import (
     LogprobsPostProcessor,
     ScorePostProcessor,
@@ -87,18 +91,24 @@ def automodel_forward_backward(
     has_loss = isinstance(post_processing_fn, LossPostProcessor)
     differentiates = has_loss and not forward_only
     valid = (global_valid_seqs, global_valid_toks)
+
+    def run_pass(processed_mb: ProcessedMicrobatch, is_dummy: bool) -> tuple[Any, dict[str, Any]]:
+        logits = _logits(model, processed_mb, is_reward_model, allow_flash_attn_args)
+        if is_dummy and differentiates:
+            logits.register_hook(torch.zeros_like)
+        result, metrics = _post_process(logits, post_processing_fn, processed_mb, valid, sampling_params)
+        if differentiates:
+            (result * (dp_size * cp_size)).backward()
+            result = result.detach()
+        return result, metrics
+
     results = []
     for index, processed_mb in enumerate(data_iterator):
         if on_microbatch_start is not None:
             on_microbatch_start(index)
         is_dummy = num_valid_microbatches is not None and index >= num_valid_microbatches
         with _contexts(differentiates, train_context_fn, processed_mb.processed_inputs):
-            logits = _logits(model, processed_mb, is_reward_model, allow_flash_attn_args)
-            if is_dummy and differentiates:
-                logits.register_hook(torch.zeros_like)
-            result, metrics = _post_process(logits, post_processing_fn, processed_mb, valid, sampling_params)
-            if differentiates:
-                (result * (dp_size * cp_size)).backward()
+            result, metrics = run_pass(processed_mb, is_dummy)
         results.append(_report(result, metrics, is_dummy, num_global_batches) if has_loss else (result, metrics))
     return results
 
@@ -127,13 +137,13 @@ def _post_process(
 ) -> tuple[Any, dict[str, Any]]:
     if isinstance(post_processing_fn, ScorePostProcessor):
         return post_processing_fn(logits), {}
-    logits = apply_temperature_scaling(logits, sampling_params)
+    temperature = temperature_of(sampling_params)
     if not isinstance(post_processing_fn, LossPostProcessor):
-        return post_processing_fn(logits, processed_mb), {}
+        return post_processing_fn(logits, processed_mb, temperature), {}
     seqs, toks = valid
     if seqs is None or toks is None:
         raise ValueError("a loss needs global_valid_seqs and global_valid_toks; pass both")
-    return post_processing_fn(logits, processed_mb, seqs, toks)
+    return post_processing_fn(logits, processed_mb, seqs, toks, temperature)
 
 
 @contextlib.contextmanager

@@ -19,12 +19,12 @@ def is_filtering(params: TrainingSamplingParams | None) -> bool:
     return params is not None and (_filters_by_rank(params.top_k) or _filters_by_probability(params.top_p))
 
 
-def filter_logits(logits: Tensor, params: TrainingSamplingParams) -> Tensor:
-    """Return float32 logits [..., V] with -inf for excluded tokens. The vocabulary is whole; the temperature has been
-    applied.
+def filter_logits(logits: Tensor, params: TrainingSamplingParams, temperature: float = 1.0) -> Tensor:
+    """Return float32 logits [..., V], divided by the temperature, with -inf for excluded tokens. The vocabulary is
+    whole.
     """
     transformers = require_transformers()
-    rows = logits.flatten(0, -2).float()
+    rows = logits.flatten(0, -2).float() / temperature
     if _filters_by_rank(params.top_k):
         rows = transformers.TopKLogitsWarper(params.top_k)(None, rows)
     if _filters_by_probability(params.top_p):

@@ -31,7 +31,8 @@ def aggregate_training_statistics(
     metric.
     """
     device = compute_device()
-    global_loss = torch.tensor([float(loss) for loss in losses], dtype=torch.float32, device=device)
+    shares = [torch.as_tensor(loss, dtype=torch.float32, device=device).view(1) for loss in losses]
+    global_loss = torch.cat([torch.zeros(0, device=device), *shares])
     if dp_group is not None:
         torch.distributed.all_reduce(global_loss, group=dp_group)
     return {
