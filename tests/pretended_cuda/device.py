@@ -41,6 +41,7 @@ import torch._dynamo  # noqa: E402  # it asks which devices there are when it is
 import torch._inductor.config  # noqa: E402
 import torch.distributed  # noqa: E402
 from torch import Tensor  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param, _fsdp_param_group  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing  # noqa: E402
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
@@ -90,14 +91,14 @@ def _wait(what: str) -> None:
 
 
 class PretendedTensor(torch.Tensor):
-    """Says `cuda:0`; inner: a tensor on the CPU."""
+    """Says `cuda:0`; held: a tensor on the CPU."""
 
-    inner: Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    held: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> PretendedTensor:
-        made: PretendedTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: PretendedTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             inner.size(),
             strides=inner.stride(),
@@ -106,30 +107,32 @@ class PretendedTensor(torch.Tensor):
             layout=inner.layout,
             device=_CUDA,
         )
-        made.inner = inner
+        made.held = inner
         return made
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"PretendedTensor({self.inner!r})"
+        return f"PretendedTensor({self.held!r})"
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return _run(function, args, kwargs or {})
 
     # What torch does without the dispatcher.
 
     def tolist(self) -> Any:
         _wait("tolist")
-        return self.inner.tolist()
+        return self.held.tolist()
 
     def numpy(self, **_: Any) -> Any:
         raise TypeError("can't convert cuda:0 device type tensor to numpy")
 
     def data_ptr(self) -> int:
-        return self.inner.data_ptr()
+        return self.held.data_ptr()
 
     def untyped_storage(self) -> Any:
-        return self.inner.untyped_storage()
+        return self.held.untyped_storage()
 
     def record_stream(self, stream: Any) -> None:
         pass
@@ -139,7 +142,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, PretendedTensor)
 
 
 def _inner(value: Any) -> Any:
-    return value.inner if isinstance(value, PretendedTensor) else value
+    return value.held if isinstance(value, PretendedTensor) else value
 
 
 def _wrap(value: Any) -> Any:
@@ -179,7 +182,8 @@ def _run(function: Any, args: Any, kwargs: Any) -> Any:
     on_host = [tensor for tensor in tensors if not isinstance(tensor, PretendedTensor) and tensor.device.type == "cpu"]
     if here:
         _refuse_mixed(function, args, on_host)
-        _count(function, args, kwargs)
+        if not any(_is_planned(tensor) for tensor in here):
+            _count(function, args, kwargs)
     if function is _aten._to_copy.default:
         return _to_copy(args[0], kwargs)
     if function is _aten.copy_.default:
@@ -192,6 +196,11 @@ def _run(function: Any, args: Any, kwargs: Any) -> Any:
         return _pin(found) if pins else found
     wrapped = tree_map(_wrap, found)
     return return_and_correct_aliasing(function, args, kwargs, wrapped) if here and _is_aten(function) else wrapped
+
+
+def _is_planned(tensor: Tensor) -> bool:
+    """DTensor plans an operation by running it on tensors without values."""
+    return isinstance(_inner(tensor), FakeTensor)
 
 
 def _is_aten(function: Any) -> bool:
@@ -258,7 +267,7 @@ def _to_copy(source: Tensor, kwargs: dict[str, Any]) -> Tensor:
     to_here = from_here if asked is None else _is_cuda(asked)
     given = {**kwargs, **({} if asked is None or not to_here else {"device": "cpu"}), "pin_memory": False}
     made: Tensor = _aten._to_copy.default(_inner(source), **given)
-    if from_here != to_here and torch.device(asked or "cpu").type != "meta":
+    if from_here != to_here and torch.device(asked or "cpu").type != "meta" and not _is_planned(source):
         _note_copy("cuda" if to_here else "cpu", source)
         if not async_copy:
             _wait("a blocking copy to the device" if to_here else "a blocking copy to the host")
@@ -269,7 +278,7 @@ def _to_copy(source: Tensor, kwargs: dict[str, Any]) -> Tensor:
 
 def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     from_here, to_here = isinstance(source, PretendedTensor), isinstance(target, PretendedTensor)
-    if from_here != to_here:
+    if from_here != to_here and not _is_planned(source):
         _note_copy("cuda" if to_here else "cpu", source)
         on_host = source if to_here else target
         if not non_blocking or (from_here and not _is_pinned(on_host)):
@@ -379,7 +388,7 @@ def _start_group(backend: str | None = None, device_id: torch.device | None = No
 
 
 def _run_thread(thread: threading.Thread) -> None:
-    with _Device():
+    with _device():
         _torch_thread(thread)
 
 
@@ -390,6 +399,11 @@ class _Device(TorchDispatchMode):
         if function.namespace == "c10d" and started_group.get("backend") == "nccl":
             _refuse_host(function, args)
         return _run(function, args, kwargs or {})
+
+
+def _device() -> Any:
+    made: Any = _Device
+    return made()
 
 
 def _refuse_host(function: Any, args: Any) -> None:
@@ -439,22 +453,22 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
 
 def start() -> None:
     """From now on this process has a GPU; so have threads that begin after it. It stays so until the process ends."""
+    patched: Any = torch
     for name, answer in _ANSWERS.items():
-        setattr(torch.cuda, name, answer)
-    torch.cuda.nccl.version = lambda: (2, 27, 3)  # type: ignore[attr-defined]
-    torch._C._cuda_getDeviceCount = lambda: 1
-    torch.Tensor.is_pinned, torch.Tensor.pin_memory = _is_pinned, _pinned_copy  # type: ignore[method-assign, assignment]
-    torch.nn.functional.scaled_dot_product_attention = _attention
-    torch.distributed.init_process_group = _start_group
-    torch.distributed.distributed_c10d.init_process_group = _start_group
-    torch.distributed.get_backend = lambda _=None: started_group["backend"]
+        setattr(patched.cuda, name, answer)
+    patched.cuda.nccl.version = lambda: (2, 27, 3)
+    patched._C._cuda_getDeviceCount = lambda: 1
+    patched.Tensor.is_pinned, patched.Tensor.pin_memory = _is_pinned, _pinned_copy
+    patched.nn.functional.scaled_dot_product_attention = _attention
+    patched.distributed.init_process_group = patched.distributed.distributed_c10d.init_process_group = _start_group
+    patched.distributed.get_backend = lambda _=None: started_group["backend"]
     for module in (_fsdp_param, _fsdp_param_group, _fsdp_collectives):
         for name in ("free_storage", "alloc_storage"):
             if hasattr(module, name):
                 setattr(module, name, lambda _: None)  # a wrapper has no storage to resize
-    threading.Thread.run = _run_thread  # type: ignore[method-assign]
-    torch._C._set_only_lift_cpu_tensors(True)
-    _Device().__enter__()
+    setattr(threading.Thread, "run", _run_thread)  # noqa: B010  # mypy lets no method be assigned
+    patched._C._set_only_lift_cpu_tensors(True)
+    _device().__enter__()
 
 
 @contextlib.contextmanager

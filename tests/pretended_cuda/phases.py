@@ -28,6 +28,7 @@ from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_server.testing import running_server
 from trainer_adapter.data_plane import LOGPROB_FIELDS, TRAIN_FIELDS
 from trainer_adapter.losses import ClippedPolicyGradientLoss
+from trainer_adapter.refit import stream_endpoint
 from trainer_adapter.worker import AutomodelPolicyWorker
 
 _ADAM = {"name": "torch.optim.AdamW", "kwargs": {"lr": 1e-3}}
@@ -90,6 +91,7 @@ def play_packed(phases: Phases, folder: Path) -> None:
         phases.facts["offloaded"] = sorted(devices_of(worker))
         phases.play("return", worker.prepare_for_training)
         phases.facts["returned"] = sorted(devices_of(worker))
+        phases.facts["endpoint"] = stream_endpoint(torch.device("cuda", 0), 0)
         phases.facts["group"] = {name: str(value) for name, value in cuda.started_group.items()}
 
 

@@ -114,3 +114,10 @@ def test_after_a_kill_the_next_steps_are_those_of_the_run_that_went_on(
     for rank in played.ranks(f"resumed_{layout}"):
         assert rank["losses"] == pytest.approx(losses[2:], rel=1e-6)
     assert losses[2] != pytest.approx(losses[1], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("layout", "seeds"), [(Layout(dp=2), [40, 41]), (Layout(cp=2), [40, 41]), (Layout(tp=2), [40, 40])]
+)
+def test_ranks_with_other_tokens_draw_other_random_numbers(played: Played, layout: Layout, seeds: list[int]) -> None:
+    assert [rank["seed"] for rank in played.ranks(f"seeded_{layout}")] == seeds

@@ -168,7 +168,7 @@ def test_every_phase_has_on_the_device_what_it_needs(make_worker: MakeWorker, mo
     """With cpu_offload FSDP moves weights itself."""
     moved: list[str] = []
 
-    def note(what: str, _moved: object, device: torch.device) -> None:
+    def note(what: str, _moved: object, device: torch.device, _pin: bool) -> None:
         moved.append(f"{what} to {device.type}")
 
     for what in ("model", "optimizer"):

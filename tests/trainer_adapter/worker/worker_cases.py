@@ -218,6 +218,16 @@ def local_weights(made: AutomodelPolicyWorker) -> list[torch.Tensor]:
     return [(part.to_local() if isinstance(part, DTensor) else part).clone() for part in parameters]
 
 
+def seeded(layout: Layout) -> Case:
+    """With which seed each rank drops out elements."""
+
+    def play(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
+        with worker(config(folder / "model", layout, seed=40), init_optimizer=False, init_reference_model=False):
+            return {}, {"seed": torch.initial_seed()}
+
+    return play
+
+
 ADAM = {"name": "torch.optim.AdamW", "kwargs": {"lr": 0.01}}
 WARM_UP = {"name": "torch.optim.lr_scheduler.LinearLR", "kwargs": {"start_factor": 0.25, "total_iters": 4}}
 
@@ -256,6 +266,7 @@ CASES: dict[str, tuple[int, Case]] = {
     **{f"communicated_{deferred}": (2, communicated(deferred)) for deferred in (True, False)},
     **{f"resumed_{layout}": (layout.ranks, resumed(layout)) for layout in (Layout(dp=2), Layout(tp=2), Layout())},
     **{f"{layout}_{packing}": (layout.ranks, asked_and_trained(layout, packing)) for layout, packing in EVERYWHERE},
+    **{f"seeded_{layout}": (layout.ranks, seeded(layout)) for layout in TWO_RANKS},
     **{f"unlimited_{layout}": (layout.ranks, trained_without_limit(layout)) for layout in TWO_RANKS},
 }
 """Ranks that play, and the case."""

@@ -163,6 +163,10 @@ class DTensorConfig(_RequiredDTensorConfig, total=False):
     lora_cfg: adapters are trained instead of whole weights. The keys are `enabled` and the fields of
     adapters.config.PeftConfig. collective_timeout_s: how long a rank waits for the others, 1800 by default. It must be
     longer than rank 0 reads the model's files or joins those of a checkpoint, and than a claim may wait for rows.
+    pin_host_memory: weights and optimizer state that are on the host for a while (cpu_offload, offload_after_refit) are
+    in pinned memory, true by default. Copies then take the bus's speed and block nothing; each tensor takes up to twice
+    its size. empty_cache_after_training: every train call ends with torch.cuda.empty_cache(), for another process on
+    the same GPU; false by default, because the next step allocates anew.
     """
 
     device: Literal["cuda", "cpu"]
@@ -180,6 +184,8 @@ class DTensorConfig(_RequiredDTensorConfig, total=False):
     automodel_kwargs: AutomodelKwargs
     clear_cache_every_n_steps: int | None
     collective_timeout_s: float
+    pin_host_memory: bool
+    empty_cache_after_training: bool
 
 
 class _RequiredPolicyConfig(TypedDict):
@@ -206,9 +212,12 @@ class PolicyConfig(_RequiredPolicyConfig, total=False):
     logprob_chunk_size: positions whose logits are normalised at once in inference; None: 1024, as in training.
     scheduler: one learning-rate schedule, or a list of them with milestones; absent: a constant rate.
     optimizer: may be absent if nothing is trained.
+    seed: of torch's random numbers, such as dropout and new adapters. Each data- or context-parallel rank adds its
+    number, because it has other tokens; tensor-parallel ranks share theirs. Absent: torch's own seed.
     dequantize_base_checkpoint: the weights are quantized. Needs model_backend=automodel, which dequantizes them.
     """
 
+    seed: int
     batch_size: int
     logprob_chunk_size: int | None
     offload_optimizer_for_logprob: bool

@@ -11,17 +11,17 @@ import torch
 
 
 def stream_endpoint(device: torch.device, rank: int, folder: str | os.PathLike[str] | None = None) -> str:
-    """ipc:///tmp/GPU-<uuid>.sock on a GPU, ipc://<folder>/rank<rank>.sock on the CPU, for ZeroMQ.
+    """ipc://<folder>/GPU-<uuid>.sock on a GPU, ipc://<folder>/rank<rank>.sock on the CPU, for ZeroMQ.
 
-    folder: used on the CPU only; its permissions must be for its owner alone. None: a folder of this user in the
-    system's folder for temporary files, made if missing. Jobs on the same host need different folders. The path of a
-    socket can have 107 bytes.
+    folder: its permissions must be for its owner alone. None: a folder of this user in the system's folder for
+    temporary files, made if missing. Jobs on the CPUs of one host need different folders. The path of a socket can have
+    107 bytes.
 
     Raises PermissionError if the folder belongs to another user or is open to others.
     """
-    if device.type == "cuda":
-        return f"ipc:///tmp/GPU-{torch.cuda.get_device_properties(device).uuid}.sock"
-    return f"ipc://{own_folder(Path(tempfile.gettempdir())) if folder is None else Path(folder)}/rank{rank}.sock"
+    own = own_folder(Path(tempfile.gettempdir())) if folder is None else Path(folder)
+    name = f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else f"rank{rank}"
+    return f"ipc://{own}/{name}.sock"
 
 
 def own_folder(parent: Path) -> Path:

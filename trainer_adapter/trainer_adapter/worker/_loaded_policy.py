@@ -63,6 +63,11 @@ class LoadedPolicy:
         """The ranks that hold the other shards of a batch."""
         return self.context.device_mesh["dp"].get_group()
 
+    @property
+    def pins_host_memory(self) -> bool:
+        """Whether weights and optimizer state are pinned while they are on the host."""
+        return bool(self.config["dtensor_cfg"].get("pin_host_memory", True))
+
     def mesh(self, name: str) -> DeviceMesh | None:
         """A dimension of the mesh; None if this rank is alone in it."""
         mesh = self.context.device_mesh[name]

@@ -326,29 +326,29 @@ class AutomodelPolicyWorker:
         self._weights_to_device()
         self._policy.model.eval()
         if self._policy.runtime.offload_optimizer_for_logprob:
-            move_optimizer(self._policy.state.optimizer, _CPU)
+            move_optimizer(self._policy.state.optimizer, _CPU, self._policy.pins_host_memory)
 
     def finish_training(self) -> None:
         """No-op; the policy interface requires it."""
 
     def offload_before_refit(self) -> None:
         """Move optimizer state to the CPU."""
-        move_optimizer(self._policy.state.optimizer, _CPU)
+        move_optimizer(self._policy.state.optimizer, _CPU, self._policy.pins_host_memory)
 
     def offload_after_refit(self) -> None:
         """Move weights and optimizer state to the CPU; evaluation mode."""
-        move_model(self._policy.model, _CPU)
+        move_model(self._policy.model, _CPU, self._policy.pins_host_memory)
         self._policy.model.eval()
         self.offload_before_refit()
 
     def _weights_to_device(self) -> None:
         """With cpu_offload FSDP keeps the weights on the CPU and copies them as needed."""
         if not self._policy.runtime.cpu_offload:
-            move_model(self._policy.model, self._policy.device)
+            move_model(self._policy.model, self._policy.device, self._policy.pins_host_memory)
 
     def _optimizer_to_device(self) -> None:
         if not self._policy.runtime.cpu_offload:
-            move_optimizer(self._policy.state.optimizer, self._policy.device)
+            move_optimizer(self._policy.state.optimizer, self._policy.device, self._policy.pins_host_memory)
 
     # --- weights for generation engines ---
 

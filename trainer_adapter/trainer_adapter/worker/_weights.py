@@ -1,6 +1,9 @@
 """This rank's weights and optimizer state: moving them between devices, and running with the reference weights.
 
 Reference weights are swapped in place, this rank's part only, because a second model would not fit beside the first.
+
+Copies between a GPU and the host are queued, through pinned memory, and the host waits once for all of them. Torch pins
+the host's side of a copy that does not block, and keeps that memory for the next one.
 """
 
 from __future__ import annotations
@@ -11,27 +14,31 @@ from contextlib import contextmanager
 import torch
 from torch.distributed.tensor import DTensor
 
+from trainer_adapter.automodel.rank import computes_on_gpu
 
-def move_model(model: torch.nn.Module, device: torch.device) -> None:
-    """Move all parameters and buffers, in place."""
+
+def move_model(model: torch.nn.Module, device: torch.device, pin: bool = True) -> None:
+    """Move all parameters and buffers, in place. pin: the host's memory is pinned."""
     _state(model)
-    model.to(device)
-    _release_cache()
+    model.to(device, non_blocking=pin)
+    _finish_copies()
 
 
-def move_optimizer(optimizer: torch.optim.Optimizer | None, device: torch.device) -> None:
-    """Move the optimizer's tensors. Step counts stay on the CPU, where optimizers expect them."""
+def move_optimizer(optimizer: torch.optim.Optimizer | None, device: torch.device, pin: bool = True) -> None:
+    """Move the optimizer's tensors. Step counts stay on the CPU, where optimizers expect them. pin: as move_model."""
     if optimizer is None:
         return
     for state in optimizer.state.values():
         for name, value in state.items():
             if isinstance(value, DTensor) or (isinstance(value, torch.Tensor) and value.ndim > 0):
-                state[name] = value.to(device)
-    _release_cache()
+                state[name] = value.to(device, non_blocking=pin)
+    _finish_copies()
 
 
-def _release_cache() -> None:
-    if torch.cuda.is_available():
+def _finish_copies() -> None:
+    """Wait for the queued copies, and return memory that is free now to the device."""
+    _wait_for_copies()
+    if computes_on_gpu():
         torch.cuda.empty_cache()
 
 
@@ -49,11 +56,13 @@ def swap_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) ->
         for name, value in _state(model).items():
             _swap(value, weights[name])
             swapped.append(name)
+        _wait_for_copies()
         yield
     finally:
         state = _state(model)
         for name in reversed(swapped):  # the exact way back, because tied weights are swapped under each name
             _swap(state[name], weights[name])
+        _wait_for_copies()
 
 
 def _check_fit(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
@@ -67,8 +76,13 @@ def _check_fit(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> N
 @torch.no_grad()
 def _swap(entry: torch.Tensor, other: torch.Tensor) -> None:
     current = _local(entry).clone()
-    _local(entry).copy_(other)
-    other.copy_(current)
+    _local(entry).copy_(other, non_blocking=True)
+    other.copy_(current, non_blocking=True)
+
+
+def _wait_for_copies() -> None:
+    if computes_on_gpu():
+        torch.cuda.current_stream().synchronize()
 
 
 def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -46,10 +46,19 @@ def setup_distributed(config: PolicyConfig, runtime_config: RuntimeConfig) -> Di
         mesh = create_mesh(device, sizes)
         context = DistributedContext(mesh, None, layout, None, sizes.dp, sizes.tp, sizes.cp)
     choose_device(rank_device(device))
+    _seed(config, context)
     layout_text = f"dp {context.dp_size}, tp {context.tp_size}, cp {context.cp_size}"
     waits = f"collectives wait {timeout.total_seconds():g} s"
     report(f"[Rank {torch.distributed.get_rank()}] {device}, {backend}: {layout_text}; {waits}")
     return context
+
+
+def _seed(config: PolicyConfig, context: DistributedContext) -> None:
+    """Ranks with different tokens drop out different elements. Tensor-parallel ranks have the same tokens."""
+    mesh = context.device_mesh
+    number = mesh["dp"].get_local_rank() * context.cp_size + mesh["cp"].get_local_rank()
+    if number or "seed" in config:
+        torch.manual_seed(config.get("seed", torch.initial_seed()) + number)
 
 
 def _timeout(dtensor_cfg: Mapping[str, Any]) -> timedelta:
@@ -60,13 +69,18 @@ def _timeout(dtensor_cfg: Mapping[str, Any]) -> timedelta:
 
 
 def _start_process_group(device: str, backend: str, timeout: timedelta) -> None:
+    bound: torch.device | None = None
     if device == "cuda" and torch.cuda.is_available():
-        torch.cuda.set_device(choose_gpu(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()))
+        gpu = torch.device("cuda", choose_gpu(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()))
+        torch.cuda.set_device(gpu)
+        # NCCL then connects here, where a wrong card shows, and meshes split its communicator instead of making theirs.
+        # Torch splits groups of one backend only.
+        bound = gpu if backend == "nccl" else None
     # The groups of meshes get torch's default, not the timeout of the group of all ranks.
     distributed_c10d.default_pg_timeout = timeout
     distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]  # torch's own code reads it there
     try:
-        torch.distributed.init_process_group(backend=backend, timeout=timeout)
+        torch.distributed.init_process_group(backend=backend, timeout=timeout, device_id=bound)
     except (RuntimeError, ValueError) as error:
         if device == "cuda" and not torch.cuda.is_available():
             raise RuntimeError("no CUDA device found; set dtensor_cfg.device=cpu to train without one") from error
