@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants import client, core, frameworks, server, trainer
+from tests.mutants import client, core, device, frameworks, server, trainer
 from tests.mutants.mutant import Mutant
 from tests.simulate.bugs import BUGS
 
@@ -25,5 +25,6 @@ MUTANTS = (
     *client.MUTANTS,
     *frameworks.MUTANTS,
     *trainer.MUTANTS,
+    *device.MUTANTS,
     *_OF_DYING_SERVERS,
 )

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 _SOURCE = Path(__file__).with_name("guard.cpp")
-_BUILT = Path(__file__).parents[2] / "build/pretended_cuda"
+_BUILT = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rl-dataplane-tests"
 
 
 def compiler() -> str | None:

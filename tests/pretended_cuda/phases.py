@@ -13,15 +13,16 @@ import tests.pretended_cuda.device as cuda  # isort: skip  # before torch
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tests.ranks import environment, free_port
 from tests.trainer_adapter.worker.plain_policy import logits_alone, logprobs_of, model_alone
-from tests.trainer_adapter.worker.worker_cases import TEMPERATURE, Layout, batch, config, save_model
+from tests.trainer_adapter.worker.worker_cases import TEMPERATURE, Layout, batch, config, save_model, shard
 
 from dataplane_client import ClaimLoader, DataPlaneClient, KVBatchMeta, connect, kv_first_write
 from dataplane_client.batched_data_dict import BatchedDataDict
@@ -35,6 +36,12 @@ _ADAM = {"name": "torch.optim.AdamW", "kwargs": {"lr": 1e-3}}
 _ROW_FIELDS = ("input_lengths", "sample_mask")
 
 Seen = dict[str, dict[str, Any]]
+
+
+class _Ranks(NamedTuple):
+    rank: int
+    layout: Layout
+    port: int
 
 
 class Phases:
@@ -64,16 +71,39 @@ class Phases:
         self.passes += 1
 
     @contextmanager
-    def worker(self, folder: Path, packing: str, precision: str, **arguments: Any) -> Iterator[AutomodelPolicyWorker]:
-        given = config(folder / "model", Layout(), packing, precision=precision, optimizer=_ADAM)
+    def worker(
+        self, folder: Path, packing: str, precision: str, ranks: _Ranks | None = None, **arguments: Any
+    ) -> Iterator[AutomodelPolicyWorker]:
+        rank, layout, port = ranks or _Ranks(0, Layout(), free_port())
+        given = config(folder / "model", layout, packing, precision=precision, optimizer=_ADAM)
         given["dtensor_cfg"]["device"] = "cuda"
         if packing == "sequence":
             given["sequence_packing"]["attention"] = "sdpa"
-        os.environ.update(environment(0, 1, free_port()))
+        os.environ.update(environment(rank, layout.ranks, port))
         made = AutomodelPolicyWorker(given, **arguments)
         made._policy.model.register_forward_hook(self._passed)
         yield made
         made.shutdown()
+
+
+def play_between_ranks(phases: Phases, folder: Path, ranks: _Ranks) -> None:
+    """Two data-parallel ranks that divide the rows: what they tell each other is on the device."""
+    rows, loss = shard(ranks.rank, ranks.layout), ClippedPolicyGradientLoss()
+    with phases.worker(folder, "sequence", "bfloat16", ranks) as worker:
+        worker.train(rows, loss)
+        report = phases.play("packed training on two ranks", lambda: worker.train(rows, loss))
+        phases.facts["loss on two ranks"] = report["global_loss"].tolist()
+
+
+def _be_the_other_rank(folder: Path, ranks: _Ranks) -> None:
+    """The forked process ends here."""
+    try:
+        cuda.start()
+        play_between_ranks(Phases(), folder, ranks)
+    except BaseException:  # noqa: BLE001  # the process ends with it
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
 
 
 def play_packed(phases: Phases, folder: Path) -> None:
@@ -142,7 +172,13 @@ def main(folder: Path) -> None:
     phases = Phases()
     with torch.no_grad():
         plain = logprobs_of(logits_alone(model_alone(folder / "model"), TEMPERATURE))
+    port, layout = free_port(), Layout(dp=2)
+    other = os.fork()
+    if other == 0:
+        _be_the_other_rank(folder, _Ranks(1, layout, port))
     cuda.start()
+    play_between_ranks(phases, folder, _Ranks(0, layout, port))
+    assert os.waitpid(other, 0)[1] == 0
     play_with_a_server(phases, folder)
     play_packed(phases, folder)
     (folder / "seen.json").write_text(

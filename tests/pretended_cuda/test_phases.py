@@ -42,6 +42,7 @@ CEILINGS = {
     "reference logprobs": Ceiling(3, 1),
     "packed top-k": Ceiling(2, 1),
     "packed training": Ceiling(3, 2),
+    "packed training on two ranks": Ceiling(5, 2),
     "offload": Ceiling(4),
     "return": Ceiling(4),
 }
@@ -92,6 +93,10 @@ def test_log_probabilities_are_those_of_a_plain_model(seen: dict[str, Any]) -> N
 
 def test_weights_and_optimizer_leave_the_device_and_come_back(seen: dict[str, Any]) -> None:
     assert (seen["facts"]["offloaded"], seen["facts"]["returned"]) == (["cpu"], ["cuda"])
+
+
+def test_two_ranks_have_the_loss_of_one(seen: dict[str, Any]) -> None:
+    assert seen["facts"]["loss on two ranks"] == pytest.approx(seen["facts"]["packed loss"], rel=0.02)  # bfloat16
 
 
 def test_a_loader_delivers_tensors_on_the_device_by_a_stream_of_its_own(seen: dict[str, Any]) -> None:

@@ -1,0 +1,191 @@
+"""Faults of a trainer's rank on a GPU: tensors on the wrong device, waits of the host, memory that is held too long."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_ADAPTER = "trainer_adapter/trainer_adapter"
+_PHASES = ("tests/pretended_cuda/test_phases.py",)
+_MEMORY = ("tests/trainer_adapter/automodel/test_train_memory.py",)
+_IDLE = "the GPU idles while the host waits for it, in every microbatch"
+
+MUTANTS = (
+    Mutant(
+        "device: the model does not come back",
+        "the first step after a refit fails, or computes on the CPU",
+        f"{_ADAPTER}/worker/_policy_worker.py",
+        "            move_model(self._policy.model, self._policy.device, self._policy.pins_host_memory)\n",
+        "            pass\n",
+        _PHASES,
+    ),
+    Mutant(
+        "device: the optimizer does not come back",
+        "the first step after a refit fails",
+        f"{_ADAPTER}/worker/_policy_worker.py",
+        "            move_optimizer("
+        "self._policy.state.optimizer, self._policy.device, self._policy.pins_host_memory)\n",
+        "            pass\n",
+        _PHASES,
+    ),
+    Mutant(
+        "device: the batch stays on the host",
+        "no step on a GPU works",
+        f"{_ADAPTER}/worker/_inference.py",
+        "else queue_copy(value, device)\n",
+        "else value\n",
+        _PHASES,
+    ),
+    Mutant(
+        "device: rows are counted on the host",
+        "NCCL refuses the first step of two ranks",
+        f"{_ADAPTER}/worker/_training.py",
+        "    total = to_compute_device(torch.tensor([rows]))\n",
+        "    total = torch.tensor([rows])\n",
+        _PHASES,
+    ),
+    Mutant(
+        "device: losses are summed on the host",
+        "the first step on a GPU fails",
+        f"{_ADAPTER}/worker/_training_step.py",
+        "        self.loss = torch.zeros((), device=policy.device)\n",
+        "        self.loss = torch.zeros(())\n",
+        _PHASES,
+    ),
+    Mutant(
+        "device: ranks exchange losses on the host",
+        "NCCL refuses the report of two ranks",
+        f"{_ADAPTER}/automodel/train/_statistics.py",
+        "    global_loss = torch.cat([torch.zeros(0, device=device), *shares])\n",
+        "    global_loss = torch.cat([torch.zeros(0, device=device), *shares]).cpu()\n",
+        _PHASES,
+    ),
+    Mutant(
+        "waits: copies to the device block",
+        "each copy waits for all the work before it",
+        f"{_ADAPTER}/automodel/rank.py",
+        "    return tensor.pin_memory().to(device, non_blocking=True)\n",
+        "    return tensor.to(device)\n",
+        _PHASES,
+    ),
+    Mutant(
+        "waits: lengths are on the device",
+        _IDLE,
+        f"{_ADAPTER}/worker/_inference.py",
+        '    return value.cpu() if name == "input_lengths" else queue',
+        "    return queue",
+        _PHASES,
+    ),
+    Mutant(
+        "waits: a packed row's end is read from the device",
+        _IDLE,
+        f"{_ADAPTER}/automodel/models/packed_sequences.py",
+        "    end = packed.bounds[-1]\n",
+        "    end = int(packed.cu_seqlens_q[-1])\n",
+        _PHASES,
+    ),
+    Mutant(
+        "waits: excluded tokens are counted where nothing is excluded",
+        _IDLE,
+        f"{_ADAPTER}/automodel/train/_inference.py",
+        "        return _zero_ruled_out(logprobs) if is_filtering(params) else logprobs\n",
+        "        return _zero_ruled_out(logprobs)\n",
+        _PHASES,
+    ),
+    Mutant(
+        "waits: metrics are read one by one",
+        _IDLE,
+        f"{_ADAPTER}/losses/metrics.py",
+        "    values = torch.stack([value.detach().to(torch.float64) for value in metrics.values()]).tolist()\n",
+        "    values = [float(value.detach().to(torch.float64)) for value in metrics.values()]\n",
+        _PHASES,
+    ),
+    Mutant(
+        "waits: each weight is awaited when it leaves",
+        "a colocated step takes seconds longer",
+        f"{_ADAPTER}/worker/_weights.py",
+        "    model.to(device, non_blocking=pin)\n",
+        "    model.to(device)\n",
+        _PHASES,
+    ),
+    Mutant(
+        "waits: each reference weight is awaited",
+        "reference log-probabilities take seconds longer",
+        f"{_ADAPTER}/worker/_weights.py",
+        "    other.copy_(current, non_blocking=True)\n",
+        "    other.copy_(current)\n",
+        _PHASES,
+    ),
+    Mutant(
+        "waits: every training call empties the cache",
+        "the next step allocates all of its memory anew",
+        f"{_ADAPTER}/worker/_training.py",
+        '.get("empty_cache_after_training", False)',
+        '.get("empty_cache_after_training", True)',
+        _PHASES,
+    ),
+    Mutant(
+        "streams: a loader copies on the training loop's stream",
+        "prefetched batches arrive after the step that they were to be beside of",
+        "client/dataplane_client/loader/_prefetch.py",
+        "torch.cuda.stream(torch.cuda.Stream(self._device))",
+        "torch.cuda.stream(torch.cuda.current_stream(self._device))",
+        _PHASES,
+    ),
+    Mutant(
+        "group: NCCL is not bound to the GPU",
+        "a rank on the wrong card shows late, and communicators are made one after the other",
+        f"{_ADAPTER}/automodel/setup/_distributed.py",
+        "device_id=bound)",
+        "device_id=None)",
+        _PHASES,
+    ),
+    Mutant(
+        "refit: anyone can take the name of a GPU's endpoint",
+        "another user of the host gets the weights",
+        f"{_ADAPTER}/refit/_endpoints.py",
+        "    own = own_folder(Path(tempfile.gettempdir())) if folder is None else Path(folder)\n",
+        "    own = Path(tempfile.gettempdir()) if folder is None else Path(folder)\n",
+        _PHASES,
+    ),
+    Mutant(
+        "memory: logits live through the next forward pass",
+        "10 GB at 16k tokens and 152k words",
+        f"{_ADAPTER}/automodel/train/_passes.py",
+        "        if is_dummy and differentiates:\n            logits.register_hook(torch.zeros_like)\n",
+        "        run_pass.logits = logits  # type: ignore[attr-defined]\n"
+        "        if is_dummy and differentiates:\n            logits.register_hook(torch.zeros_like)\n",
+        _MEMORY,
+    ),
+    Mutant(
+        "memory: logits become float32 as a whole",
+        "the loss does not fit into a GPU's memory",
+        f"{_ADAPTER}/automodel/parallel/fsdp.py",
+        "reduce_dtype=torch.float32)",
+        "reduce_dtype=torch.float32, output_dtype=torch.float32)",
+        _MEMORY,
+    ),
+    Mutant(
+        "memory: rank 0 makes a second model",
+        "a host that does not overcommit refuses to load a large model",
+        f"{_ADAPTER}/automodel/models/transformers_model.py",
+        '        return torch.nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)\n',
+        "        return parameter\n",
+        _MEMORY,
+    ),
+    Mutant(
+        "seeds: ranks with other tokens draw the same numbers",
+        "dropout is the same on all ranks",
+        f"{_ADAPTER}/automodel/setup/_distributed.py",
+        "torch.initial_seed()) + number)",
+        "torch.initial_seed()))",
+        ("tests/trainer_adapter/worker/test_worker_between_ranks.py",),
+    ),
+    Mutant(
+        "norm: entries that several ranks hold count for each of them",
+        "clipped steps are too small beside tensor parallelism",
+        f"{_ADAPTER}/automodel/train/_gradient_norm.py",
+        "    return ranks / prod(divided)\n",
+        "    return 1.0\n",
+        ("tests/trainer_adapter/automodel/test_divided_between_ranks.py",),
+    ),
+)
