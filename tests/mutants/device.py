@@ -103,8 +103,16 @@ MUTANTS = (
         "waits: each weight is awaited when it leaves",
         "a colocated step takes seconds longer",
         f"{_ADAPTER}/worker/_weights.py",
-        "    model.to(device, non_blocking=pin)\n",
-        "    model.to(device)\n",
+        "tensor.detach().to(device, non_blocking=pin)",
+        "tensor.detach().to(device)",
+        _PHASES,
+    ),
+    Mutant(
+        "device: FSDP gets weights whose copies have not arrived",
+        "weights that do not divide by the ranks are ruined by an offload",
+        f"{_ADAPTER}/worker/_weights.py",
+        "    _wait_for_copies()\n    model._apply(take)",
+        "    model._apply(take)",
         _PHASES,
     ),
     Mutant(

@@ -8,12 +8,13 @@ are real. The code under test takes its CUDA paths: `torch.cuda.is_available()` 
 - `waits` counts, by what and by file and line, each time the host would wait for the device: a value that is read, a
   mask that becomes indices, a copy that blocks, `synchronize`, `empty_cache`. Torch waits for a blocking copy in either
   direction, so these count too. A copy that does not block needs pinned memory on its way to the host; else it counts.
+- A copy to the host that does not block arrives when the host waits next. Until then a read there finds zeros.
 - `copies` has the bytes and the stream of each copy between host and device.
 
-What it cannot see: that work on a stream runs later and beside other work (a read too early finds the right values);
-how long anything takes; memory of the device and its allocator; NCCL itself (order, deadlock, timeouts, splits), CUDA
-IPC; kernels and their limits (attention is written out below; FlashAttention, compiled code and Triton do not run);
-copies from memory that is not pinned and that are too large to be staged, for which a host waits as well.
+What it cannot see: any other work that runs later than it is queued, or on a stream that nobody waits for; how long
+anything takes; memory of the device and its allocator; NCCL itself (order, deadlock, timeouts, splits), CUDA IPC;
+kernels and their limits (attention is written out below; FlashAttention, compiled code and Triton do not run); copies
+from memory that is not pinned and that are too large to be staged, for which a host waits as well.
 """
 
 from __future__ import annotations
@@ -85,6 +86,18 @@ def _where() -> str:
 
 def _wait(what: str) -> None:
     waits[f"{what} at {_where()}"] += 1
+    _arrive()
+
+
+_under_way: list[tuple[Tensor, Tensor]] = []
+"""Copies to the host that have not arrived: where to, and the values."""
+
+
+def _arrive() -> None:
+    """Work on the device sees its copies in order, so this happens without a wait, too."""
+    for target, values in _under_way:
+        target.copy_(values)
+    _under_way.clear()
 
 
 # --- tensors ---
@@ -266,24 +279,33 @@ def _to_copy(source: Tensor, kwargs: dict[str, Any]) -> Tensor:
     from_here = isinstance(source, PretendedTensor)
     to_here = from_here if asked is None else _is_cuda(asked)
     given = {**kwargs, **({} if asked is None or not to_here else {"device": "cpu"}), "pin_memory": False}
+    if not from_here and to_here:
+        _arrive()
     made: Tensor = _aten._to_copy.default(_inner(source), **given)
     if from_here != to_here and torch.device(asked or "cpu").type != "meta" and not _is_planned(source):
         _note_copy("cuda" if to_here else "cpu", source)
         if not async_copy:
             _wait("a blocking copy to the device" if to_here else "a blocking copy to the host")
         elif from_here:
-            _pin(made)
+            _under_way.append((_pin(made), made.clone()))
+            made.zero_()
     return PretendedTensor(made) if to_here else made
 
 
 def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     from_here, to_here = isinstance(source, PretendedTensor), isinstance(target, PretendedTensor)
+    if from_here or to_here:
+        _arrive()
     if from_here != to_here and not _is_planned(source):
         _note_copy("cuda" if to_here else "cpu", source)
         on_host = source if to_here else target
         if not non_blocking or (from_here and not _is_pinned(on_host)):
             _wait("a blocking copy to the device" if to_here else "a blocking copy to the host")
-    _inner(target).copy_(_inner(source))
+    if from_here and not to_here and non_blocking and _is_pinned(target):
+        _under_way.append((target, _inner(source).clone()))
+        target.zero_()
+    else:
+        _inner(target).copy_(_inner(source))
     return target
 
 

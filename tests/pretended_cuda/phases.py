@@ -93,6 +93,10 @@ def play_between_ranks(phases: Phases, folder: Path, ranks: _Ranks) -> None:
         worker.train(rows, loss)
         report = phases.play("packed training on two ranks", lambda: worker.train(rows, loss))
         phases.facts["loss on two ranks"] = report["global_loss"].tolist()
+        before = worker.get_logprobs(rows)["logprobs"]
+        worker.offload_after_refit()
+        worker.prepare_for_training()
+        phases.facts["weights came back"] = torch.equal(worker.get_logprobs(rows)["logprobs"], before)
 
 
 def _be_the_other_rank(folder: Path, ranks: _Ranks) -> None:
@@ -168,7 +172,7 @@ def _load(address: str) -> list[str]:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    save_model(folder / "model")
+    save_model(folder / "model", intermediate_size=49)  # which two ranks cannot divide evenly
     phases = Phases()
     with torch.no_grad():
         plain = logprobs_of(logits_alone(model_alone(folder / "model"), TEMPERATURE))

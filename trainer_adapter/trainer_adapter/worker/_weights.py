@@ -18,10 +18,21 @@ from trainer_adapter.automodel.rank import computes_on_gpu
 
 
 def move_model(model: torch.nn.Module, device: torch.device, pin: bool = True) -> None:
-    """Move all parameters and buffers, in place. pin: the host's memory is pinned."""
+    """Move all parameters and buffers, in place. pin: the host's memory is pinned.
+
+    All copies have arrived before the model gets them: FSDP then pads shards of unequal size, on the host.
+    """
     _state(model)
-    model.to(device, non_blocking=pin)
-    _finish_copies()
+    tensors = (*model.parameters(), *model.buffers())
+    moved = {id(tensor): tensor.detach().to(device, non_blocking=pin) for tensor in tensors}
+
+    def take(tensor: torch.Tensor) -> torch.Tensor:
+        """A tied tensor comes twice, and is in its place the second time."""
+        return moved.pop(id(tensor)) if id(tensor) in moved else tensor.to(device)
+
+    _wait_for_copies()
+    model._apply(take)  # noqa: SLF001  # what Module.to calls, and FSDP completes
+    _release_cache()
 
 
 def move_optimizer(optimizer: torch.optim.Optimizer | None, device: torch.device, pin: bool = True) -> None:
@@ -32,12 +43,11 @@ def move_optimizer(optimizer: torch.optim.Optimizer | None, device: torch.device
         for name, value in state.items():
             if isinstance(value, DTensor) or (isinstance(value, torch.Tensor) and value.ndim > 0):
                 state[name] = value.to(device, non_blocking=pin)
-    _finish_copies()
-
-
-def _finish_copies() -> None:
-    """Wait for the queued copies, and return memory that is free now to the device."""
     _wait_for_copies()
+    _release_cache()
+
+
+def _release_cache() -> None:
     if computes_on_gpu():
         torch.cuda.empty_cache()
 
