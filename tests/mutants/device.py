@@ -140,6 +140,14 @@ MUTANTS = (
         _PHASES,
     ),
     Mutant(
+        "streams: bounds of rows are freed too early",
+        "a step sees the bounds of another batch's rows",
+        "client/dataplane_client/loader/_devices.py",
+        "            yield value.offsets()",
+        "            yield value.values()",
+        _PHASES,
+    ),
+    Mutant(
         "group: NCCL is not bound to the GPU",
         "a rank on the wrong card shows late, and communicators are made one after the other",
         f"{_ADAPTER}/automodel/setup/_distributed.py",

@@ -62,6 +62,8 @@ class Copy(NamedTuple):
 
 waits: Counter[str] = Counter()
 copies: list[Copy] = []
+recorded: set[int] = set()
+"""Addresses of memory that may not be used again before another stream has done with it."""
 started_group: dict[str, Any] = {}
 """The arguments with which the process group was started."""
 
@@ -148,7 +150,7 @@ class PretendedTensor(torch.Tensor):
         return self.held.untyped_storage()
 
     def record_stream(self, stream: Any) -> None:
-        pass
+        recorded.add(self.held.untyped_storage().data_ptr())
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, PretendedTensor)

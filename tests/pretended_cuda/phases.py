@@ -153,11 +153,12 @@ def play_with_a_server(phases: Phases, folder: Path) -> None:
         train = client.claim_meta("t", "train", TRAIN_FIELDS, 8)
         phases.play("training from the data plane", lambda: worker.train_from_meta(train, ClippedPolicyGradientLoss()))
         phases.facts["loaded on"] = phases.play("loader", lambda: _load(address))
+        phases.facts["recorded"] = phases.play("jagged loader", lambda: _load_jagged(address))
 
 
 def _put_rows(client: DataPlaneClient) -> KVBatchMeta:
     per_token = [name for name in TRAIN_FIELDS if name not in _ROW_FIELDS]
-    client.register_partition("t", TRAIN_FIELDS, 8, ["lp", "train", "load"], per_token_fields=per_token)
+    client.register_partition("t", TRAIN_FIELDS, 8, ["lp", "train", "load", "jagged"], per_token_fields=per_token)
     rows: BatchedDataDict[Any] = BatchedDataDict({k: v for k, v in batch().items() if k != "prev_logprobs"})
     return kv_first_write(rows, sample_ids=[f"r{n}" for n in range(8)], dp_client=client, partition_id="t")
 
@@ -168,6 +169,16 @@ def _load(address: str) -> list[str]:
         return sorted(
             {value.device.type for loaded in loader for value in loaded.data.values() if torch.is_tensor(value)}
         )
+
+
+def _load_jagged(address: str) -> list[bool]:
+    """Whether the allocator knows that the training loop's stream uses values and bounds of rows."""
+    found = []
+    with ClaimLoader(address, "t", "jagged", ["input_ids"], 4, layout="jagged", max_batches=1, device="cuda") as loader:
+        for loaded in loader:
+            rows = loaded.data["input_ids"]
+            found += [part.data_ptr() in cuda.recorded for part in (rows.values(), rows.offsets())]
+    return found
 
 
 def main(folder: Path) -> None:

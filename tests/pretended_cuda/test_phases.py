@@ -38,6 +38,7 @@ CEILINGS = {
     "logprobs from the data plane": Ceiling(3, 1),
     "training from the data plane": Ceiling(5, 2),
     "loader": Ceiling(0),
+    "jagged loader": Ceiling(0),
     "packed logprobs": Ceiling(1, 1),
     "reference logprobs": Ceiling(3, 1),
     "packed top-k": Ceiling(2, 1),
@@ -103,6 +104,10 @@ def test_two_ranks_have_the_loss_of_one(seen: dict[str, Any]) -> None:
 def test_a_loader_delivers_tensors_on_the_device_by_a_stream_of_its_own(seen: dict[str, Any]) -> None:
     assert seen["facts"]["loaded on"] == ["cuda"]
     assert 0 not in seen["phases"]["loader"]["streams"], "the training loop's work is queued on the default stream"
+
+
+def test_memory_of_a_loaders_batch_waits_for_the_training_loops_stream(seen: dict[str, Any]) -> None:
+    assert seen["facts"]["recorded"] == [True, True]
 
 
 def test_the_group_of_all_ranks_is_bound_to_the_ranks_gpu(seen: dict[str, Any]) -> None:

@@ -50,9 +50,10 @@ def _copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _dense_tensors(batch: Batch) -> Iterator[torch.Tensor]:
-    """The tensors of a batch; of a nested tensor, the one that holds its values."""
+    """The tensors of a batch; of a nested tensor, those that hold its values and its rows' bounds."""
     for value in batch.values():
         if isinstance(value, torch.Tensor) and value.is_nested:
             yield value.values()
+            yield value.offsets()  # type: ignore[attr-defined]  # torch has no type for nested tensors
         elif isinstance(value, torch.Tensor):
             yield value
