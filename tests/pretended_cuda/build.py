@@ -26,7 +26,7 @@ def torch_folder() -> Path:
 
 
 def library() -> Path:
-    """The shared library, compiled if it is not there (9 s of CPU). Raises CalledProcessError with what g++ says."""
+    """The shared library, compiled if it is not there (9 s of CPU). Raises RuntimeError with what the compiler says."""
     names = importlib.metadata.version("torch").encode() + str(torch_folder()).encode()
     path = _BUILT / f"guard-{hashlib.sha256(_SOURCE.read_bytes() + names).hexdigest()[:16]}.so"
     if not path.exists():
@@ -42,4 +42,6 @@ def _compile(target: Path) -> None:
     linked = [f"-L{torch_folder()}/lib", "-lc10", "-ltorch_cpu"]
     flags = ["-std=c++20", "-shared", "-fPIC", "-O0", "-w"]
     command = [compiler() or "g++", *flags, *folders, str(_SOURCE), "-o", str(target), *linked]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{ended.stderr}")
