@@ -223,20 +223,10 @@ def _is_aten(function: Any) -> bool:
 
 
 def _refuse_mixed(function: Any, args: Any, on_host: list[Tensor]) -> None:
-    writes_to_host = function._schema.name.endswith("_") and isinstance(args[0], Tensor) and args[0] in _Same(on_host)
+    writes_to_host = function._schema.name.endswith("_") and any(args[0] is tensor for tensor in on_host)
     is_mixed = writes_to_host or any(tensor.ndim > 0 for tensor in on_host)
     if _is_aten(function) and is_mixed and function not in _MIXES:
         raise RuntimeError(f"{function}: Expected all tensors to be on the same device, but found cuda:0 and cpu")
-
-
-class _Same:
-    """`in` by identity."""
-
-    def __init__(self, values: list[Tensor]) -> None:
-        self._ids = {id(value) for value in values}
-
-    def __contains__(self, value: object) -> bool:
-        return id(value) in self._ids
 
 
 def _count(function: Any, args: Any, kwargs: Any) -> None:
