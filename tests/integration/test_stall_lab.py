@@ -6,14 +6,17 @@ Real servers and clients. The calls that wait end when their clients are closed.
 from __future__ import annotations
 
 import contextlib
+import json
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from tests.client.cli.reading import run, run_json
 
 from dataplane_client.client import DataPlaneClient, connect
@@ -269,10 +272,15 @@ def test_the_cause_of_a_stall_is_named_by_call_command_and_metric(
 
 
 def waiting_causes(server: ServerThread) -> dict[tuple[str, str, str], float]:
+    found = series(server, "dataplane_waiting_cause")
+    return {(one.labels["partition"], one.labels["task"], one.labels["cause"]): one.value for one in found}
+
+
+def series(server: ServerThread, name: str) -> list[Sample]:
+    """The series of a metric."""
     with urllib.request.urlopen(f"http://{server.http_address}/metrics", timeout=20) as response:
         families = text_string_to_metric_families(response.read().decode())
-        family = next(family for family in families if family.name == "dataplane_waiting_cause")
-    return {(one.labels["partition"], one.labels["task"], one.labels["cause"]): one.value for one in family.samples}
+        return [sample for family in families for sample in family.samples if sample.name == name]
 
 
 def test_rows_that_come_too_slowly_are_told_while_puts_come(lab: Lab, eventually: Eventually) -> None:
@@ -339,6 +347,37 @@ def test_an_error_names_the_cause_that_the_call_named(lab: Lab) -> None:
     with pytest.raises(PartitionFullError, match=r"4 of max_rows 4 .* task 'train' has 4 rows before it") as full:
         lab.client("rollout").put_samples(["e"], "p", {"x": [torch.zeros(1)]}, timeout_s=0.2)
     assert full.value.details["cause"] == "consumer_gone"
+
+
+def test_a_server_that_is_not_healthy_says_so_to_all_who_ask(lab: Lab, eventually: Eventually) -> None:
+    engineer = lab.client("engineer")
+
+    def told() -> tuple[tuple[str, ...], str, set[str]]:
+        """The verdict of the status, of /healthz, and of the metric."""
+        with urllib.request.urlopen(f"http://{lab.server.http_address}/healthz", timeout=20) as answer:
+            health = answer.read().decode()
+        found = {one.labels["reason"] for one in series(lab.server, "dataplane_unhealthy") if one.value}
+        return engineer.server_status().unhealthy, health, found
+
+    assert (told(), of_page(lab.server, "server")["unhealthy"]) == (((), "ok\n", set()), [])
+    lab.client("rollout").put_samples(["a"], "p", {"x": [torch.zeros(63 * KIB // 4)]})
+    lab.puts("b", size=KIB)
+    eventually(lambda: engineer.server_status().waiting_puts)
+    reasons, health, found = told()
+    assert (len(reasons), "1 put waits for space" in reasons[0]) == (1, True)
+    assert (health, found) == (f"not healthy\n{reasons[0]}\n", {"memory_full"})
+    assert of_page(lab.server, "server", lambda says: says["unhealthy"])["unhealthy"] == list(reasons)
+    assert run("status", "-s", engineer.target)[0] == 3
+
+
+def of_page(server: ServerThread, part: str, fits: Callable[[Any], object] = lambda says: True) -> Any:
+    """What the page says of a part, as soon as it fits. A stream ends after some seconds; another goes on."""
+    while True:
+        with urllib.request.urlopen(f"http://{server.http_address}/page/events", timeout=20) as events:
+            for line in events:
+                told = json.loads(line[5:]) if line.startswith(b"data:") else {"part": ""}
+                if told["part"] == part and fits(told["says"]):
+                    return told["says"]
 
 
 def test_a_partition_that_is_not_there_is_an_error(lab: Lab) -> None:

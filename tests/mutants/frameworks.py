@@ -92,9 +92,9 @@ MUTANTS = (
         "status: a server that is not healthy ends with 0",
         "a script goes on with a server that is full",
         f"{_CLIENT}/cli/_status.py",
-        "    return 0 if health.healthy else UNHEALTHY\n",
+        "    return UNHEALTHY if status.unhealthy else 0\n",
         "    return 0\n",
-        ("tests/client/cli/test_status.py", "tests/client/cli/test_health.py"),
+        ("tests/client/cli/test_status.py",),
     ),
     Mutant(
         "export: a limit counts for each page",

@@ -240,7 +240,7 @@ class ServerStatus:
         space has waited; None when none waits. draining: the server is shutting down. durability: what rows survive:
         "memory", "process" or "disk"; "" if the server does not tell. held_bytes: what no clear frees: puts under way,
         and cleared or replaced rows that clients still read. holders: the ten clients that hold most, then the others.
-        nodes: of a cluster, else none.
+        nodes: of a cluster, else none. unhealthy: why the server is not healthy, a sentence each; none if it is.
     """
 
     version: str
@@ -259,6 +259,7 @@ class ServerStatus:
     held_bytes: int = 0
     holders: tuple[MemoryHolder, ...] = ()
     nodes: tuple[NodeDescription, ...] = ()
+    unhealthy: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         used, budget = self.memory_used_bytes / (1 << 20), self.memory_budget_bytes / (1 << 20)

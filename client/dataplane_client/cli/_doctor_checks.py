@@ -23,7 +23,6 @@ from dataplane_client._connect.socket_rights import RIGHTS_ADVICE, may_connect, 
 from dataplane_client._memory.shared_arena import NO_SOCKET, SharedArena, local_addresses
 from dataplane_client._values.row_kernels import kernel_name
 from dataplane_client.answers.descriptions import ServerStatus, server_status
-from dataplane_client.cli._health import health_of
 from dataplane_client.cli._server import Server
 from dataplane_client.cli._text import plural, size_text
 from dataplane_client.errors import DataPlaneError
@@ -81,10 +80,9 @@ def checks_of(server: Server) -> Iterator[Check]:
 
 def _check_health(status: ServerStatus) -> Check:
     """The same health as that of `dataplane status`."""
-    reasons = health_of(status).reasons
-    if not reasons:
+    if not status.unhealthy:
         return Check("health", "ok", "healthy")
-    return Check("health", "warning", "; ".join(reasons), "see `dataplane status` and `dataplane top`")
+    return Check("health", "warning", "; ".join(status.unhealthy), "see `dataplane status` and `dataplane top`")
 
 
 # -- socket files ------------------------------------------------------------------------------------------------------

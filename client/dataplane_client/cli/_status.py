@@ -15,7 +15,6 @@ from dataplane_client.answers.descriptions import (
     partition_description,
     server_status,
 )
-from dataplane_client.cli._health import Health, health_of
 from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import BAD, GOOD, fail, print_json, print_text
 from dataplane_client.cli._rates import recent_consumed_per_s
@@ -43,7 +42,7 @@ def _is_decided(address: str, timeout_s: float) -> bool:
     """Whether waiting is of no use. Each look has a connection of its own: gRPC is slow to try a broken one again."""
     with open_server(address, timeout_s) as server:
         try:
-            return health_of(server_status(server.call("GetServerStatus", pb.GetServerStatusRequest()))).healthy
+            return not server_status(server.call("GetServerStatus", pb.GetServerStatusRequest())).unhealthy
         except DataPlaneError as error:
             return not isinstance(error, (UnavailableError, DeadlineError))
 
@@ -55,15 +54,14 @@ def show_status(address: str, output: Format, timeout_s: float) -> int:
         listed = server.partitions()
     status, shares_memory = server_status(answer), answer.HasField("shared_memory")
     partitions = [partition_description(message) for message in listed]
-    health = health_of(status)
     if output == "json":
-        document = {"healthy": health.healthy, "reasons": health.reasons, "server": status}
+        document = {"healthy": not status.unhealthy, "reasons": status.unhealthy, "server": status}
         print_json({**document, "shares_memory": shares_memory, "partitions": partitions})
     else:
-        lines = [*health_lines(health), *_server_lines(status, partitions, shares_memory)]
-        print_text(_heading(address, status, health), *lines, "")
+        lines = [*health_lines(status), *_server_lines(status, partitions, shares_memory)]
+        print_text(_heading(address, status), *lines, "")
         print_text(_partition_table(partitions) if partitions else "no partitions")
-    return 0 if health.healthy else UNHEALTHY
+    return UNHEALTHY if status.unhealthy else 0
 
 
 def _status_of(server: Server) -> pb.GetServerStatusResponse:
@@ -76,16 +74,16 @@ def _status_of(server: Server) -> pb.GetServerStatusResponse:
     return answer
 
 
-def _heading(address: str, status: ServerStatus, health: Health) -> Text:
+def _heading(address: str, status: ServerStatus) -> Text:
     from rich.text import Text
 
-    health_text = ("healthy", GOOD) if health.healthy else ("not healthy", BAD)
+    health_text = ("not healthy", BAD) if status.unhealthy else ("healthy", GOOD)
     return Text.assemble((address, "bold"), ": ", "draining" if status.draining else "serving", ", ", health_text)
 
 
-def health_lines(health: Health) -> list[Labelled]:
+def health_lines(status: ServerStatus) -> list[Labelled]:
     """Why the server is not healthy."""
-    return [Labelled("  ! ", reason, style=BAD) for reason in health.reasons]
+    return [Labelled("  ! ", reason, style=BAD) for reason in status.unhealthy]
 
 
 def _server_lines(status: ServerStatus, partitions: Iterable[PartitionDescription], shares: bool) -> Iterator[Labelled]:

@@ -8,7 +8,6 @@ from rich.console import Group
 from rich.text import Text
 
 from dataplane_client.answers.descriptions import ServerStatus, TaskStatus
-from dataplane_client.cli._health import health_of
 from dataplane_client.cli._output import BAD
 from dataplane_client.cli._rates import PartitionRates, recent_consumed_per_s
 from dataplane_client.cli._status import contents_text, health_lines, node_lines, waits_text
@@ -26,7 +25,7 @@ def render_snapshot(address: str, status: ServerStatus, rates: Sequence[Partitio
     state = "draining" if status.draining else f"up {duration_text(status.uptime_s)}"
     return Group(
         Labelled(address, f": {state}", style="bold"),
-        *health_lines(health_of(status)),
+        *health_lines(status),
         figure("memory", f"{bar} of {size_text(budget)}, {plural(status.rows, 'row')}"),
         figure("waiting", waits_text(status, [entry.partition for entry in rates])),
         *node_lines(status),

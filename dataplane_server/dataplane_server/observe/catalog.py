@@ -37,6 +37,14 @@ _T = ("partition", "task")
 SERVER = (
     MetricSpec("dataplane_build_info", "gauge", "Always 1; the label is the server's version.", ("version",)),
     MetricSpec("dataplane_serving", "gauge", "1 while the server accepts calls, 0 while it starts or drains."),
+    MetricSpec(
+        "dataplane_unhealthy",
+        "gauge",
+        "1 while the server is not healthy for this reason, which `dataplane status` tells in words, else 0: draining, "
+        "memory_held (clients hold more than half of the budget), memory_full (and puts wait), puts_wait (for more "
+        "than 30 s), row_limit (99 % of --max-rows), nodes_silent.",
+        ("reason",),
+    ),
     MetricSpec("dataplane_memory_budget_bytes", "gauge", "Budget for the bytes of values."),
     MetricSpec(
         "dataplane_memory_used_bytes",

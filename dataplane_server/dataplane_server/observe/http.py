@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -37,10 +37,11 @@ MAX_SECONDS = 10.0
 
 
 class HttpSide:
-    """An HTTP listener on the running event loop. healthy: whether the server accepts calls. max_s: how long a
-    connection may last, in seconds. gate: beside an access file, only /healthz answers callers that it does not know,
-    and metrics need a role for every partition, whose names they tell. tls: None for plain HTTP. page: what people see;
-    set it before `start`, None for nothing.
+    """An HTTP listener on the running event loop. healthy: whether the server accepts calls. unhealthy: what is wrong
+    with a server that does, for people: a restart would not help it, so /healthz answers 200 nevertheless. max_s: how
+    long a connection may last, in seconds. gate: beside an access file, only /healthz answers callers that it does not
+    know, and metrics need a role for every partition, whose names they tell. tls: None for plain HTTP. page: what
+    people see; set it before `start`, None for nothing.
     """
 
     page: Page | None = None
@@ -52,9 +53,11 @@ class HttpSide:
         max_s: float = MAX_SECONDS,
         gate: Gate = OPEN_GATE,
         tls: Tls | None = None,
+        unhealthy: Callable[[], Sequence[str]] = list,
     ) -> None:
         self._metrics = metrics
         self._healthy = healthy
+        self._unhealthy = unhealthy
         self._scrapes = 0
         self._gate = gate
         self._listener = HttpListener("http", MAX_CONNECTIONS, max_s, gate, tls)
@@ -116,5 +119,8 @@ class HttpSide:
     async def _serve_health(self, request: web.Request) -> web.Response:
         from aiohttp import web
 
-        healthy = self._healthy()
-        return only(web.Response(text="ok\n" if healthy else "draining\n", status=200 if healthy else 503))
+        if not self._healthy():
+            return only(web.Response(text="draining\n", status=503))
+        reasons = self._unhealthy()
+        told = [] if self._gate.asks_for_credentials else reasons  # they name clients
+        return only(web.Response(text="\n".join(["not healthy" if reasons else "ok", *told, ""])))

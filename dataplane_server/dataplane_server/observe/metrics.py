@@ -7,7 +7,7 @@ they cannot drift, and the series of a partition end when it is dropped.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import astuple
 from typing import Literal
 
@@ -26,6 +26,7 @@ from dataplane_server.collection import without_collection
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.observe.catalog import CALLS, SERVER
 from dataplane_server.observe.exposition import Exposition, header_text, label_text
+from dataplane_server.observe.verdict import AILMENTS
 from dataplane_server.version import VERSION
 
 Transport = Literal["grpc", "shm", "direct"]
@@ -55,6 +56,7 @@ class Metrics:
     ) -> None:
         """now: the time of the core's calls, in seconds."""
         self.attached_clients = 0
+        self.ailments: Callable[[], Container[str]] = tuple
         self._plane = plane
         self._now = now
         self._serving = serving
@@ -147,7 +149,7 @@ class Metrics:
                 yield f"{spec.name}{label_text(spec.labels, labels)} {value}\n"
 
     def _server_values(self, now: float) -> dict[str, Iterable[tuple[tuple[str, ...], float]]]:
-        totals = self._plane.totals(now)
+        totals, ailments = self._plane.totals(now), self.ailments()
         unlabelled: dict[str, float] = {
             "dataplane_serving": int(self._serving()),
             "dataplane_memory_budget_bytes": totals.memory_budget_bytes,
@@ -169,6 +171,7 @@ class Metrics:
         }
         return {
             "dataplane_build_info": [((VERSION,), 1)],
+            "dataplane_unhealthy": [((ailment,), int(ailment in ailments)) for ailment in AILMENTS],
             "dataplane_client_held_bytes": [
                 ((holder.client_name, kind), size_bytes)
                 for holder in self._plane.holders(MOST_HOLDERS)

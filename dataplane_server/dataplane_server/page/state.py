@@ -23,6 +23,7 @@ from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.tasks.task_states import TASK_STATES
 from dataplane_server.observe.catalog import CALL_SECONDS
 from dataplane_server.observe.metrics import MOST_HOLDERS, Metrics
+from dataplane_server.observe.verdict import reasons_of
 from dataplane_server.page.board import UNCHANGED, Pieces
 from dataplane_server.service.grpc.servicer import DataPlaneServicer
 from dataplane_server.version import VERSION
@@ -74,13 +75,12 @@ class StateReader:
         if everything:
             self._snapshots = 0
             self._keys.clear()
-        nodes: Sequence[pb.Node] = ()
-        if self._plane.nodes():
-            nodes = (await self._servicer.GetServerStatus(pb.GetServerStatusRequest(), None)).nodes
-        return self._pieces(nodes, self._now())
+        return self._pieces(self._now())
 
-    def _pieces(self, nodes: Sequence[pb.Node], now: float) -> Pieces:
-        yield "server", {**self._server(now), "nodes": list(map(_node, nodes))}
+    def _pieces(self, now: float) -> Pieces:
+        status = self._servicer.status()
+        unhealthy = [reason.text for reason in reasons_of(status)]
+        yield "server", {**self._server(now), "unhealthy": unhealthy, "nodes": list(map(_node, status.nodes))}
         explanation = self._plane.explain_waits("", "", now)
         yield (
             "waits",

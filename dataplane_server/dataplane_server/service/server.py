@@ -23,6 +23,7 @@ from dataplane_server.observe.log import get_log
 from dataplane_server.observe.loop_lag import LoopLag
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
+from dataplane_server.observe.verdict import reasons_of
 from dataplane_server.service.binding import bind, check_port, unix_path
 from dataplane_server.service.grpc.boundary import Boundary
 from dataplane_server.service.grpc.health import Health, HealthListener
@@ -117,7 +118,14 @@ class Server:
         self._health = Health(shell.endless)
         self._probes = probes or HealthListener()
         self._probing = probes is not None
-        self._http = HttpSide(self._metrics, lambda: self._serving, gate=gate, tls=self._tls)
+        self._metrics.ailments = lambda: {reason.ailment for reason in reasons_of(self._servicer.status())}
+        self._http = HttpSide(
+            self._metrics,
+            lambda: self._serving,
+            gate=gate,
+            tls=self._tls,
+            unhealthy=lambda: [reason.text for reason in reasons_of(self._servicer.status())],
+        )
         self._sidecars = AsyncExitStack()
         self._serving = False
         self.left = asyncio.Event()  # set when the next life begins with a snapshot: stop this server and make another

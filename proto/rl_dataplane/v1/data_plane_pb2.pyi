@@ -4664,6 +4664,7 @@ class GetServerStatusResponse(_message.Message):
     HOLDERS_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
     DIRECT_PORT_FIELD_NUMBER: _builtins.int
+    UNHEALTHY_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the server's distribution."""
     memory_budget_bytes: _builtins.int
@@ -4714,6 +4715,10 @@ class GetServerStatusResponse(_message.Message):
     def direct_port(self) -> Global___DirectPort:
         """Where clients of other hosts exchange values faster than over gRPC. Unset if the server has no such port."""
 
+    @_builtins.property
+    def unhealthy(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Why the server is not healthy, a sentence each; none if it is."""
+
     def __init__(
         self,
         *,
@@ -4735,10 +4740,11 @@ class GetServerStatusResponse(_message.Message):
         holders: _abc.Iterable[Global___MemoryHolder] | None = ...,
         nodes: _abc.Iterable[Global___Node] | None = ...,
         direct_port: Global___DirectPort | None = ...,
+        unhealthy: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["direct_port", b"direct_port", "longest_put_wait", b"longest_put_wait", "shared_memory", b"shared_memory", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["direct_port", b"direct_port", "draining", b"draining", "durability", b"durability", "held_bytes", b"held_bytes", "holders", b"holders", "largest_free_bytes", b"largest_free_bytes", "longest_put_wait", b"longest_put_wait", "max_rows", b"max_rows", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "nodes", b"nodes", "rows", b"rows", "sessions", b"sessions", "shared_memory", b"shared_memory", "uptime", b"uptime", "version", b"version", "waiting_claims", b"waiting_claims", "waiting_puts", b"waiting_puts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["direct_port", b"direct_port", "draining", b"draining", "durability", b"durability", "held_bytes", b"held_bytes", "holders", b"holders", "largest_free_bytes", b"largest_free_bytes", "longest_put_wait", b"longest_put_wait", "max_rows", b"max_rows", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "nodes", b"nodes", "rows", b"rows", "sessions", b"sessions", "shared_memory", b"shared_memory", "unhealthy", b"unhealthy", "uptime", b"uptime", "version", b"version", "waiting_claims", b"waiting_claims", "waiting_puts", b"waiting_puts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -163,10 +163,8 @@ class ClusterServicer(DataPlaneServicer):
         super().__init__(shell, values, metrics, gate)
         self._members = members
 
-    async def GetServerStatus(  # noqa: N802
-        self, request: pb.GetServerStatusRequest, context: object
-    ) -> pb.GetServerStatusResponse:
-        response = await super().GetServerStatus(request, context)
+    def status(self) -> pb.GetServerStatusResponse:
+        response = super().status()
         members = {member.number: member for member in self._members}
         for region in self._plane.nodes():
             mirrors = [mirror.on for mirror in region.mirrors]

@@ -8,21 +8,27 @@ import { listed, render } from "./views.js";
 const byId = (id) => document.getElementById(id);
 const query = byId("query");
 let chosen = "";
+let said = "";
 
-function draw(problem = "") {
+/** problem: what the stream says is wrong; as before, if it is not given. */
+function draw(problem = said) {
+  said = problem;
   const notice = byId("notice");
-  notice.hidden = !problem;
-  if (notice.textContent !== problem) notice.textContent = problem;
-  const words = state.server && state.status === "serving" ? `serving · ${state.server.version}` : state.status;
+  const serving = state.server && state.status === "serving";
+  const unhealthy = serving ? state.server.unhealthy.join("\n") : "";
+  const alarm = problem || unhealthy;
+  notice.hidden = !alarm;
+  if (notice.textContent !== alarm) notice.textContent = alarm;
+  const words = serving ? `serving${unhealthy && ", not healthy"} · ${state.server.version}` : state.status;
   if (byId("status").textContent !== words) byId("status").textContent = words;
-  byId("status").className = state.status;
+  byId("status").className = unhealthy ? "unhealthy" : state.status;
   document.body.classList.toggle("late", state.status === "offline" || state.status === "refused");
   render(chosen, query.value.trim());
 }
 
 function choose(name, focus = false) {
   chosen = name;
-  draw(byId("notice").textContent);
+  draw();
   const button = document.querySelector(`[data-partition="${CSS.escape(name)}"]`);
   if (focus) button?.focus({ preventScroll: true });
   button?.closest("tr").scrollIntoView({ block: "nearest" });

@@ -23,6 +23,7 @@ from dataplane_server.core.calls.requests import (
     FinishWrite,
 )
 from dataplane_server.observe.metrics import MOST_HOLDERS, Metrics
+from dataplane_server.observe.verdict import reasons_of
 from dataplane_server.service import translate
 from dataplane_server.service.grpc.claim_calls import ClaimCalls
 from dataplane_server.service.grpc.session_calls import SessionCalls
@@ -129,6 +130,12 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         return translate.rows.consumption(info)
 
     async def GetServerStatus(self, request: pb.GetServerStatusRequest, context: object) -> pb.GetServerStatusResponse:
+        status = self.status()
+        status.unhealthy.extend(reason.text for reason in reasons_of(status))
+        return status
+
+    def status(self) -> pb.GetServerStatusResponse:
+        """The server as it is now, without the verdict on it."""
         totals = self._plane.totals(self._shell.now())
         return pb.GetServerStatusResponse(
             version=VERSION,
