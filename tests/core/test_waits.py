@@ -449,6 +449,44 @@ def test_a_put_that_waits_for_a_consumer_is_told_of_which_task(caller: Caller) -
     assert wait.next_step(wait.findings[0]).startswith("Start the consumer of train.")
 
 
+def test_roots_are_told_first_each_followed_by_the_waits_that_end_with_it(caller: Caller) -> None:
+    caller.register(partition_id="q")
+    caller.apply(
+        caller.claim_call("a", partition_id="q")
+    )  # the oldest, and a victim: of the put into q, of that into p
+    for call in (memory_held(caller), caller.put_call(["w"], {"a": [200]}, partition_id="q")):
+        caller.now += 1.0
+        caller.apply(call)
+    told = [(wait.partition_id, wait.waiting, wait.findings[0].cause, wait.behind) for wait in explained(caller, "")]
+    assert told == [
+        ("p", "put", "memory_held", None),
+        ("q", "claim", "memory_held", 0),
+        ("q", "put", "memory_held", 0),
+    ]
+
+
+def test_a_task_that_lacks_a_field_is_behind_the_writer_that_waits_itself(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller()
+    caller.register(tasks=("train", "critic"))
+    critic = session(caller, "critic")
+    put(caller, "uv", "a")
+    put(caller, "u", "b", who="critic")
+    caller.apply(caller.claim_call("a", "b", batch_size=2))
+    caller.now += 1.0
+    caller.apply(caller.claim_call("a", task="critic", batch_size=8, session_id=critic))
+    told = [(wait.task, wait.findings[0].cause, wait.behind) for wait in explained(caller, "")]
+    assert told == [("critic", "silent_producer", None), ("train", "missing_field", 0)]
+
+
+def test_a_claim_behind_a_put_is_told_which_task_keeps_it(caller: Caller) -> None:
+    caller.register(tasks=("train", "score"))
+    call = consumer_gone(caller)
+    caller.apply(caller.claim_call("a", task="score", batch_size=100))
+    caller.apply(call)
+    claim = next(wait for wait in explained(caller) if wait.waiting == "claim")
+    assert claim.next_step(claim.findings[0]).startswith("Start the consumer of train.")
+
+
 def test_nothing_waits_in_a_flow_that_flows(caller: Caller) -> None:
     trainer = session(caller, "trainer")
     put(caller, "uv")

@@ -302,6 +302,10 @@ def test_a_trainer_learns_that_producers_wait_for_its_own_step(lab: Lab, eventua
     (wait,) = engineer.why("p", "train").waits
     assert wait.causes[0].cause == "version_not_advanced"
     assert "no new rows come: 'rollout' waits" in wait.summary
+    assert [one.behind for one in engineer.why().waits] == [None, 0]
+    lines = run("why", "--all", "-s", engineer.target, COLUMNS="160")[1].splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == ["p  version_not_advanced"]
+    assert any(line.startswith("  behind it: p, train: 'trainer' waits") for line in lines)
 
 
 def test_a_healthy_flow_has_nothing_that_waits(lab: Lab) -> None:

@@ -102,7 +102,8 @@ class ExplainedWait:
     """Calls that wait alike, and why. waiting: "claim", "put", "commit", "group" or "draw"; "" if nothing does, for a
     task that takes no rows and for a server that drains. client: whose call has waited for longest, for age_s seconds
     (None: not known). calls: how many wait. wanted: rows or groups, or bytes of memory. summary: a sentence. causes: at
-    least one, the main one first.
+    least one, the main one first. behind: the place in the list, from 0, of the wait that has to end first; None for a
+    root.
     """
 
     partition_id: str
@@ -114,11 +115,14 @@ class ExplainedWait:
     wanted: int
     summary: str
     causes: list[WaitCause]
+    behind: int | None = None
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """waits: those that have lasted longest first; none if nothing waits. unexamined: how many more there are."""
+    """waits: those that have lasted longest first, each followed by those behind it; none if nothing waits. unexamined:
+    how many more there are.
+    """
 
     waits: list[ExplainedWait]
     unexamined: int

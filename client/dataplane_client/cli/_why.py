@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from dataplane_client.answers.listings import ExplainedWait, Explanation, WaitCause, explanation
+from dataplane_client.answers.listings import ExplainedWait, Explanation, explanation
 from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import print_json, print_text
 from dataplane_client.cli._server import Server, server_or_exit
@@ -39,7 +39,13 @@ def show_waits(
     if not any(wait.waiting for wait in lasting):
         print_text(f"nothing waits for {_USUAL_WAIT_S:.0f} s or longer" if begun else "nothing waits")
     for wait in lasting:
-        print_text(*_lines(wait))
+        root = None if wait.behind is None else explained.waits[wait.behind]
+        if root not in lasting:
+            print_text(
+                *_lines(
+                    wait, [one for one in lasting if one.behind is not None and explained.waits[one.behind] is wait]
+                )
+            )
     if begun:
         print_text(f"{plural(begun, 'wait')} of less than {_USUAL_WAIT_S:.0f} s: --all lists them too")
     if explained.unexamined:
@@ -54,16 +60,18 @@ def _explained(server: Server, partition_id: str, task: str) -> Explanation:
     return explanation(server.call("ExplainWaits", request))
 
 
-def _lines(wait: ExplainedWait) -> Iterator[Labelled]:
+def _lines(wait: ExplainedWait, victims: Iterable[ExplainedWait]) -> Iterator[Labelled]:
+    """A root, and in a line each the waits behind it."""
     main, *others = wait.causes
-    where = ", ".join(name for name in (wait.partition_id, wait.task_name) if name) or "server"
     calls = f" ({plural(wait.calls, wait.waiting)} alike)" if wait.calls > 1 else ""
-    yield Labelled(where, f"  {main.cause}{calls}", style="bold")
+    yield Labelled(_where(wait), f"  {main.cause}{calls}", style="bold")
     yield Labelled("  ", wait.summary, indent=2)
     yield Labelled("  next: ", main.next_step, indent=8)
     for cause in others:
-        yield from _also(cause)
+        yield Labelled("  also: ", cause.text, indent=8)
+    for victim in victims:
+        yield Labelled("  behind it: ", f"{_where(victim)}: {victim.summary.partition(': ')[0]}", indent=13)
 
 
-def _also(cause: WaitCause) -> Iterator[Labelled]:
-    yield Labelled("  also: ", cause.text, indent=8)
+def _where(wait: ExplainedWait) -> str:
+    return ", ".join(name for name in (wait.partition_id, wait.task_name) if name) or "server"

@@ -242,6 +242,7 @@ def _explained(wait: ExplainedWait, now: float) -> dict[str, object]:
         "calls": wait.calls,
         "since": None if wait.age_s is None else now - wait.age_s,
         "summary": wait.summary,
+        "behind": wait.behind,
         "causes": [
             {"cause": finding.cause, "text": finding.text, "next": wait.next_step(finding)}
             for finding in wait.findings[:_MOST_CAUSES]

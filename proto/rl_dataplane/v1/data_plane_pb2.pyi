@@ -4141,6 +4141,7 @@ class ExplainedWait(_message.Message):
     WANTED_FIELD_NUMBER: _builtins.int
     SUMMARY_FIELD_NUMBER: _builtins.int
     CAUSES_FIELD_NUMBER: _builtins.int
+    BEHIND_FIELD_NUMBER: _builtins.int
     partition_id: _builtins.str
     """The partition; empty for the server as a whole."""
     task: _builtins.str
@@ -4157,6 +4158,8 @@ class ExplainedWait(_message.Message):
     """What it wants: rows or groups, or bytes of memory."""
     summary: _builtins.str
     """Who waits for what since when, and the main cause, as a sentence in English."""
+    behind: _builtins.int
+    """The place in the response, from 0, of the wait that has to end first; unset for a root."""
     @_builtins.property
     def age(self) -> _duration_pb2.Duration:
         """How long the first of them has waited; unset if that is not known."""
@@ -4177,12 +4180,15 @@ class ExplainedWait(_message.Message):
         wanted: _builtins.int = ...,
         summary: _builtins.str = ...,
         causes: _abc.Iterable[Global___WaitCause] | None = ...,
+        behind: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_behind", b"_behind", "age", b"age", "behind", b"behind"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "calls", b"calls", "causes", b"causes", "client_name", b"client_name", "partition_id", b"partition_id", "summary", b"summary", "task", b"task", "waiting", b"waiting", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_behind", b"_behind", "age", b"age", "behind", b"behind", "calls", b"calls", "causes", b"causes", "client_name", b"client_name", "partition_id", b"partition_id", "summary", b"summary", "task", b"task", "waiting", b"waiting", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__behind: _TypeAlias = _typing.Literal["behind"]  # noqa: Y015
+    _WhichOneofArgType__behind: _TypeAlias = _typing.Literal["_behind", b"_behind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__behind) -> _WhichOneofReturnType__behind | None: ...
 
 Global___ExplainedWait: _TypeAlias = ExplainedWait  # noqa: Y015
 
@@ -4198,7 +4204,7 @@ class ExplainWaitsResponse(_message.Message):
     """How many more waits there are, beside those that were looked at."""
     @_builtins.property
     def waits(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExplainedWait]:
-        """Those that have lasted longest first. Empty: nothing waits."""
+        """Those that have lasted longest first, each followed by those behind it. Empty: nothing waits."""
 
     def __init__(
         self,

@@ -188,7 +188,8 @@ _NAMES = re.compile("PARTITION|TASK|FIELD")
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One cause of a wait. text: the evidence, as a clause. numbers: the same by name, for programs. field_name: which
-    one rows lack. partition_id, task: that it is about, if these are not those of the wait.
+    one rows lack. partition_id, task: that it is about, if these are not those of the wait. waiting: the calls of that
+    partition whose wait this is, if the wait is there for no other reason.
     """
 
     cause: Cause
@@ -197,12 +198,14 @@ class Finding:
     field_name: str = ""
     partition_id: str = ""
     task: str = ""
+    waiting: Waiting = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedWait:
     """Calls of one kind that wait for the same, and why: the main cause first. client_name: of the call that has waited
     for longest, age_s seconds (None: not known). wanted: rows or groups, or bytes of values. summary: a sentence.
+    behind: the place in the explanation, from 0, of the wait that has to end first; None for a root.
     """
 
     partition_id: str
@@ -214,6 +217,7 @@ class ExplainedWait:
     wanted: int
     summary: str
     findings: tuple[Finding, ...]
+    behind: int | None = None
 
     def next_step(self, finding: Finding) -> str:
         """What to do about a finding, with its names."""
@@ -225,7 +229,9 @@ class ExplainedWait:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """waits: those that have lasted longest first. unexamined: how many more there are."""
+    """waits: those that have lasted longest first, each followed by those behind it. unexamined: how many more there
+    are.
+    """
 
     waits: tuple[ExplainedWait, ...]
     unexamined: int = 0

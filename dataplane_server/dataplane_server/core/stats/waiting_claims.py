@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -230,7 +231,9 @@ class _Diagnosis:
             yield Finding("end_of_data", "the partition is closed: no other rows come")
         elif blocked is not None:
             main = blocked.findings[0]
-            yield Finding(main.cause, f"no new rows come: {blocked.summary}", main.numbers)
+            whose = {"partition_id": main.partition_id or blocked.partition_id, "task": main.task or blocked.task}
+            text = f"no new rows come: {blocked.summary}"
+            yield replace(main, text=text, waiting=blocked.waiting, **whose)
         elif not put:
             yield Finding("never_put", "no row was ever put into the partition")
         elif lost is not None and (last is None or lost.at > last.at):

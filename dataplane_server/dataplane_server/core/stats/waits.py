@@ -7,7 +7,8 @@ waited too long. So they agree. Nothing here changes anything.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from dataplane_server.core.calls.causes import ExplainedWait, Explanation, Findi
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
-from dataplane_server.core.stats.evidence import Evidence
+from dataplane_server.core.stats.evidence import WRITES, Evidence
 from dataplane_server.core.stats.history import History
 from dataplane_server.core.stats.waiting_claims import wait_of_claim, wanted_and_untaken
 from dataplane_server.core.stats.waiting_writes import wait_at_entrance, wait_for_space
@@ -30,7 +31,7 @@ _MOST_ROWS = 1 << 22
 
 class _Line(NamedTuple):
     """Calls that wait alike, by the first of them. since: None if that is not known. rows: what an explanation costs.
-    explain: None if the first no longer waits.
+    explain: None if the first no longer waits. for_memory: of writes that wait for space in it, all in one line.
     """
 
     partition_id: str
@@ -39,6 +40,7 @@ class _Line(NamedTuple):
     since: float | None
     rows: int
     explain: Callable[[Evidence], ExplainedWait | None]
+    for_memory: bool = False
 
 
 class Waits:
@@ -55,15 +57,19 @@ class Waits:
         """Those that wait, the longest first. Empty names: of all. Of a partition that is named, also its tasks that
         take no rows although no claim waits. Refusal PARTITION_NOT_FOUND, TASK_NOT_REGISTERED.
         """
-        evidence, waits, rows = self._evidence(now), self._of_server(), 0
+        evidence, rows, unexamined = self._evidence(now), 0, 0
         resting = self._resting(partition_id, task, evidence) if partition_id else []
-        lines = self._lines(partition_id, task)
+        lines, found = self._lines(partition_id, task), list[tuple[_Line, ExplainedWait]]()
         for number, line in enumerate(lines):
             if number >= MOST_EXPLAINED or rows > _MOST_ROWS:
-                return Explanation((*waits, *resting), len(lines) - number)
-            waits += filter(None, [line.explain(evidence)])
+                unexamined = len(lines) - number
+                break
+            if (wait := line.explain(evidence)) is not None:
+                found.append((line, wait))
             rows += line.rows
-        return Explanation((*waits, *resting))
+        of_server = self._of_server()
+        waits = _roots_first([wait for _, wait in found], self._behind(found, evidence), len(of_server))
+        return Explanation((*of_server, *waits, *resting), unexamined)
 
     def causes(self, now: float) -> Iterator[tuple[str, str, str, int]]:
         """Partition, task, main cause, and how many calls wait for it, wait by wait; "not_examined" for those beyond
@@ -123,10 +129,33 @@ class Waits:
         for ticket in self._verbs.admission.waiting_tickets():
             since[ticket] = self._verbs.admission.since(ticket)
             tickets.setdefault((self._verbs.writes.partition_of(ticket), "memory"), []).append(ticket)
-        for (name, _), line_of in tickets.items():
+        for (name, what), line_of in tickets.items():
             if partition_id in ("", name):
                 rows, explain = len(self._state.partitions[name].rows), partial(self._write, line_of[0], len(line_of))
-                yield _Line(name, "", len(line_of), since.get(line_of[0]), rows, explain)
+                yield _Line(name, "", len(line_of), since.get(line_of[0]), rows, explain, what == "memory")
+
+    # -- what waits for what -------------------------------------------------------------------------------------------
+
+    def _behind(self, found: Sequence[tuple[_Line, ExplainedWait]], evidence: Evidence) -> list[int | None]:
+        """For each wait the place of the one that has to end first."""
+        by_call = {(wait.partition_id, wait.waiting): place for place, (_, wait) in reversed(list(enumerate(found)))}
+        by_client = {wait.client_name: place for place, (_, wait) in reversed(list(enumerate(found)))}
+        first = next(iter(self._verbs.admission.waiting_tickets()), None)
+        filler = "" if first is None else self._verbs.writes.partition_of(first)
+        behind = list[int | None]()
+        for line, wait in found:
+            main, before = wait.findings[0], None
+            if main.waiting:
+                before = by_call.get((wait.partition_id, main.waiting))
+            elif line.for_memory and line.partition_id != filler:
+                places = [place for place, (one, _) in enumerate(found) if one.for_memory]
+                before = next((place for place in places if found[place][0].partition_id == filler), None)
+            elif main.cause == "missing_field":
+                partition = self._state.partition(wait.partition_id)
+                last = evidence.last(partition, WRITES, field=main.field_name)
+                before = by_client.get(last.who) if last is not None and last.who else None
+            behind.append(before)
+        return [_root(behind, place) for place in range(len(behind))]
 
     # -- why -----------------------------------------------------------------------------------------------------------
 
@@ -170,6 +199,29 @@ class Waits:
                 found = _all_taken(partition, each) or evidence.consumer_gone(partition, [each])
                 waits += [_at_rest(partition_id, each.name, finding) for finding in found]
         return waits
+
+
+def _root(behind: Sequence[int | None], place: int) -> int | None:
+    """The first of those that a wait is behind; None for a root, and where waits are behind each other."""
+    seen, at = {place}, place
+    while (before := behind[at]) is not None:
+        if before in seen:
+            return None
+        seen.add(before)
+        at = before
+    return None if at == place else at
+
+
+def _roots_first(waits: Sequence[ExplainedWait], roots: Sequence[int | None], start: int) -> list[ExplainedWait]:
+    """The roots as they come, each followed by those behind it. start: the place of the first."""
+    places = range(len(waits))
+    order = [
+        one for root in places if roots[root] is None for one in (root, *(at for at in places if roots[at] == root))
+    ]
+    told = {place: start + number for number, place in enumerate(order)}
+    return [
+        waits[place] if (root := roots[place]) is None else replace(waits[place], behind=told[root]) for place in order
+    ]
 
 
 def with_causes(refusal: Refusal, wait: ExplainedWait | None) -> Refusal:

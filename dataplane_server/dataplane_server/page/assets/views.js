@@ -6,6 +6,7 @@ import { history, latencies, now, recent, state } from "./model.js";
 const STATES = [["claimed", "claimed"], ["untaken", "untaken"], ["delayed", "delayed"], ["dead", "dead letters"], ["consumed", "consumed"]];
 const REMOVED = { consumed: "consumed by all", cleared: "cleared", stale: "too stale", filtered: "filtered out", evicted: "evicted for new rows", retired: "retired with their version", rolled_back: "rolled back", lost: "lost with a node" };
 const NOW = { serving: ["serving", "ok"], waiting_for_producers: ["waits for producers", "warn"], waiting_for_consumers: ["waits for consumers", "warn"], waiting_by_policy: ["waits by policy", "warn"], idle: ["idle", ""] };
+const MOST_WAITS = 8; // that are open at first
 const USUAL_WAIT_S = 2; // consumers of a healthy flow wait for moments
 const sum = (values) => values.reduce((total, value) => total + (value ?? 0), 0);
 const ago = (at) => (at == null ? "–" : age(Math.max(now() - at, 0)));
@@ -25,7 +26,7 @@ export function table(label, columns, rows, none) {
 export function render(chosen, filter) {
   if (!state.server) return;
   figures();
-  waits();
+  waits(chosen, filter.toLowerCase());
   flow(chosen, filter.toLowerCase());
   details(chosen);
   more();
@@ -54,23 +55,33 @@ function figures() {
 
 // -- what waits -------------------------------------------------------------------------------------------------------
 
-function waits() {
-  const lasting = state.waits.filter((wait) => wait.since == null || now() - wait.since >= USUAL_WAIT_S);
-  const told = [...lasting, ...state.resting.filter((rest) => !state.waits.some((wait) => wait.partition === rest.partition && (wait.task === rest.task || wait.causes[0].cause === rest.causes[0].cause)))];
+function waits(chosen, filter) {
+  const fits = (one) => (!chosen || !one.partition || one.partition === chosen) && (!filter || [one.partition, one.task, one.client].some((name) => name.toLowerCase().includes(filter)));
+  const root = (one) => state.waits[one.behind] ?? one;
+  const lasting = state.waits.filter((wait) => (wait.since == null || now() - wait.since >= USUAL_WAIT_S) && state.waits.some((one) => root(one) === root(wait) && fits(one)));
+  const victims = (one) => lasting.filter((other) => other !== one && root(other) === one);
+  const folded = lasting.filter((one) => root(one) === one || !lasting.includes(root(one)));
+  const resting = state.resting.filter((rest) => fits(rest) && !state.waits.some((wait) => wait.partition === rest.partition && (wait.task === rest.task || wait.causes[0].cause === rest.causes[0].cause)));
+  const told = [...folded, ...resting].map((one) => wait(one, victims(one)));
   show(byId("waits"),
-    head("What waits, and why", [[lasting.length, "waiting"], [state.waits.length - lasting.length, "since a moment ago"], [told.length - lasting.length, "at rest"], [state.unexamined, "more not examined"]].filter(([calls]) => calls).map(([calls, words]) => `${calls} ${words}`).join(", ")),
-    told.length ? h("ul", { class: "waits" }, told.map(wait)) : empty(`Nothing has waited for ${USUAL_WAIT_S} s or longer.`));
+    head("What waits, and why", [[lasting.length, "waiting"], [state.waits.filter((one) => one.since != null && now() - one.since < USUAL_WAIT_S).length, "since a moment ago"], [resting.length, "at rest"], [state.unexamined, "more not examined"]].filter(([calls]) => calls).map(([calls, words]) => `${calls} ${words}`).join(", ")),
+    told.length ? h("ul", { class: "waits" }, told.slice(0, MOST_WAITS)) : empty(`Nothing${chosen || filter ? " here" : ""} has waited for ${USUAL_WAIT_S} s or longer.`),
+    told.length > MOST_WAITS && h("details", {}, h("summary", {}, `${told.length - MOST_WAITS} more`), h("ul", { class: "waits" }, told.slice(MOST_WAITS))));
 }
 
-function wait(one) {
+const where = (one) => [one.partition, one.task].filter(Boolean).join(" › ") || "server";
+
+/** A root, and in a line each the waits that end with it. */
+function wait(one, victims) {
   const [main, ...others] = one.causes;
   const kind = one.waiting ? (one.since != null && now() - one.since > 30 ? "bad" : "warn") : "calm";
   return h("li", { "data-key": `${one.partition} ${one.task} ${one.waiting} ${main.cause}`, class: kind },
     h("div", { class: "what" },
-      h("strong", {}, [one.partition, one.task].filter(Boolean).join(" › ") || "server"), badge(main.cause.replaceAll("_", " "), kind),
+      h("strong", {}, where(one)), badge(main.cause.replaceAll("_", " "), kind),
       h("span", { class: "quiet" }, one.waiting ? `${one.calls > 1 ? `${one.calls} × ` : ""}${one.waiting}, ${ago(one.since)}` : "at rest")),
     h("p", {}, one.summary),
     h("p", { class: "next" }, h("b", {}, "Next: "), main.next),
+    victims.map((other) => h("p", { class: "quiet" }, `Behind it: ${where(other)}: ${other.summary.split(": ")[0]}`)),
     others.length > 0 && h("details", {}, h("summary", {}, `${others.length} more ${others.length > 1 ? "causes" : "cause"}`), others.map((other) => h("p", {}, badge(other.cause.replaceAll("_", " ")), " ", other.text))));
 }
 

@@ -60,7 +60,9 @@ samples = MAPPER.writer(SamplePage, pb.ListSamplesResponse, row_tags="tags")
 _claim = MAPPER.writer(ClaimInfo, pb.OpenClaim)
 _wait = MAPPER.writer(WaitInfo, pb.WaitingClaim)
 _session = MAPPER.writer(OpenSessionInfo, pb.OpenSessionStatus)
-_cause = MAPPER.writer(Finding, pb.WaitCause, field="field_name", leave=("next_step", "partition_id", "task"))
+_cause = MAPPER.writer(
+    Finding, pb.WaitCause, field="field_name", leave=("next_step", "partition_id", "task", "waiting")
+)
 
 
 def claims(
