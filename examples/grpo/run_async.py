@@ -42,7 +42,7 @@ _LOOK_S = 1.0
 _MOMENT_S = 0.1
 _WAIT_S = 300.0
 _FINISH_S = 120.0
-_STATES = ("serving", "waiting_for_producers", "waiting_for_consumers", "waiting_by_policy")
+_STATES = ("serving", "waiting", "waiting_for_consumers")
 _REMOVED = (
     ("trained", "consumed"),
     ("too stale", "stale"),

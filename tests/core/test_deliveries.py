@@ -139,10 +139,12 @@ def test_rows_whose_delay_is_over_come_first_in_line_and_in_their_order(delayed:
 
 
 def test_once_delayed_rows_are_cleared_a_claim_waits_for_producers_and_not_for_them(delayed: Caller) -> None:
+    delayed.apply(delayed.claim_call("a", batch_size=4))
+    before = delayed.plane.explain_waits("p", "train", delayed.now).waits[0]
     delayed.clear()
-    delayed.apply(delayed.claim_call("a"))
-    delayed.now = 1.0
-    assert delayed.task().state_seconds["waiting_for_producers"] == 1.0
+    (after,) = delayed.plane.explain_waits("p", "train", delayed.now).waits
+    causes = [[finding.cause for finding in wait.findings] for wait in (before, after)]
+    assert ["delayed_rows" in found for found in causes] == [True, False]
 
 
 def test_delays_that_were_overtaken_without_end_leave_little_behind(caller: Caller) -> None:

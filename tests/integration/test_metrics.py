@@ -190,7 +190,7 @@ def test_the_time_of_a_task_goes_to_the_state_that_it_is_in(
     before = spent()
     eventually(lambda: spent()["serving"] > before["serving"])
     after = spent()
-    assert set(after) == {"idle", "serving", "waiting_for_producers", "waiting_for_consumers", "waiting_by_policy"}
+    assert set(after) == {"idle", "serving", "waiting", "waiting_for_consumers"}
     assert {state for state, seconds in after.items() if seconds > before[state]} == {"serving"}
     assert claim.state == "open"
 
@@ -258,13 +258,17 @@ def test_the_lag_is_that_of_the_oldest_weights_among_rows_that_a_task_has_not_ta
     labels = {"partition": "p", "task": "train"}
     assert value(server, "dataplane_newest_weight_version", partition="p") == 7
     assert value(server, "dataplane_task_weight_version_lag", **labels) == 4
+    flow.set_weight_version("p", 8)
+    assert value(server, "dataplane_weight_version", partition="p") == 8
     claim = flow.claim("p", "train", ["x"], 1)
-    assert value(server, "dataplane_task_weight_version_lag", **labels) == 0
+    assert value(server, "dataplane_task_weight_version_lag", **labels) == 1
+    assert value(server, "dataplane_row_deliveries_versioned_total", **labels) == 1
+    assert value(server, "dataplane_row_deliveries_versions_behind_total", **labels) == 5
     group = flow.reserve_group("p", "prompt", ["d"], weight_version=5)
     group.put(["d"], {"x": torch.zeros(1, 10)})
     group.commit(weight_version=9)
     assert value(server, "dataplane_newest_weight_version", partition="p") == 9
-    assert value(server, "dataplane_task_weight_version_lag", **labels) == 4
+    assert value(server, "dataplane_task_weight_version_lag", **labels) == 3
     assert claim.state == "open"
 
 

@@ -54,9 +54,9 @@ class TaskStatus:
     delivered_rows_total: deliveries of rows, ever; always claimed_rows plus the sum of ended_deliveries.
     ended_deliveries: deliveries that have ended, by how: "committed", "released", "expired" (with the session),
         "reset", "cleared" (while claimed), "abandoned" (the caller did not take the answer).
-    state_seconds: seconds that the task has been in each state: "serving" (rows are claimed), "waiting_for_producers"
-        (claims wait, too few rows are ready), "waiting_for_consumers" (rows are ready, no claim holds or awaits any),
-        "waiting_by_policy" (claims wait for rows that are delayed, or hidden in an unfinished group), "idle".
+    state_seconds: seconds that the task has been in each state: "serving" (rows are claimed, no claim waits), "waiting"
+        (claims wait; `client.why()` says for what), "waiting_for_consumers" (rows are ready, no claim holds or awaits
+        any), "idle".
     ready_rows: rows that a claim could get now, for the fields that the last claim required; None before the first
         claim.
     oldest_untaken_age_s: age in seconds of the oldest untaken row (exact to a second or a hundredth); None when no row

@@ -21,9 +21,8 @@ from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _STATES = {
     "serving": "serving",
-    "waiting_for_producers": "waiting for\nproducers",
+    "waiting": "waiting",
     "waiting_for_consumers": "waiting for\nconsumers",
-    "waiting_by_policy": "waiting\nby policy",
     "idle": "idle",
 }
 """States of a task, and their column headings."""

@@ -155,6 +155,13 @@ PARTITIONS = (
         "The greatest weight version named by rows (in their tag) or groups; absent until one is named.",
         _P,
     ),
+    MetricSpec(
+        "dataplane_weight_version",
+        "gauge",
+        "The weight version that staleness is measured against: the one that the trainer has set, else the greatest "
+        "that rows or groups name; absent until there is one.",
+        _P,
+    ),
     MetricSpec("dataplane_open_groups", "gauge", "Reserved groups that are not finished.", _P),
     MetricSpec("dataplane_rows_put_total", "counter", "Rows created by puts and reservations.", _P),
     MetricSpec(
@@ -217,6 +224,18 @@ TASKS = (
     MetricSpec("dataplane_rows_consumed_total", "counter", "Rows consumed since the partition was registered.", _T),
     MetricSpec("dataplane_row_deliveries_total", "counter", "Rows granted; a row counts at each delivery.", _T),
     MetricSpec(
+        "dataplane_row_deliveries_versioned_total",
+        "counter",
+        "Rows granted whose weight version is known; a row counts at each delivery.",
+        _T,
+    ),
+    MetricSpec(
+        "dataplane_row_deliveries_versions_behind_total",
+        "counter",
+        "How many weight versions these rows were behind the partition's when they were granted, added up.",
+        _T,
+    ),
+    MetricSpec(
         "dataplane_row_deliveries_ended_total",
         "counter",
         "Deliveries of rows that have ended, by how: committed, released, expired (with the session), reset, cleared "
@@ -226,9 +245,9 @@ TASKS = (
     MetricSpec(
         "dataplane_task_state_seconds_total",
         "counter",
-        "Time that the task has spent in each state: serving (rows are claimed), waiting_for_producers (claims wait, "
-        "too few rows are ready), waiting_for_consumers (rows are ready, none is claimed, no claim waits), "
-        "waiting_by_policy (claims wait for rows that are delayed or in unfinished groups), idle.",
+        "Time that the task has spent in each state: serving (rows are claimed, no claim waits), waiting (claims wait, "
+        "for what dataplane_waiting_cause says), waiting_for_consumers (rows are ready, none is claimed, no claim "
+        "waits), idle.",
         ("partition", "task", "state"),
     ),
 )

@@ -29,6 +29,7 @@ PARTITION_SERIES: Series = {
     "size_bytes": ("dataplane_stored_bytes", ()),
     "oldest_row_age_s": ("dataplane_oldest_row_age_seconds", ()),
     "newest_weight_version": ("dataplane_newest_weight_version", ()),
+    "weight_version": ("dataplane_weight_version", ()),
     "open_groups": ("dataplane_open_groups", ()),
     "rows_put": ("dataplane_rows_put_total", ()),
     "removed_consumed": ("dataplane_rows_removed_total", ("consumed",)),
@@ -65,6 +66,8 @@ TASK_SERIES: Series = {
     "commit_bytes": ("dataplane_commit_bytes_total", ()),
     "rows_consumed": ("dataplane_rows_consumed_total", ()),
     "deliveries": ("dataplane_row_deliveries_total", ()),
+    "versioned": ("dataplane_row_deliveries_versioned_total", ()),
+    "versions_behind": ("dataplane_row_deliveries_versions_behind_total", ()),
     "ended_committed": ("dataplane_row_deliveries_ended_total", ("committed",)),
     "ended_released": ("dataplane_row_deliveries_ended_total", ("released",)),
     "ended_expired": ("dataplane_row_deliveries_ended_total", ("expired",)),
@@ -73,9 +76,8 @@ TASK_SERIES: Series = {
     "ended_abandoned": ("dataplane_row_deliveries_ended_total", ("abandoned",)),
     "idle_s": ("dataplane_task_state_seconds_total", ("idle",)),
     "serving_s": ("dataplane_task_state_seconds_total", ("serving",)),
-    "waiting_for_producers_s": ("dataplane_task_state_seconds_total", ("waiting_for_producers",)),
+    "waiting_s": ("dataplane_task_state_seconds_total", ("waiting",)),
     "waiting_for_consumers_s": ("dataplane_task_state_seconds_total", ("waiting_for_consumers",)),
-    "waiting_by_policy_s": ("dataplane_task_state_seconds_total", ("waiting_by_policy",)),
 }
 
 

@@ -1258,9 +1258,8 @@ class TaskStatus(_message.Message):
 
     @_builtins.property
     def state_seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Seconds that the task has spent in each state: "serving" (rows are claimed), "waiting_for_producers" (claims wait,
-        too few rows are ready), "waiting_for_consumers" (rows are ready, none is claimed, no claim waits),
-        "waiting_by_policy" (claims wait for rows that are delayed, or hidden in an unfinished group), "idle".
+        """Seconds that the task has spent in each state: "serving" (rows are claimed, no claim waits), "waiting" (claims wait;
+        ExplainWaits says for what), "waiting_for_consumers" (rows are ready, none is claimed, no claim waits), "idle".
         """
 
     @_builtins.property

@@ -44,9 +44,9 @@ def test_a_partition_is_shown_with_its_fields_tasks_and_waits(address: str) -> N
         "prev_lp  0  0  0  none",
         "train  1  1  0  none",
         "",
-        "task  time  serving  waiting for producers  waiting for consumers  waiting by policy  idle",
-        "prev_lp  ~  ~  ~  ~  ~  ~",
-        "train  ~  ~  ~  ~  ~  ~",
+        "task  time  serving  waiting  waiting for consumers  idle",
+        "prev_lp  ~  ~  ~  ~  ~",
+        "train  ~  ~  ~  ~  ~",
     ]
 
 

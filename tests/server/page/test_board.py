@@ -25,6 +25,7 @@ _FIGURES = {*PartitionFigures._fields, *TaskFigures._fields} - {
     "oldest_row_age_s",
     "oldest_untaken_age_s",
     "longest_wait_s",
+    "weight_version",  # told even if it is 0
 }
 
 

@@ -24,6 +24,7 @@ class PartitionFigures(NamedTuple):
     size_bytes: int
     oldest_row_age_s: float | None
     newest_weight_version: int | None
+    weight_version: int | None
     open_groups: int
     rows_put: int
     removed_consumed: int
@@ -65,6 +66,8 @@ class TaskFigures(NamedTuple):
     commit_bytes: int
     rows_consumed: int
     deliveries: int
+    versioned: int
+    versions_behind: int
     ended_committed: int
     ended_released: int
     ended_expired: int
@@ -73,9 +76,8 @@ class TaskFigures(NamedTuple):
     ended_abandoned: int
     idle_s: float
     serving_s: float
-    waiting_for_producers_s: float
+    waiting_s: float
     waiting_for_consumers_s: float
-    waiting_by_policy_s: float
 
 
 _ROW_AGE = PartitionFigures._fields.index("oldest_row_age_s")
@@ -136,6 +138,7 @@ def compute_figures(partition: Partition) -> tuple[float | None, ...]:
         partition.size_bytes,
         partition.rows.oldest_generation,
         partition.rows.newest_weight_version,
+        partition.rows.weight_version,
         len(partition.groups.reserved),
         partition.rows_put_total,
         removed["consumed"],
@@ -176,6 +179,8 @@ def compute_task_figures(partition: Partition, task: Task) -> tuple[float | None
         counters.commit_bytes,
         task.consumed_total,
         task.deliveries.total,
+        counters.versioned,
+        counters.versions_behind,
         ended.get("committed", 0),
         ended.get("released", 0),
         ended.get("expired", 0),

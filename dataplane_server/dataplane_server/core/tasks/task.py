@@ -443,7 +443,7 @@ class Task:
         ready = False
         for view in self._views.values():
             if view.waiters:
-                return "waiting_by_policy" if self._held_until or self._groups.reserved else "waiting_for_producers"
+                return "waiting"
             ready = ready or bool(view.ready)
         if self._counts[CLAIMED]:
             return "serving"

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args
 UNTAKEN, CLAIMED, CONSUMED, DELAYED, DEAD = range(5)
 STATE_NAMES = ("untaken", "claimed", "consumed", "delayed", "dead")
 
-TaskState = Literal["idle", "serving", "waiting_for_producers", "waiting_for_consumers", "waiting_by_policy"]
+TaskState = Literal["idle", "serving", "waiting", "waiting_for_consumers"]
 TASK_STATES: tuple[TaskState, ...] = get_args(TaskState)
 
 
@@ -34,9 +34,13 @@ class Waiter:
 
 @dataclass(slots=True)
 class TaskCounters:
-    """Claims granted, the seconds that they were queued together, claims committed, bytes of their columns."""
+    """Claims granted, the seconds that they were queued together, claims committed, bytes of their columns. versioned:
+    rows granted whose weight version is known; versions_behind: how far they were behind the partition's, together.
+    """
 
     claims: int = 0
     claim_wait_s: float = 0.0
     commits: int = 0
     commit_bytes: int = 0
+    versioned: int = 0
+    versions_behind: int = 0

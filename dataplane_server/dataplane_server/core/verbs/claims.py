@@ -63,6 +63,11 @@ class Claims:
         consume = isinstance(call, ClaimSamples) and call.consume
         task.take(slots, consume=consume)
         task.counters.claims += 1
+        if rows.newest_weight_version is not None:
+            behind = rows.staleness(slots)
+            known = behind >= 0
+            task.counters.versioned += int(np.count_nonzero(known))
+            task.counters.versions_behind += int(behind[known].sum())
         sample_ids = tuple(rows.ids(slots))
         claim_id = who = ""
         if not consume:

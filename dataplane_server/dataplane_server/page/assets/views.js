@@ -5,7 +5,7 @@ import { history, latencies, now, recent, state } from "./model.js";
 
 const STATES = [["claimed", "claimed"], ["untaken", "untaken"], ["delayed", "delayed"], ["dead", "dead letters"], ["consumed", "consumed"]];
 const REMOVED = { consumed: "consumed by all", cleared: "cleared", stale: "too stale", filtered: "filtered out", evicted: "evicted for new rows", retired: "retired with their version", rolled_back: "rolled back", lost: "lost with a node" };
-const NOW = { serving: ["serving", "ok"], waiting_for_producers: ["waits for producers", "warn"], waiting_for_consumers: ["waits for consumers", "warn"], waiting_by_policy: ["waits by policy", "warn"], idle: ["idle", ""] };
+const NOW = { serving: ["serving", "ok"], waiting: ["waits", "warn"], waiting_for_consumers: ["waits for consumers", "warn"], idle: ["idle", ""] };
 const MOST_WAITS = 8; // that are open at first
 const USUAL_WAIT_S = 2; // consumers of a healthy flow wait for moments
 const sum = (values) => values.reduce((total, value) => total + (value ?? 0), 0);
@@ -128,7 +128,9 @@ function partitionRow(one, chosen) {
 
 function taskRow(partition, one) {
   const key = `out ${partition.name} ${one.name}`;
-  const [words, kind] = NOW[one.state];
+  const [now_, kind] = NOW[one.state];
+  const cause = one.state === "waiting" && state.waits.find((other) => other.partition === partition.name && other.task === one.name)?.causes[0].cause;
+  const words = cause ? `${now_}: ${cause.replaceAll("_", " ")}` : now_;
   const bound = one.max_staleness;
   return row("task", [
     one.name,
@@ -176,7 +178,7 @@ function budgets(one) {
 }
 
 function spent(task) {
-  const parts = [["claimed", "serving_s", "serving"], ["delayed", "waiting_for_producers_s", "waiting for producers"], ["other", "waiting_for_consumers_s", "waiting for consumers"], ["dead", "waiting_by_policy_s", "waiting by policy"], ["untaken", "idle_s", "idle"]];
+  const parts = [["claimed", "serving_s", "serving"], ["delayed", "waiting_s", "waiting"], ["other", "waiting_for_consumers_s", "waiting for consumers"], ["untaken", "idle_s", "idle"]];
   const all = sum(parts.map(([, key]) => task[key]));
   const words = ([kind, key, told]) => [kind, task[key] ?? 0, `s ${told}`];
   return h("div", { class: "meter" }, h("span", {}, task.name), bar(parts.map(words), all, `Time of ${task.name}`), h("span", { class: "num", title: "Serving" }, all ? `${Math.round((100 * (task.serving_s ?? 0)) / all)} %` : "–"));
