@@ -275,6 +275,7 @@ def test_a_unit_that_makes_no_sense_is_refused(client: DataPlaneClient) -> None:
     client.register_partition("p", ["a"], 4, ["train"])
     wrong: dict[str, dict[str, Any]] = {
         "unit 'groups' needs whole_groups=True": {"unit": "groups"},
+        "unit 'rows' needs whole_groups=True": {"unit": "rows"},
         r"unit must be one of \('rows', 'groups'\) or None": {"unit": "tokens"},
         "balance 'groups' needs whole_groups=True": {"balance": "groups"},
     }

@@ -159,8 +159,8 @@ def _flag(name: str, value: object, where: str) -> bool:
 def _unit(unit: BatchUnit | None, whole_groups: bool, where: str) -> pb.BatchUnit.ValueType:
     if unit not in _UNITS:
         raise InvalidArgumentError(f"{where}: unit must be one of {get_args(BatchUnit)} or None, got {unit!r}")
-    if unit == "groups" and not whole_groups:
-        raise InvalidArgumentError(f"{where}: unit 'groups' needs whole_groups=True")
+    if unit is not None and not whole_groups:
+        raise InvalidArgumentError(f"{where}: unit {unit!r} needs whole_groups=True")
     return _UNITS[unit]
 
 
