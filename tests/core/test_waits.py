@@ -478,6 +478,19 @@ def test_a_task_that_lacks_a_field_is_behind_the_writer_that_waits_itself(new_ca
     assert told == [("critic", "silent_producer", None), ("train", "missing_field", 0)]
 
 
+def test_fields_of_one_put_are_told_together(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller()
+    caller.register(fields=("a", "b", "c", "d"))
+    put(caller, "uv")
+    put(caller, "u", "b", "c", who="critic")
+    put(caller, "u", "d", who="reward")
+    caller.apply(caller.claim_call("a", "b", "c", "d", batch_size=2))
+    (wait,) = explained(caller)
+    texts = [finding.text for finding in wait.findings if finding.cause == "missing_field"]
+    assert [text.partition("lack ")[2].partition(";")[0] for text in texts] == ["fields 'b', 'c'", "field 'd'"]
+    assert "they were last put 0.0 s ago by 'critic'" in texts[0]
+
+
 def test_a_claim_behind_a_put_is_told_which_task_keeps_it(caller: Caller) -> None:
     caller.register(tasks=("train", "score"))
     call = consumer_gone(caller)

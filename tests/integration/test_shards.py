@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from tests.client.cli.reading import run
 from tests.integration.conftest import Eventually
 
 from dataplane_client.client import Claim, DataPlaneClient, connect
@@ -39,6 +40,18 @@ def test_ranks_share_out_the_rows_of_a_step(flow: DataPlaneClient, balance: str)
     assert [claim.meta.extra_info for claim in shards] == [{"dp_rank": rank} for rank in range(3)]
     if balance == "rows":
         assert [row for claim in shards for row in claim.meta.sample_ids] == IDS
+
+
+def test_each_row_says_of_which_step_and_rank_it_is(flow: DataPlaneClient) -> None:
+    assert {(flow.sample("p", row).tasks[0].step, flow.sample("p", row).tasks[0].dp_rank) for row in IDS} == {
+        (None, None)
+    }
+    mine = shard(flow, 0, step=3).meta.sample_ids
+    told = {row: flow.sample("p", row).tasks[0] for row in IDS}
+    assert {row: (task.step, task.dp_rank) for row, task in told.items()} == {
+        row: (3, 0 if row in mine else 1) for row in IDS
+    }
+    assert "step 3, rank 1" in run("sample", "p", next(row for row in IDS if row not in mine), "-s", flow.target)[1]
 
 
 def test_ranks_are_balanced_by_tokens(flow: DataPlaneClient) -> None:

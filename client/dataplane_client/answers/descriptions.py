@@ -280,13 +280,16 @@ class DeadLetter:
 @dataclass(frozen=True)
 class SampleTask:
     """The state of a row for a task: "untaken", "claimed", "consumed", "delayed" or "dead". claim_id: the claim that
-    holds it; empty when none does.
+    holds it; empty when none does. step, dp_rank: of the shard that has it, which claim_shard gives to that rank; None
+        unless the server remembers such a step.
     """
 
     task: str
     state: str
     deliveries: int
     claim_id: str
+    step: int | None = None
+    dp_rank: int | None = None
 
 
 @dataclass(frozen=True)

@@ -111,9 +111,10 @@ def _sample_lines(partition_id: str, sample_id: str, sample: SampleDescription) 
 
 
 def _task_table(tasks: Iterable[SampleTask]) -> Table:
-    table = Table("task", "state", ">deliveries", "claim")
+    table = Table("task", "state", ">deliveries", "claim", "shard")
     for task in tasks:
-        table.add_row(task.task, task.state, f"{task.deliveries:,}", task.claim_id)
+        shard = "" if task.step is None else f"step {task.step}, rank {task.dp_rank}"
+        table.add_row(task.task, task.state, f"{task.deliveries:,}", task.claim_id, shard)
     return table
 
 

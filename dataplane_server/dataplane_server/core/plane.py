@@ -187,7 +187,9 @@ class DataPlane:
 
     def sample(self, partition_id: str, sample_id: str) -> SampleHistory:
         """Contents, state and history of a sample. Refusal PARTITION_NOT_FOUND."""
-        return sample_history(self._state.partition(partition_id), sample_id, self._verbs.table, self._history)
+        return sample_history(
+            self._state.partition(partition_id), sample_id, self._verbs.table, self._verbs.steps, self._history
+        )
 
     def list_samples(
         self,

@@ -99,7 +99,10 @@ class Samples:
                 "tags": _plain(row.tags),
                 "group": row.group_id,
                 "hidden": row.hidden,
-                "tasks": [[task.task, task.state, task.deliveries, task.claim_id] for task in row.tasks],
+                "tasks": [
+                    [task.task, task.state, task.deliveries, task.claim_id, task.step, task.dp_rank]
+                    for task in row.tasks
+                ],
             }
             partition = self._plane.partitions[within[0]]
             answer["fields"] = [

@@ -3548,6 +3548,8 @@ class SampleTask(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     DELIVERIES_FIELD_NUMBER: _builtins.int
     CLAIM_ID_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    DP_RANK_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """Name of the task."""
     state: _builtins.str
@@ -3556,6 +3558,10 @@ class SampleTask(_message.Message):
     """How often the row was delivered."""
     claim_id: _builtins.str
     """The claim that holds it."""
+    step: _builtins.int
+    """The step that has the row in a shard; unset unless one is remembered that has."""
+    dp_rank: _builtins.int
+    """The data-parallel rank of that shard; set as step is."""
     def __init__(
         self,
         *,
@@ -3563,12 +3569,21 @@ class SampleTask(_message.Message):
         state: _builtins.str = ...,
         deliveries: _builtins.int = ...,
         claim_id: _builtins.str = ...,
+        step: _builtins.int | None = ...,
+        dp_rank: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dp_rank", b"_dp_rank", "_step", b"_step", "dp_rank", b"dp_rank", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim_id", b"claim_id", "deliveries", b"deliveries", "state", b"state", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dp_rank", b"_dp_rank", "_step", b"_step", "claim_id", b"claim_id", "deliveries", b"deliveries", "dp_rank", b"dp_rank", "state", b"state", "step", b"step", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__dp_rank: _TypeAlias = _typing.Literal["dp_rank"]  # noqa: Y015
+    _WhichOneofArgType__dp_rank: _TypeAlias = _typing.Literal["_dp_rank", b"_dp_rank"]  # noqa: Y015
+    _WhichOneofReturnType__step: _TypeAlias = _typing.Literal["step"]  # noqa: Y015
+    _WhichOneofArgType__step: _TypeAlias = _typing.Literal["_step", b"_step"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dp_rank) -> _WhichOneofReturnType__dp_rank | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step) -> _WhichOneofReturnType__step | None: ...
 
 Global___SampleTask: _TypeAlias = SampleTask  # noqa: Y015
 

@@ -45,7 +45,8 @@ def test_a_sample_of_a_reserved_group_is_shown_as_hidden(troubled: str) -> None:
 def test_json_output_of_samples_and_dead_letters(troubled: str) -> None:
     sample = run_json("sample", "p", "a", "-s", troubled)
     assert (sample["resident"], sample["fields"], sample["tags"]) == (True, ["x"], {"prompt": "[red]7 :fire:"})
-    assert sample["tasks"] == [{"task": "train", "state": "dead", "deliveries": 2, "claim_id": ""}]
+    state = {"task": "train", "state": "dead", "deliveries": 2, "claim_id": "", "step": None, "dp_rank": None}
+    assert sample["tasks"] == [state]
     assert sample["events"][-1]["what"] == "dead_letter"
     letters = run_json("dead-letters", "p", "train", "-s", troubled)
     assert letters == [{"sample_id": "a", "deliveries": 2, "reason": "out of [bold]memory"}]

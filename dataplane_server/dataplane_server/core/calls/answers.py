@@ -173,12 +173,16 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class SampleTask:
-    """The state of a row for a task. claim_id is empty unless the row is claimed."""
+    """The state of a row for a task. claim_id is empty unless the row is claimed. step, dp_rank: of the shard that has
+    it; None unless a step is remembered that has it.
+    """
 
     task: str
     state: str
     deliveries: int
     claim_id: str
+    step: int | None = None
+    dp_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

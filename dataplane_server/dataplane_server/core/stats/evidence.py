@@ -134,6 +134,8 @@ class Evidence:
                 text = f"it was last claimed {self.told(last)}"
             if text:
                 text = f"task {task.name!r} has {rows} rows before it, and {text}"
-                whose = {"partition_id": partition.partition_id, "task": task.name}
-                found.append((rows, Finding("consumer_gone", text, {"rows": rows}, **whose)))
+                finding = Finding(
+                    "consumer_gone", text, {"rows": rows}, partition_id=partition.partition_id, task=task.name
+                )
+                found.append((rows, finding))
         return [max(found, key=lambda pair: pair[0])[1]] if found else []

@@ -34,6 +34,7 @@ from dataplane_server.core.state.claim_table import ClaimTable
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import PARTITION_DROPPED, Fact
 from dataplane_server.core.tasks.task import Task
+from dataplane_server.core.verbs.steps import Steps
 
 _LEAST_CELLS = 8
 _MOST_EVENTS = 1024
@@ -228,14 +229,16 @@ def _event(record: _Record) -> SampleEvent:
 # -- one sample --------------------------------------------------------------------------------------------------------
 
 
-def sample_history(partition: Partition, sample_id: str, table: ClaimTable, history: History) -> SampleHistory:
+def sample_history(
+    partition: Partition, sample_id: str, table: ClaimTable, steps: Steps, history: History
+) -> SampleHistory:
     """Contents, state and history of a sample. A sample that never existed has an empty history."""
     slots = partition.rows.find_existing([sample_id])
-    resident = _resident(partition, slots, table) if slots[0] >= 0 else None
+    resident = _resident(partition, slots, table, steps) if slots[0] >= 0 else None
     return SampleHistory(resident, history.events(partition.partition_id, sample_id))
 
 
-def _resident(partition: Partition, slots: Slots, table: ClaimTable) -> ResidentSample:
+def _resident(partition: Partition, slots: Slots, table: ClaimTable, steps: Steps) -> ResidentSample:
     rows, slot = partition.rows, int(slots[0])
     return ResidentSample(
         generation=int(rows.generations(slots)[0]),
@@ -244,11 +247,12 @@ def _resident(partition: Partition, slots: Slots, table: ClaimTable) -> Resident
         tags=rows.tags(slot),
         group_id=partition.groups.id_of(slot),
         hidden=bool(rows["hidden"][slot]),
-        tasks=tuple(_sample_task(partition, task, slots, table) for task in partition.tasks.values()),
+        tasks=tuple(_sample_task(partition, task, slots, table, steps) for task in partition.tasks.values()),
     )
 
 
-def _sample_task(partition: Partition, task: Task, slots: Slots, table: ClaimTable) -> SampleTask:
+def _sample_task(partition: Partition, task: Task, slots: Slots, table: ClaimTable, steps: Steps) -> SampleTask:
     slot = int(slots[0])
     deliveries = int(task.deliveries.counts(slots)[0])
-    return SampleTask(task.name, task.state_of(slot), deliveries, table.holder(partition, task.name, slot))
+    claim_id = table.holder(partition, task.name, slot)
+    return SampleTask(task.name, task.state_of(slot), deliveries, claim_id, *steps.shard_of(partition, task.name, slot))

@@ -25,6 +25,7 @@ from dataplane_server.core.calls.values import BoolArray, Slots
 from dataplane_server.core.rows.matching import fitting
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.stats.evidence import NEW_ROWS, WRITES, Evidence, WaitingCall
+from dataplane_server.core.stats.history import Latest
 from dataplane_server.core.tasks.eligibility import all_stale
 from dataplane_server.core.tasks.task_states import DEAD, DELAYED, UNTAKEN
 from dataplane_server.core.verbs.claim_queue import QueuedClaim
@@ -113,11 +114,7 @@ class _Diagnosis:
         usable = untaken & ~hidden & ~stale & ~self._view.readiness.marked
         if task.policy.where:
             yield from self._excluded(usable)
-        for name in self._call.required_fields:
-            field = self._partition.field(name)
-            lacking = untaken & ~hidden & ((rows["produced"] & field.bit) == 0)
-            usable &= ~lacking
-            yield from self._some(lacking, "missing_field", f"lack field {name!r}{self._writer(name)}", field_name=name)
+        yield from self._lacking(untaken & ~hidden, usable)
         if self._call.where:
             text = f"do not fit the filter of the claim (where){self._absent_tags(self._call.where)}"
             yield from self._some(usable, "claim_filter", text)
@@ -162,6 +159,26 @@ class _Diagnosis:
         text = f"{'; '.join(told[:_NAMED_RANKS])}{more}, which has not claimed them or has given them back"
         numbers = {"rows": int(np.count_nonzero(mask)), "ranks": len(missing)}
         yield _Kept(self._amount(mask), Finding("rank_missing", text, numbers))
+
+    def _lacking(self, visible: BoolArray, usable: BoolArray) -> Iterator[_Kept]:
+        """Rows that lack fields, which are taken out of usable: one finding for fields of one put that the same rows
+        lack.
+        """
+        alike: dict[object, tuple[BoolArray, Latest | None, list[str]]] = {}
+        for name in self._call.required_fields:
+            lacking = visible & ((self._rows["produced"] & self._partition.field(name).bit) == 0)
+            if lacking.any():
+                usable &= ~lacking
+                last = self._evidence.last(self._partition, WRITES, field=name)
+                key = (None if last is None else (last.at, last.who), lacking.tobytes())
+                alike.setdefault(key, (lacking, last, []))[2].append(name)
+        for lacking, last, names in alike.values():
+            one = len(names) == 1
+            what = f"{'field' if one else 'fields'} {', '.join(map(repr, names))}"
+            told = f"no put of {'it' if one else 'them'} is remembered"
+            if last is not None:
+                told = f"{'it was' if one else 'they were'} last put {self._evidence.told(last)}"
+            yield from self._some(lacking, "missing_field", f"lack {what}; {told}", field_name=names[0])
 
     def _some(
         self, mask: BoolArray, cause: str, text: str, more: dict[str, float] | None = None, field_name: str = ""
@@ -217,11 +234,6 @@ class _Diagnosis:
                 return f", the oldest, {group.group_id!r},{who} for {age}{some}"
         return ""
 
-    def _writer(self, field: str) -> str:
-        """Who put a field last."""
-        last = self._evidence.last(self._partition, WRITES, field=field)
-        return "; no put of it is remembered" if last is None else f"; it was last put {self._evidence.told(last)}"
-
     def _producers(self, blocked: ExplainedWait | None) -> Iterator[Finding]:
         """Why no other rows come; at least one finding."""
         partition, definition = self._partition, self._partition.definition
@@ -231,9 +243,13 @@ class _Diagnosis:
             yield Finding("end_of_data", "the partition is closed: no other rows come")
         elif blocked is not None:
             main = blocked.findings[0]
-            whose = {"partition_id": main.partition_id or blocked.partition_id, "task": main.task or blocked.task}
-            text = f"no new rows come: {blocked.summary}"
-            yield replace(main, text=text, waiting=blocked.waiting, **whose)
+            yield replace(
+                main,
+                text=f"no new rows come: {blocked.summary}",
+                partition_id=main.partition_id or blocked.partition_id,
+                task=main.task or blocked.task,
+                waiting=blocked.waiting,
+            )
         elif not put:
             yield Finding("never_put", "no row was ever put into the partition")
         elif lost is not None and (last is None or lost.at > last.at):

@@ -234,6 +234,14 @@ class Steps:
                     found[rank] = MissingRank(rank, len(step.shards), [*before.steps, number], all_slots)
         return list(found.values())
 
+    def shard_of(self, partition: Partition, task: str, slot: int) -> tuple[int | None, int | None]:
+        """The newest step and the rank whose shard has a row; None twice if there is none."""
+        for number, step in reversed(self._steps.get((partition.partition_id, task), {}).items()):
+            for rank, shard in enumerate(step.shards):
+                if slot in partition.rows.left(shard.slots, shard.epochs):
+                    return number, rank
+        return None, None
+
     def _is_held(self, shard: _Shard) -> bool:
         return shard.grant is not None and self._table.get(shard.grant.claim_id) is not None
 

@@ -67,7 +67,7 @@ function story(told) {
 function present({ row, fields }) {
   const lacking = fields.filter(([, , has]) => !has).map(([name]) => name);
   return h("div", {},
-    h("p", { class: "chips" }, row.tasks.map(([task, state, deliveries, claim]) => h("span", { class: `badge ${{ dead: "bad", claimed: "ok", delayed: "warn" }[state] ?? ""}`, title: claim && `claim ${claim}` }, `${task}: ${state}${deliveries > 1 ? `, ${deliveries} deliveries` : ""}`)), row.hidden && h("span", { class: "badge warn" }, "its group is not finished")),
+    h("p", { class: "chips" }, row.tasks.map(([task, state, deliveries, claim, step, rank]) => h("span", { class: `badge ${{ dead: "bad", claimed: "ok", delayed: "warn" }[state] ?? ""}`, title: claim && `claim ${claim}` }, `${task}: ${state}${step == null ? "" : `, step ${step}, rank ${rank}`}${deliveries > 1 ? `, ${deliveries} deliveries` : ""}`)), row.hidden && h("span", { class: "badge warn" }, "its group is not finished")),
     h("p", { class: "chips" }, row.tokens >= 0 && h("span", { class: "tag" }, h("i", {}, "tokens"), ` ${count(row.tokens)}`), row.group && h("span", { class: "tag" }, h("i", {}, "group"), ` ${row.group}`), tagText(row.tags)),
     lacking.length > 0 && h("p", {}, h("span", { class: "badge warn" }, "lacks"), ` ${lacking.join(", ")}`));
 }
