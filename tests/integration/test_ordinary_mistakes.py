@@ -39,7 +39,12 @@ from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
 
-FACTS = ("dataplane_waiting_cause", "dataplane_client_held_bytes", "dataplane_memory_budget_bytes")
+FACTS = (
+    "dataplane_waiting_cause",
+    "dataplane_client_held_bytes",
+    "dataplane_memory_budget_bytes",
+    "dataplane_waiting_puts",
+)
 SAMPLE, LABEL = re.compile(r"\{([^}]*alertname[^}]*)\}"), re.compile(r'(\w+)="([^"]*)"')
 """As promtool prints them."""
 SECONDS = "dataplane_task_state_seconds_total"
@@ -83,6 +88,19 @@ def a_rank_never_comes(lab: Lab) -> None:
     lab.threads.submit(claim_shard, "p", "train", ["x"], 4, step=1, dp_rank=0, dp_world=2)
 
 
+def a_small_put_waits_behind_a_large_one(lab: Lab) -> None:
+    driver, engineer = lab.client("driver"), lab.client("engineer")
+    driver.register_partition("q", ["x"], 1, ["train"])
+    driver.put_samples(["a"], "p", {"x": [torch.zeros(5 << 18)]})
+    lab.holds("trainer", 1)
+    lab.puts("b", size=1 << 20)
+    while not engineer.server_status().waiting_puts:
+        pass
+    lab.threads.submit(lab.client("eval").put_samples, ["c"], "q", {"x": [torch.zeros(1)]})
+    while engineer.server_status().waiting_puts < 2:
+        pass
+
+
 class Told(NamedTuple):
     """The party by its cause, a word of the sentence, and the alert with the labels that say whose it is."""
 
@@ -106,6 +124,10 @@ MISTAKES: list[tuple[Callable[[Lab], None], Told]] = [
         the_consumer_has_gone_and_nothing_bounds_the_rows,
         Told("consumer_gone", "by 'trainer'", "ConsumerMissing", TRAIN),
     ),
+    (
+        a_small_put_waits_behind_a_large_one,
+        Told("memory_budget", "'rollout' waits", "RolloutsBackpressured", {}),
+    ),
     (another_client_holds_the_rows, Told("claims_held", "by client 'eval'", "TaskHeld", TRAIN)),
     (the_filter_names_a_field, Told("claim_filter", "'x' is a field", "TaskHeld", TRAIN)),
     (a_rank_never_comes, Told("rank_missing", "rank 1 of 2", "TaskHeld", TRAIN)),
@@ -122,6 +144,7 @@ def test_call_page_metric_and_alert_name_the_party(
     eventually(lambda: told.cause in [wait.causes[0].cause for wait in engineer.why("p").waits[:1]])
     root = engineer.why("p").waits[0]
     assert (root.causes[0].cause, root.behind, told.words in root.summary) == (told.cause, None, True)
+    assert {wait.behind for wait in engineer.why().waits[1:]} <= {0}
     assert told.cause in run("why", "p", "--all", "-s", engineer.target)[1].splitlines()[int(at_rest)]
 
     if at_rest:
