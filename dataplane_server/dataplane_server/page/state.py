@@ -7,6 +7,7 @@ not change says what it did before. Figures that are zero or not there are left 
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from heapq import nlargest
@@ -65,6 +66,7 @@ class StateReader:
         self._metrics = metrics
         self._serving = serving
         self._now = now
+        self._host = socket.gethostname()
         self._snapshots = 0
         self._keys: dict[str, tuple[object, ...]] = {}
         self._clients = _Clients()
@@ -80,7 +82,9 @@ class StateReader:
     def _pieces(self, now: float) -> Pieces:
         status = self._servicer.status()
         unhealthy = [reason.text for reason in reasons_of(status)]
-        yield "server", {**self._server(now), "unhealthy": unhealthy, "nodes": list(map(_node, status.nodes))}
+        told = {"started": round(now - status.uptime.ToTimedelta().total_seconds(), 1), "host": self._host}
+        nodes = list(map(_node, status.nodes))
+        yield "server", {**self._server(now), **told, "unhealthy": unhealthy, "nodes": nodes}
         explanation = self._plane.explain_waits("", "", now)
         yield (
             "waits",

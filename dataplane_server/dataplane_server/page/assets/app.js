@@ -1,8 +1,8 @@
 // Ties the page together: what is chosen, the keyboard, search, the inspector, light and dark, the token.
 
-import { h, show } from "./dom.js";
+import { age, h, show } from "./dom.js";
 import { inspect, inspectDead, inspectRows } from "./inspector.js";
-import { follow, keepToken, state } from "./model.js";
+import { follow, keepToken, now, state } from "./model.js";
 import { listed, render } from "./views.js";
 
 const byId = (id) => document.getElementById(id);
@@ -19,7 +19,7 @@ function draw(problem = said) {
   const alarm = problem || unhealthy;
   notice.hidden = !alarm;
   if (notice.textContent !== alarm) notice.textContent = alarm;
-  const words = serving ? `serving${unhealthy && ", not healthy"} · ${state.server.version}` : state.status;
+  const words = serving ? `serving${unhealthy && ", not healthy"} · ${state.server.host} · ${state.server.version} · up ${age(now() - state.server.started)}` : state.status;
   if (byId("status").textContent !== words) byId("status").textContent = words;
   byId("status").className = unhealthy ? "unhealthy" : state.status;
   document.body.classList.toggle("late", state.status === "offline" || state.status === "refused");

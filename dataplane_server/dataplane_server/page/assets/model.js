@@ -77,7 +77,8 @@ export function latencies() {
     .map(([key, counts]) => {
       const grown = counts.map((value, place) => value - (alone ? 0 : first.counts[key]?.[place] ?? 0));
       const calls = grown.at(-1);
-      return [...key.split(" "), alone ? null : calls / (last.at - first.at), quantile(grown, last.bounds, 0.5), quantile(grown, last.bounds, 0.99), calls];
+      const within = (part) => Math.min(quantile(grown, last.bounds, part), now() - state.server.started); // the last buckets are wide
+      return [...key.split(" "), alone ? null : calls / (last.at - first.at), within(0.5), within(0.99), calls];
     })
     .filter((row) => row[5] > 0)
     .sort((a, b) => b[5] - a[5]);

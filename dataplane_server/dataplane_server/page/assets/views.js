@@ -42,13 +42,13 @@ function figures() {
   const { memory: [budget, used, held], waiting, rows, max_rows, claims, sessions } = state.server;
   const [byClaims, byPuts, byRoom] = waiting;
   const calls = latencies();
-  const slowest = calls.reduce((most, row) => (row[4] > (most?.[4] ?? -1) && !row[0].startsWith("Claim") ? row : most), null);
+  const slowest = calls.reduce((most, row) => (row[4] > (most?.[4] ?? -1) && !/^(Claim|Session)/.test(row[0]) ? row : most), null);
   show(byId("figures"),
     figure("Rows put", rate(recent("in")), "/s", spark(history("in"), "Rows put a second, last minute"), `${count(rows)} here, at most ${count(max_rows)}`),
     figure("Rows consumed", rate(recent("out")), "/s", spark(history("out"), "Rows consumed a second, last minute"), `${count(claims)} open claims, ${count(sessions)} sessions`),
     figure("Values", bytes(recent("written") + recent("read")), "/s", spark(history("written").map((value, place) => value + (history("read")[place] ?? 0)), "Bytes of values a second, last minute"), `${bytes(recent("written"))} put, ${bytes(recent("read"))} read`),
     figure("Waiting calls", count(sum(waiting)), "", spark(history("waiting"), "Waiting calls, last minute"), `claims ${byClaims} · memory ${byPuts} · room ${byRoom}`),
-    figure("Slowest calls", slowest ? time(slowest[4]) : "–", "p99", null, slowest ? `${slowest[0]} over ${slowest[1] === "shm" ? "shared memory" : "gRPC"}` : "no call has ended yet"),
+    figure("Slowest calls", slowest ? time(slowest[4]) : "–", "p99", null, slowest ? `${slowest[0]} over ${slowest[1] === "shm" ? "shared memory" : "gRPC"}` : "none has ended in the last minute"),
     figure("Memory", `${Math.round((100 * used) / budget)} %`, `of ${bytes(budget)}`,
       bar([["claimed", used - held, "bytes of rows"], ["delayed", held, "bytes held by clients"]], budget, "Memory"), `${bytes(used)} used, ${bytes(held)} held by clients`));
 }
