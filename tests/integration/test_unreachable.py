@@ -159,13 +159,14 @@ def test_a_server_that_ends_during_a_call_is_named(tmp_path: Path, transport: Tr
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
 def test_a_server_that_hangs_is_given_up_at_the_deadline_and_by_verbs_that_wait_there_two_seconds_later(
-    start_server: Callable[..., ServerThread], transport: TransportChoice
+    start_server: Callable[..., ServerThread], transport: TransportChoice, threads: ThreadPoolExecutor
 ) -> None:
     server = start_server()
     with connect(server.addresses[0], transport=transport) as client:
         client.register_partition("p", ["x"], 0, ["train"])
         go_on = threading.Event()
         server._loop.call_soon_threadsafe(go_on.wait, 1000)
+        later = threads.submit(client.partitions, timeout_s=15.0)
         took = []
         for call in (
             lambda: client.partitions(timeout_s=0.1),
@@ -175,7 +176,9 @@ def test_a_server_that_hangs_is_given_up_at_the_deadline_and_by_verbs_that_wait_
             with pytest.raises(DeadlineError, match=r": no answer before the deadline$"):
                 call()
             took.append(time.monotonic() - began)
+        assert not later.done()
         go_on.set()
+        assert len(later.result(120)) == 1
     assert took[0] >= 0.1
     assert took[1] >= 2.1
 
