@@ -2,6 +2,7 @@
 
     --data-source-path dataplane_slime.DataPlaneDataSource
     --rollout-all-samples-process-path dataplane_slime.note_rollout
+    --custom-convert-samples-to-train-data-path dataplane_slime.convert_samples_to_train_data
 
 slime draws groups of samples, one for each prompt, from its data source, gives back those whose generation it aborted,
 and tells the source when it saves its model. Its own source keeps what was given back in the memory of the process.
@@ -11,6 +12,8 @@ drawn again, by this process or by another one. A rollout marks the groups that 
 (see `dataplane_common.progress`). So a process that is killed and resumes from a checkpoint gets every group that the
 checkpoint was not trained on, with the tokens, log-probabilities and weight versions that were given back last, and no
 prompt twice.
+
+slime's fully asynchronous loop never calls the second option's function. There the third one's tells what was used.
 
 slime itself is imported for its class of samples and its source of prompts only. Settings are attributes of slime's
 `args` (`--custom-config-path`), all of them optional:
@@ -30,6 +33,7 @@ import importlib
 import logging
 import time
 import uuid
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -57,6 +61,7 @@ _ARRAYS: Final = {
     "rollout_routed_experts": np.int32,
 }
 _TASK: Final = "rollout"
+_TELLS: Final = "dataplane_slime.note_rollout"
 _GROUP: Final = "data_plane_group"
 """The key in a sample's metadata of its group's name."""
 
@@ -116,8 +121,13 @@ def _load(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+_open_sources: weakref.WeakSet[DataPlaneDataSource] = weakref.WeakSet()
+"""Those of this process, for slime's functions that are given no source."""
+
+
 class DataPlaneDataSource:
-    """slime's data source; see the module's docstring. It connects when it is made. For one thread.
+    """slime's data source; see the module's docstring. It connects when it is made. For one thread; another one may
+    tell what was used and save meanwhile.
 
     Without `note_rollout` among slime's settings, a save takes all groups that were drawn and not given back as used:
     right if nothing is being generated during a save, as in slime's synchronous loop. A group that is then in flight
@@ -143,8 +153,9 @@ class DataPlaneDataSource:
         self._progress = Progress(self._client, self._partition, _TASK)
         self._drawn: dict[str, Claim] = {}
         self._rollout = 0  # the one that comes next
-        self._is_told = False
+        self._is_told = getattr(args, "rollout_all_samples_process_path", None) == _TELLS
         self._newest = -1
+        _open_sources.add(self)
 
     def get_samples(self, num_samples: int) -> list[list[Any]]:
         """Draw groups: those that wait, of the oldest versions first, and then new prompts. Raises ClaimTimeoutError,
@@ -205,6 +216,14 @@ class DataPlaneDataSource:
         self._rollout += 1
         self._is_told = True
 
+    def note_trained(self, samples: Iterable[Any]) -> None:
+        """The next rollout has used these samples, unless `note_rollout` has said so already. Does nothing where slime
+        was not given `note_rollout`: a save takes all drawn groups as used then.
+        """
+        flat = list(_flat(samples))
+        if self._is_told and any(_group_name([sample]) in self._drawn for sample in flat):
+            self.note_rollout(flat)
+
     def save(self, rollout_id: int) -> None:
         """The model is saved after this rollout: remove the groups of all rollouts up to it."""
         if self._prompts is not None:
@@ -234,6 +253,7 @@ class DataPlaneDataSource:
 
     def close(self) -> None:
         """Release what was drawn, and disconnect. May be called again."""
+        _open_sources.discard(self)
         self._release(list(self._drawn))
         self._client.close()
 
@@ -286,13 +306,16 @@ class DataPlaneDataSource:
                 self._drawn.pop(name).release()
 
 
-def note_rollout(_args: Any, samples: Iterable[Any], data_source: DataPlaneDataSource) -> None:
-    """For slime's `--rollout-all-samples-process-path`: the rollout has used these groups, or filtered them out."""
-    data_source.note_rollout(samples)
+def note_rollout(args: Any, all_groups: Iterable[Any], data_source: DataPlaneDataSource) -> None:
+    """For slime's `--rollout-all-samples-process-path`: the rollout has used these groups, or filtered them out. The
+    parameters have the names of slime's contract; args is not used.
+    """
+    data_source.note_rollout(all_groups)
 
 
 def convert_samples_to_train_data(args: Any, samples: Iterable[Any]) -> dict[str, Any]:
-    """For slime's `--custom-convert-samples-to-train-data-path`: lists with one entry for each sample.
+    """For slime's `--custom-convert-samples-to-train-data-path`: lists with one entry for each sample. The data sources
+    of this process learn that these were used (`note_trained`).
 
     samples: a list of samples, or of groups of them. `rewards` are normalized in each group: less the mean, and divided
     by the standard deviation unless args.grpo_std_normalization is False; raw if args.rewards_normalization is False.
@@ -322,6 +345,8 @@ def convert_samples_to_train_data(args: Any, samples: Iterable[Any]) -> dict[str
         column = [getattr(sample, name, None) for sample in flat]
         if all(values is not None for values in column):
             data[name] = column
+    for source in list(_open_sources):
+        source.note_trained(flat)
     return data
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import ClaimTimeoutError
-from dataplane_slime import DataPlaneDataSource, note_rollout
+from dataplane_slime import DataPlaneDataSource, convert_samples_to_train_data, note_rollout
 from dataplane_slime.tests.samples import Prompts, Sample, Status, generated
 
 NewSource = Callable[..., DataPlaneDataSource]
@@ -127,6 +127,33 @@ def test_a_group_that_is_in_flight_during_a_save_is_not_lost(new_source: NewSour
     resumed = new_source()
     resumed.load(0)
     assert prompts_of(resumed.get_samples(4)) == ["p2", "p3", *prompts_of(in_flight), "p5"]
+
+
+def test_a_loop_that_calls_no_hook_tells_what_it_used_by_the_conversion(
+    client: DataPlaneClient, new_source: NewSource
+) -> None:
+    killed = new_source(rollout_all_samples_process_path="dataplane_slime.note_rollout")
+    used, *in_flight = killed.get_samples(4)
+    for sample in generated(used, 1):
+        sample.reward = 1.0
+    convert_samples_to_train_data(SimpleNamespace(), [used])
+    killed.save(0)
+    assert client.partition("slime").rows == 2 * len(in_flight)
+    resumed = new_source()
+    resumed.load(0)
+    assert prompts_of(resumed.get_samples(4)) == [*prompts_of(in_flight), "p4"]
+
+
+def test_groups_that_both_functions_name_count_once(new_source: NewSource) -> None:
+    source = new_source(rollout_all_samples_process_path="dataplane_slime.note_rollout")
+    for step in range(2):
+        (group,) = source.get_samples(1)
+        group[0].reward = group[1].reward = 1.0
+        note_rollout(args=None, all_groups=[group], data_source=source)
+        convert_samples_to_train_data(SimpleNamespace(), [group])
+        source.save(step)
+    source.load(1)
+    assert prompts_of(source.get_samples(1)) == ["p2"]
 
 
 def test_groups_that_a_rollout_aborted_are_not_done_with(client: DataPlaneClient, new_source: NewSource) -> None:
