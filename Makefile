@@ -171,7 +171,18 @@ $(VENV)-transfer-queue/.ready: pyproject.toml $(KERNELS)
 	$(VENV)-transfer-queue/bin/python -m pip install --quiet --editable '.[server]' --group client-test TransferQueue==0.1.11
 	@touch $@
 
-test-frameworks: $(VENV)-trl/.ready $(VENV)-transfer-queue/.ready  ## the adapters beside TRL and TransferQueue, each in an environment of its own
+# verl's requirements, less the TransferQueue that ours takes the place of.
+$(VENV)-verl/.ready: pyproject.toml $(KERNELS)
+	$(PYTHON) -m venv $(VENV)-verl
+	$(VENV)-verl/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(VENV)-verl/bin/python -m pip install --quiet '$(TORCH)'
+	$(VENV)-verl/bin/python -m pip install --quiet --editable '.[server,ray]' --group client-test verl==0.9.1
+	$(VENV)-verl/bin/python -m pip uninstall --quiet --yes TransferQueue
+	$(VENV)-verl/bin/python -m pip install --quiet --no-deps ./deploy/transfer_queue
+	@touch $@
+
+test-frameworks: $(VENV)-trl/.ready $(VENV)-transfer-queue/.ready $(VENV)-verl/.ready  ## the adapters beside TRL, TransferQueue and verl, each in an environment of its own
+	$(VENV)-verl/bin/python -m pytest -m frameworks integrations/dataplane_transfer_queue/tests/test_verl.py
 	$(VENV)-trl/bin/python -m pytest -m frameworks integrations/dataplane_trl/tests/test_trl.py
 	$(VENV)-transfer-queue/bin/python -m pytest -m frameworks integrations/dataplane_transfer_queue/tests/test_transfer_queue_side_by_side.py
 
@@ -299,6 +310,6 @@ bench: $(VENV)/.dev  ## which goals of speed and memory hold here, beside the fl
 	$(BIN)/python benchmarks/bench.py --torch '$(TORCH)' $(BENCH_ARGS)
 
 clean:  ## remove everything that is not tracked: environment, caches, runs
-	rm -rf $(VENV) $(VENV)-core $(VENV)-automodel $(VENV)-trl $(VENV)-transfer-queue $(VENV)-pins $(VENV)-audit $(VENV)-bench-* .venv-matrix-* build runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-core $(VENV)-automodel $(VENV)-trl $(VENV)-transfer-queue $(VENV)-verl $(VENV)-pins $(VENV)-audit $(VENV)-bench-* .venv-matrix-* build runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f client/dataplane_client/_values/row_kernels/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

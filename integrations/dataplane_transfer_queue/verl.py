@@ -1,120 +1,87 @@
-"""verl V1's replay buffer, waiting at the server instead of listing all keys every two seconds.
+"""verl V1's replay buffers, waiting at the server instead of listing all keys every two seconds.
 
     trainer.v1.sampler.custom_sampler.path=pkg://dataplane_transfer_queue.verl
-    trainer.v1.sampler.custom_sampler.name=DataPlaneReplayBuffer
+    trainer.v1.sampler.custom_sampler.name=DataPlaneReplayBuffer          # trainer_mode sync
+    trainer.v1.sampler.custom_sampler.name=DataPlaneReplayBufferAsync     # the other modes
 
-A prompt is a row `{uid}` with the tag is_prompt, and its trajectories are rows `{uid}_{session}_{index}`. A prompt can
-be sampled when its tag status says that all its sessions have ended. A claim whose filter says that waits in the
-server, which serves it as soon as the tags are there. The claim is kept until the next batch is sampled: if the trainer
-dies in between, its prompts can be sampled again.
+They are verl's classes: what is dropped, refilled, filtered, sampled and removed is decided by verl's code. Only the
+wait between two listings is ours. A prompt is a row with the tag `is_prompt`, and its tag `status` says when all its
+sessions have ended. A claim for one such prompt more than the last listing had waits in the server, takes nothing, and
+is released at once. This module needs verl.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import logging
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dataplane_client.client import DataPlaneClient
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+
 from dataplane_client.errors import ClaimTimeoutError
-from dataplane_client.observe import log_event
 from dataplane_transfer_queue._connection import attached
-from dataplane_transfer_queue._metas import KVBatchMeta
-from dataplane_transfer_queue._rows import TASK, Rows
+from dataplane_transfer_queue._rows import TASK
 
-_Base: Any = object
-with contextlib.suppress(ImportError):
-    _Base = importlib.import_module("verl.trainer.ppo.v1.replay_buffer").ReplayBuffer
+__all__ = ["DataPlaneReplayBuffer", "DataPlaneReplayBufferAsync"]
+
+_ENDED = "is_prompt == True and status in ('finished', 'failure')"
+_FILTERS = (
+    "filter_groups_metric",
+    "sync_refill_failed_groups",
+    "train_batch_size",
+    "gen_batch_size",
+    "max_inflight_gen_batches",
+)
+"""What verl's trainer gives to its own buffer and not to a custom one."""
 
 
-class DataPlaneReplayBuffer(_Base):  # type: ignore[misc]  # verl's class, where verl is installed
-    """Prompts that can be sampled, each once. For one thread of the trainer.
+class _Waiting:
+    """The part of both that is not verl's. wait_s: the longest wait before a listing, where no prompt ends.
 
-    Takes what verl's class takes, and uses none of it: that class begins to list keys when it is made. statuses: of
-    prompts that can be sampled; a prompt of status "failure" has those trajectories that did not fail. wait_s: the
-    seconds of waiting after which the log says what is missing.
+    poll_interval: what verl sleeps after it; here the least time between listings, where many prompts end at once.
     """
 
-    statuses: ClassVar[Sequence[str]] = ("finished", "failure")
-    wait_s: ClassVar[float] = 60.0
+    wait_s: ClassVar[float] = 10.0
+    modes_of: ClassVar[str]
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        self._held: dict[str, Any] = {}
+    def __init__(
+        self, trainer_mode: str, *args: Any, sampler_kwargs: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        if (trainer_mode == "sync") != (self.modes_of == "sync"):
+            raise ValueError(
+                f"{type(self).__name__} is for trainer_mode {self.modes_of}, not {trainer_mode!r}: set "
+                "trainer.v1.sampler.custom_sampler.name to the other class of this module"
+            )
+        given = dict(sampler_kwargs or {})
+        filters = {name: given[name] for name in _FILTERS if name in given}
+        super().__init__(  # type: ignore[call-arg]  # verl's class, which comes next
+            trainer_mode, *args, sampler_kwargs=sampler_kwargs, **{"poll_interval": 0.1, **filters, **kwargs}
+        )
 
-    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, float]]:
-        """The trajectories of batch_size prompts, in the order in which these could be sampled, then by session and
-        index; and figures: prompts, failed ones, trajectories, and by how many steps the oldest lags global_steps.
-
-        Blocks until that many can be sampled; the log says every wait_s seconds what is missing. The prompts of the
-        last batch of the partition are consumed now.
-        """
-        if (last := self._held.pop(partition_id, None)) is not None:
-            last.commit()
-        claim = self._held[partition_id] = self._claim(partition_id, batch_size, None)
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        """Block until one prompt more has ended than in the last listing, at most wait_s seconds."""
+        buffer: Any = self
+        ended = len(buffer.finished_keys[partition_id]) + len(buffer.failure_keys[partition_id])
         rows = attached().rows
-        found = dict(_trajectories(rows, partition_id, claim.meta.sample_ids, min(claim.meta.generations)))
-        fields = rows.fields(list(found), partition_id) if found else []
-        steps = [int(tags["min_global_steps"]) for tags in found.values() if "min_global_steps" in tags]
-        return KVBatchMeta(list(found), list(found.values()), partition_id, fields), {
-            "replay_buffer/prompts": claim.meta.size,
-            "replay_buffer/failed_prompts": [tags["status"] for tags in claim.tags].count("failure"),
-            "replay_buffer/trajectories": len(found),
-            "replay_buffer/staleness_max": global_steps - min(steps, default=global_steps),
-        }
-
-    def wait_for_sampleable(
-        self, global_steps: int = 0, partition_id: str = "train", batch_size: int = 1, timeout_s: float | None = None
-    ) -> bool:
-        """Block until batch_size prompts can be sampled, at most timeout_s seconds (None: for ever), and tell whether
-        they can.
-        """
-        claim = self._claim(partition_id, batch_size, timeout_s)
-        if claim is not None:
-            claim.release()
-        return claim is not None
-
-    def get_sampleable_count(self, global_steps: int = 0, partition_id: str = "train") -> int:
-        """The number of prompts that can be sampled now."""
-        _client_with_task(partition_id)
-        which: dict[str, Any] = {"task_name": TASK, "states": ["untaken"], "where": self._where()}
-        return sum(page.meta.size for page in attached().rows.pages(partition_id, **which))
-
-    def _claim(self, partition_id: str, batch_size: int, timeout_s: float | None) -> Any:
-        client = _client_with_task(partition_id)
-        end = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            wait_s = max(min(self.wait_s, end - time.monotonic()), 0.0)
-            try:
-                return client.claim(partition_id, TASK, [], batch_size, where=self._where(), timeout_s=wait_s)
-            except ClaimTimeoutError as error:
-                if time.monotonic() >= end:
-                    return None
-                log_event(logging.WARNING, "prompts_missing", partition=partition_id, why=error)
-
-    def _where(self) -> str:
-        return f"is_prompt == True and status in {tuple(self.statuses)!r}"
+        rows.ensure_task(partition_id, TASK)
+        with contextlib.suppress(ClaimTimeoutError):
+            rows.client.claim(partition_id, TASK, [], ended + 1, where=_ENDED, timeout_s=self.wait_s).release()
+        debugged: float = super()._wait_for_next_poll(partition_id, last_debug_time)  # type: ignore[misc]
+        return debugged
 
 
-def _client_with_task(partition_id: str) -> DataPlaneClient:
-    rows = attached().rows
-    rows.ensure_task(partition_id, TASK)
-    return rows.client
+class DataPlaneReplayBuffer(_Waiting, ReplayBuffer):  # type: ignore[misc]  # verl has no type information
+    """verl's `ReplayBuffer`, of synchronous training. Takes what that class takes.
 
-
-def _trajectories(
-    rows: Rows, partition_id: str, uids: Sequence[str], first: int
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Keys and tags of the prompts' trajectories in order. first: the generation of the first prompt; a trajectory is
-    put after its prompt, so it is greater.
+    verl gives its filters to no custom sampler. Those of `sampler_kwargs` are used instead: filter_groups_metric,
+    sync_refill_failed_groups, train_batch_size, gen_batch_size and max_inflight_gen_batches, as verl's class has them.
+    Raises ValueError for another trainer_mode.
     """
-    place = {uid: number for number, uid in enumerate(uids)}
-    found: list[tuple[Any, ...]] = []
-    for _, key, tags in rows.listed(partition_id, first):
-        uid, *numbers = key.rsplit("_", 2)
-        if uid in place and len(numbers) == 2 and all(map(str.isdecimal, numbers)):
-            found.append((place[uid], *map(int, numbers), key, tags))
-    found.sort(key=lambda row: row[:3])
-    return ((key, tags) for *_, key, tags in found)
+
+    modes_of = "sync"
+
+
+class DataPlaneReplayBufferAsync(_Waiting, ReplayBufferAsync):  # type: ignore[misc]  # verl has no type information
+    """verl's `ReplayBufferAsync`, of the other modes. sampler_kwargs, errors: as for `DataPlaneReplayBuffer`."""
+
+    modes_of = "other than sync"

@@ -1,114 +1,106 @@
-"""verl's replay buffer."""
+"""Our replay buffers are verl's own, of the installed verl, in everything but the waiting."""
 
 from __future__ import annotations
 
-import logging
-import time
+import importlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 
 import dataplane_transfer_queue as tq
-from dataplane_client.client import DataPlaneClient
-from dataplane_transfer_queue.verl import DataPlaneReplayBuffer
 
-pytestmark = pytest.mark.usefixtures("started")
+pytestmark = [
+    pytest.mark.frameworks,
+    pytest.mark.filterwarnings("ignore"),  # of verl's imports
+    pytest.mark.usefixtures("started"),
+]
 
-
-def issue(uid: str, status: str = "pending") -> None:
-    tq.kv_put(uid, "train", tag={"is_prompt": True, "status": status, "global_steps": 3})
-
-
-def roll_out(uid: str, sessions: int, steps: int = 3, *, indexes: int = 1, status: str = "finished") -> None:
-    """All trajectories of a prompt, the last session first; then the prompt has ended."""
-    tq.kv_put(uid, "train", tag={"status": "running"})
-    for session in reversed(range(sessions)):
-        keys = [f"{uid}_{session}_{index}" for index in range(indexes)]
-        fields = {"responses": torch.ones(indexes, 2)}
-        tq.kv_batch_put(keys, "train", fields, [{"min_global_steps": steps, "max_global_steps": steps}] * indexes)
-    tq.kv_put(uid, "train", tag={"status": status})
+Make = Callable[..., Any]
+SYNC, ASYNC = "DataPlaneReplayBuffer", "DataPlaneReplayBufferAsync"
 
 
-def test_a_sample_waits_for_prompts_that_have_ended_and_has_their_trajectories() -> None:
-    buffer = DataPlaneReplayBuffer("what", verl="takes")
-    for uid in ("a", "b_1", "c"):
-        issue(uid)
+@pytest.fixture
+def make() -> Make:
+    """Makes a buffer as verl's trainer makes a custom sampler."""
+    pytest.importorskip("verl", reason="verl is not installed")
+    load_extern_type = importlib.import_module("verl.utils.import_utils").load_extern_type
+
+    def build(name: str, mode: str = "", threshold: int | None = None, strategy: str = "drop", **more: Any) -> Any:
+        given: dict[str, Any] = {
+            "trainer_mode": mode or ("sync" if name == SYNC else "separate_async"),
+            "trainer_config": {},
+            "max_off_policy_threshold": threshold,
+            "max_off_policy_strategy": strategy,
+            "sampler_kwargs": {},
+            "refill_fn": lambda count: issue(
+                *(f"fresh{number}" for number in range(count)), steps=12, status="finished"
+            ),
+        }
+        return load_extern_type("pkg://dataplane_transfer_queue.verl", name)(**{**given, **more})
+
+    return build
+
+
+def issue(*uids: str, steps: int = 3, status: str = "pending", reward: float = 1.0) -> None:
+    """Prompts of a step; those that have ended have two trajectories, of rewards that differ by `reward`."""
+    for uid in uids:
+        if status not in ("pending", "running"):
+            scores = {"rm_scores": torch.tensor([[0.0], [reward]])}
+            tq.kv_batch_put([f"{uid}_0_0", f"{uid}_1_0"], "train", scores, [{"status": "finished"}] * 2)
+        tq.kv_put(uid, "train", tag={"is_prompt": True, "status": status, "global_steps": steps})
+
+
+def left() -> set[str]:
+    return set(tq.kv_list("train")["train"])
+
+
+@pytest.mark.parametrize("name", [SYNC, ASYNC])
+def test_a_sample_waits_for_prompts_that_end_and_removes_their_rows(make: Make, name: str) -> None:
+    buffer = make(name, poll_interval=0.0)
+    buffer.wait_s = 500.0  # so a listing comes because a prompt has ended
+    issue("a", "b", "c")
     with ThreadPoolExecutor(1) as threads:
-        sampled = threads.submit(buffer.sample, 5, "train", 2)
-        roll_out("c", 11)
-        assert buffer.get_sampleable_count(partition_id="train") == 1
-        roll_out("b_1", 2, 4, indexes=2, status="failure")
-        meta, figures = sampled.result()
-    assert meta.keys[:12] == [*(f"c_{session}_0" for session in range(11)), "b_1_0_0"]
-    assert meta.keys[12:] == ["b_1_0_1", "b_1_1_0", "b_1_1_1"]
-    assert (meta.partition_id, meta.fields, meta.tags[0]["max_global_steps"]) == ("train", ["responses"], 3)
-    assert tq.kv_batch_get_by_meta(meta).batch_size == torch.Size([15])
-    assert figures == {
-        "replay_buffer/prompts": 2,
-        "replay_buffer/failed_prompts": 1,
-        "replay_buffer/trajectories": 15,
-        "replay_buffer/staleness_max": 2,
-    }
+        sampled = threads.submit(buffer.sample, 3, "train", 2)
+        issue("c", status="finished")
+        issue("a", status="finished")
+        meta, figures = sampled.result(60.0)
+    assert (sorted(meta.keys), meta.partition_id, figures) == (["a_0_0", "a_1_0", "c_0_0", "c_1_0"], "train", {})
+    assert left() == {"b", *meta.keys}
 
 
-def test_a_prompt_is_sampled_once_and_consumed_when_the_next_batch_is_asked_for(client: DataPlaneClient) -> None:
-    buffer = DataPlaneReplayBuffer()
-    for uid in ("a", "b"):
-        issue(uid)
-        roll_out(uid, 1)
-    assert buffer.sample(3, "train", 1)[0].keys == ["a_0_0"]
-    assert client.partition("train").tasks[0].claimed_rows == 1
-    tq.kv_clear("a_0_0", "train")
-    assert buffer.sample(3, "train", 1)[0].keys == ["b_0_0"]
-    assert (client.partition("train").tasks[0].consumed_rows, buffer.get_sampleable_count()) == (1, 0)
+def test_what_is_too_old_is_dropped_and_refilled(make: Make) -> None:
+    buffer = make(ASYNC, threshold=1)
+    issue("old", steps=3, status="finished")
+    uids, figures = buffer.wait_for_sampleable(global_steps=12, partition_id="train", target_count=1)
+    assert uids == {"fresh0"}
+    assert figures["training/off_policy/evicted_samples"] == 1
+    assert not {"old", "old_0_0", "old_1_0"} & left()
 
 
-def test_prompts_of_a_trainer_that_dies_in_its_step_can_be_sampled_again(address: str) -> None:
-    issue("a")
-    roll_out("a", 1)
-    DataPlaneReplayBuffer().sample(3, "train", 1)
-    tq.close()
-    tq.init({"backend": {"RLDataPlane": {"address": address}}})
-    assert DataPlaneReplayBuffer().sample(3, "train", 1)[0].keys == ["a_0_0"]
+def test_a_wait_for_what_is_in_flight_ends_with_it(make: Make) -> None:
+    buffer = make(ASYNC, threshold=2, strategy="wait")
+    buffer.wait_s = 500.0
+    issue("new", steps=3, status="finished")
+    issue("slow", steps=2)
+    with ThreadPoolExecutor(1) as threads:
+        sampled = threads.submit(buffer.sample, 3, "train", 1)
+        issue("slow", steps=2, status="finished")
+        assert sampled.result(60.0)[0].keys == ["slow_0_0", "slow_1_0"]  # the oldest first
 
 
-def test_waiting_takes_nothing() -> None:
-    buffer = DataPlaneReplayBuffer()
-    assert not buffer.wait_for_sampleable(partition_id="train", timeout_s=0.05)
-    assert buffer.get_sampleable_count() == 0
-    issue("a")
-    roll_out("a", 1)
-    assert buffer.wait_for_sampleable(3, "train", 1)
-    assert buffer.get_sampleable_count() == 1
+def test_groups_that_failed_or_teach_nothing_are_refilled(make: Make) -> None:
+    buffer = make(ASYNC, sampler_kwargs={"filter_groups_metric": "reward"})
+    issue("same", status="finished", reward=0.0)
+    issue("failed", status="failure")
+    meta, _ = buffer.sample(3, "train", 2)
+    assert sorted(meta.keys) == ["fresh0_0_0", "fresh0_1_0", "fresh1_0_0", "fresh1_1_0"]
+    assert buffer.get_sampleable_count(3, "train") == 0
 
 
-def test_partitions_are_sampled_apart_and_a_prompt_may_have_no_trajectory() -> None:
-    buffer = DataPlaneReplayBuffer()
-    tq.kv_put("v", "val", tag={"is_prompt": True, "status": "failure"})
-    issue("a")
-    roll_out("a", 1)
-    meta, figures = buffer.sample(3, "val", 1)
-    assert (meta.keys, meta.fields, figures["replay_buffer/staleness_max"]) == ([], [], 0)
-    assert buffer.sample(3, "train", 1)[0].keys == ["a_0_0"]
-
-
-def test_a_subclass_may_leave_failed_prompts_out() -> None:
-    class OnlyWhole(DataPlaneReplayBuffer):
-        statuses = ("finished",)
-
-    issue("a", "failure")
-    assert [DataPlaneReplayBuffer().get_sampleable_count(), OnlyWhole().get_sampleable_count()] == [1, 0]
-
-
-def test_a_long_wait_is_logged_with_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
-    class Impatient(DataPlaneReplayBuffer):
-        wait_s = 0.02
-
-    issue("a")
-    with caplog.at_level(logging.WARNING), ThreadPoolExecutor(1) as threads:
-        sampled = threads.submit(Impatient().sample, 3, "train", 1)
-        while "1 ready rows wanted" not in caplog.text:
-            time.sleep(0.002)
-        roll_out("a", 1)
-        assert sampled.result()[0].keys == ["a_0_0"]
+@pytest.mark.parametrize(("name", "mode"), [(SYNC, "separate_async"), (ASYNC, "sync")])
+def test_the_class_of_another_mode_is_refused_by_name(make: Make, name: str, mode: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is for trainer_mode .*not '{mode}'"):
+        make(name, mode)

@@ -1,4 +1,4 @@
-"""Steps as verl's V1 trainer makes them: agent loops put trajectories, the sampler takes prompts, and each role of the
+"""Steps as verl's V1 trainer makes them: agent loops put trajectories, and each role of the
 trainer reads rows, adds columns to them, and tags them, all by keys and numbers, in event loops of their own threads.
 """
 
@@ -14,7 +14,6 @@ import torch
 from tensordict import TensorDict
 
 import dataplane_transfer_queue as tq
-from dataplane_transfer_queue.verl import DataPlaneReplayBuffer
 
 pytestmark = pytest.mark.usefixtures("started")
 
@@ -84,7 +83,7 @@ async def role(keys: list[str], field: str, compute: Callable[[TensorDict], torc
 def test_prompts_become_trajectories_that_each_role_reads_and_adds_to(
     loops: Callable[[], Loop], columns: Columns
 ) -> None:
-    agents, trainer, sampler = [loops() for _ in range(PROMPTS)], loops(), DataPlaneReplayBuffer()
+    agents, trainer = [loops() for _ in range(PROMPTS)], loops()
     for step in range(STEPS):
         uids = [f"u{step}-{number}" for number in range(PROMPTS)]
         trainer.run(issue(uids, step))
@@ -94,11 +93,11 @@ def test_prompts_become_trajectories_that_each_role_reads_and_adds_to(
         ]
         for thread in threads:
             thread.start()
-        meta, figures = sampler.sample(step, "train", PROMPTS)
         for thread in threads:
             thread.join()
+        listed = {key: tags for key, tags in tq.kv_list("train")["train"].items() if "is_prompt" not in tags}
+        meta = tq.KVBatchMeta(list(listed), list(listed.values()), "train")
         assert sorted(meta.keys) == sorted(f"{uid}_{session}_0" for uid in uids for session in range(SESSIONS))
-        assert figures["replay_buffer/trajectories"] == PROMPTS * SESSIONS
         for field in ("old_log_probs", "ref_log_prob", "values"):
             assert trainer.run(role(meta.keys, field, lambda data: data["input_ids"] * 0.5)) == meta.keys
         assert (
