@@ -177,7 +177,6 @@ $(VENV)-verl/.ready: pyproject.toml $(KERNELS)
 	$(VENV)-verl/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(VENV)-verl/bin/python -m pip install --quiet '$(TORCH)'
 	$(VENV)-verl/bin/python -m pip install --quiet --editable '.[server,ray]' --group client-test verl==0.9.1
-	$(VENV)-verl/bin/python -m pip uninstall --quiet --yes TransferQueue
 	$(VENV)-verl/bin/python -m pip install --quiet --no-deps ./deploy/transfer_queue
 	@touch $@
 

@@ -1,6 +1,6 @@
 """The data plane behind TransferQueue's module: `import dataplane_transfer_queue as tq`.
 
-The distribution `rl-dataplane-transfer-queue` gives it the name `transfer_queue`, for frameworks that import that. What
+A distribution in `deploy/transfer_queue` gives it the name `transfer_queue`, for frameworks that import that. What
 they rely on, and how it is kept:
 
 - They register nothing. The first put makes a partition, open to any field.
@@ -13,6 +13,7 @@ they rely on, and how it is kept:
   fields that do not exist, where TransferQueue returns fewer rows or none.
 """
 
+from dataplane_client.errors import NotFoundError as StorageKeyNotFoundError
 from dataplane_transfer_queue._client import TransferQueueClient, get_client
 from dataplane_transfer_queue._connection import close, get_metrics_endpoint, init
 from dataplane_transfer_queue._kv import (
@@ -39,6 +40,7 @@ __version__ = "0.1.11"
 __all__ = [
     "BatchMeta",
     "KVBatchMeta",
+    "StorageKeyNotFoundError",
     "TransferQueueClient",
     "__version__",
     "async_kv_batch_get",

@@ -57,10 +57,11 @@ class TransferQueueClient:
           hold; ready if all rows hold them. Raises NotFoundError for an unknown partition.
         - "insert": batch_size new rows without values.
 
-        Raises ValueError for another mode, a fetch without a task, and a sampling_config: rows come in sequence.
+        Raises ValueError for another mode, a fetch without a task, and a sampling_config: rows come in sequence, and
+        each once. Only its dp_rank is accepted, and ignored, as in TransferQueue's sequential sampler.
         """
-        if sampling_config:
-            raise ValueError(f"get_meta: sampling_config {dict(sampling_config)} is not supported; pass none")
+        if unknown := set(sampling_config or {}) - {"dp_rank"}:
+            raise ValueError(f"get_meta: sampling_config {sorted(unknown)} is not supported; pass none")
         if mode == "fetch":
             return self._fetched(list(data_fields), batch_size, partition_id, task_name)
         if mode == "force_fetch":

@@ -9,6 +9,7 @@ Other parts of the configuration, such as another storage_backend, need not chan
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import socket
 import threading
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dataplane_client.client import connect
+from dataplane_client.observe import log_event
 from dataplane_transfer_queue import _job_address
 from dataplane_transfer_queue._rows import Rows
 from dataplane_transfer_queue._server import ServerProcess
@@ -105,7 +107,8 @@ def get_metrics_endpoint() -> str | None:
 def _attach(conf: Any) -> Attached:
     block = dict(_part(_part(conf, "backend"), BLOCK))
     named = block.pop("address", None) or os.environ.get("DATAPLANE_SERVER")
-    if not named and (job := _job_address.find()) is not None:
+    job = _job_address.find()
+    if job is not None and named in (None, "", job["address"]):  # also its polling mode
         return Attached(_connected(job), job)
     server = None if named else _started(block, _part(conf, "metrics"))
     mine: dict[str, Any] = {
@@ -136,7 +139,9 @@ def _connected(job: Mapping[str, Any]) -> Rows:
     host = job["host"]
     if host not in (None, socket.gethostname()):
         raise RuntimeError(f"the job's server serves the host {host} only, and this is another one: {_HOW}")
-    return Rows(connect(job["address"]))
+    rows = Rows(connect(job["address"]))
+    log_event(logging.INFO, "transfer_queue_is_rl_dataplane", address=job["address"])
+    return rows
 
 
 def _part(conf: Any, name: str) -> Mapping[str, Any]:

@@ -95,7 +95,7 @@ def kv_batch_get(
             raise ValueError(f"kv_batch_get from {partition_id!r}: there is no field that all of these rows hold")
         return rows.get(names, partition_id, chosen)
     except NotFoundError as error:
-        raise InvalidArgumentError(str(error), reason=error.reason) from error
+        raise InvalidArgumentError(f"kv_batch_get: not found: {error}", reason=error.reason) from error
 
 
 def kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: Sequence[str] | str | None = None) -> TensorDict:
@@ -106,7 +106,8 @@ def kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: Sequence[str] | str |
     if chosen is None:
         chosen = meta.fields
     elif meta.fields is not None and not set(chosen) <= set(meta.fields):
-        raise ValueError(f"kv_batch_get_by_meta: select_fields {chosen} are not all among the meta's {meta.fields}")
+        missing = sorted(set(chosen) - set(meta.fields))
+        raise ValueError(f"kv_batch_get_by_meta: select_fields {missing} not found among the meta's {meta.fields}")
     if meta.partition_id is None:
         raise ValueError("kv_batch_get_by_meta: the meta names no partition")
     return kv_batch_get(meta.keys, meta.partition_id, chosen)

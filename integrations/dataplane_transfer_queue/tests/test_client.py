@@ -164,7 +164,9 @@ def wrong_calls(native: tq.TransferQueueClient) -> dict[str, Callable[[], object
     meta = native.put(one, partition_id="p")
     both = tq.BatchMeta.concat([meta, native.put(one, partition_id="q")])
     return {
-        "sampling_config": lambda: native.get_meta(["x"], 1, "p", task_name="t", sampling_config={"n": 2}),
+        "sampling_config": lambda: native.get_meta(
+            ["x"], 1, "p", task_name="t", sampling_config={"n": 2, "dp_rank": 0}
+        ),
         "needs a task_name": lambda: native.get_meta(["x"], 1, "p"),
         "mode must be": lambda: native.get_meta(["x"], 1, "p", mode="take"),  # type: ignore[arg-type]
         "needs a partition_id": lambda: native.put(one),

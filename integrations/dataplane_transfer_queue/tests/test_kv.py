@@ -176,12 +176,12 @@ WRONG_READS: list[tuple[str, Callable[[], object]]] = [
     ("no sample 'z'", lambda: tq.kv_batch_get(["a", "z"], "p", "x")),
     ("no row has produced field 'z'", lambda: tq.kv_batch_get(["a"], "p", "z")),
     ("sample 'b' has not produced field 'x'", lambda: tq.kv_batch_get(["a", "b"], "p", "x")),
-    ("no partition 'q'", lambda: tq.kv_batch_get(["a"], "q")),
+    ("not found: .*no partition 'q'", lambda: tq.kv_batch_get(["a"], "q")),
     ("no field that all of these rows hold", lambda: tq.kv_batch_get(["a", "b"], "p")),
     ("no field that all of these rows hold", lambda: tq.kv_batch_get(["a"], "p", [])),
     ("no sample 'z'", lambda: tq.kv_batch_get(["z"], "p")),
     ("empty list", lambda: tq.kv_batch_get([], "p")),
-    ("not all among the meta's", lambda: tq.kv_batch_get_by_meta(tq.KVBatchMeta(["a"], [{}], "p", ["x"]), "y")),
+    ("'y'.* not found", lambda: tq.kv_batch_get_by_meta(tq.KVBatchMeta(["a"], [{}], "p", ["x"]), "y")),
     ("names no partition", lambda: tq.kv_batch_get_by_meta(tq.KVBatchMeta(["a"], [{}]))),
 ]
 

@@ -1,0 +1,5 @@
+"""The client, where TransferQueue has it."""
+
+from dataplane_transfer_queue import TransferQueueClient
+
+__all__ = ["TransferQueueClient"]
