@@ -33,8 +33,16 @@ class _Factory:
 
     def __call__(self, cfg: Mapping[str, Any] | None, *, bootstrap: bool = True, **more: Any) -> Any:
         if cfg is not None and cfg.get("impl") == IMPL and cfg.get("enabled", True):
-            return build_data_plane_client(cfg, bootstrap=bootstrap)
+            return _observed(build_data_plane_client(cfg, bootstrap=bootstrap), cfg.get("observability") or {})
         return self.theirs(cfg, bootstrap=bootstrap, **more)
+
+
+def _observed(client: DataPlaneAdapter, settings: Mapping[str, Any]) -> Any:
+    """The client in their wrapper that records each operation, if it is switched on, as their factory does it."""
+    if not settings.get("enabled"):
+        return client
+    theirs = importlib.import_module("nemo_rl.data_plane.observability")
+    return theirs.MetricsDataPlaneClient(client, on_event=settings.get("callback") or theirs.log_event)
 
 
 def install() -> None:
