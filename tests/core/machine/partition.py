@@ -535,9 +535,17 @@ class PartitionModel:
     def sample_tasks(self, row: Row, claim_ids: dict[str, str]) -> tuple[SampleTask, ...]:
         """claim_ids: of the row, by task."""
         return tuple(
-            SampleTask(task, standing.state, standing.deliveries, claim_ids.get(task, ""))
+            SampleTask(task, standing.state, standing.deliveries, claim_ids.get(task, ""), *self._shard_of(task, row))
             for task, standing in row.standings.items()
         )
+
+    def _shard_of(self, task: str, row: Row) -> tuple[int | None, int | None]:
+        """The step begun last and the rank whose shard has a row."""
+        for step in reversed(self.steps[task]):
+            for rank, shard in enumerate(step.shards):
+                if any(each is row for each in shard.rows):
+                    return step.wish.step, rank
+        return None, None
 
 
 def appends(call: PutSamples | CommitClaim) -> bool:
