@@ -124,7 +124,7 @@ def test_a_rank_that_drops_its_shard_takes_it_from_no_other(flow: DataPlaneClien
 
 
 @pytest.mark.parametrize("way", ["unix"], indirect=True)
-@pytest.mark.parametrize("forks", [False, True], ids=["exits", "forks"])
+@pytest.mark.parametrize("forks", [False, pytest.param(True, marks=pytest.mark.long)], ids=["exits", "forks"])
 def test_a_process_that_ends_with_an_open_claim_and_a_forked_child_say_nothing(
     flow: DataPlaneClient, address: str, forks: bool, eventually: Eventually
 ) -> None:

@@ -47,7 +47,7 @@ def work(client: DataPlaneClient, again: DataPlaneClient, group: Group, loader: 
 
 
 @pytest.mark.parametrize("way", ["shm"], indirect=True)
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.long)])
 def test_another_process_gets_clients_groups_and_loaders_as_arguments(
     flow: DataPlaneClient, address: str, transport: TransportChoice, method: str
 ) -> None:

@@ -119,6 +119,7 @@ def test_the_adapter_is_theirs_and_so_are_metas(beside_nemo_rl: Path, address: s
     run(code, address, beside_nemo_rl)
 
 
+@pytest.mark.long
 def test_the_factory_gives_ours_by_its_name_and_leaves_the_others_to_theirs(beside_nemo_rl: Path, address: str) -> None:
     code = """
         from nemo_rl import data_plane, trainer  # a module that has imported their factory already
@@ -159,6 +160,7 @@ def test_a_nemo_rl_that_lacks_something_says_so(beside_nemo_rl: Path, address: s
     run(code, address, beside_nemo_rl)
 
 
+@pytest.mark.long
 def test_without_nemo_rl_there_is_an_adapter_and_nothing_to_install(address: str, tmp_path: Path) -> None:
     code = """
         import sys

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from tests import commands
 
 from dataplane_client.client import DataPlaneClient
@@ -36,6 +37,7 @@ def test_a_data_loader_with_4_workers_sees_each_of_2000_rows_once(
     assert client.check_consumption_status("p", ["train"])
 
 
+@pytest.mark.long
 def test_a_data_loader_ends_when_its_first_worker_finds_all_rows_claimed_by_the_second(
     fill: Rows, address: str, client: DataPlaneClient
 ) -> None:

@@ -17,7 +17,7 @@ from trainer_adapter.worker_groups import RayGroupOptions, RayWorkerGroup, Worke
 from trainer_adapter.worker_groups._ray_waiting import wait_for_results
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
 ANOTHER_ACTOR = pytest.mark.soak
 """An actor takes 5 s of a core to start; `make test-soak` has the time."""
 TWO_CPUS = RayGroupOptions(num_workers=2, gpus_per_worker=0, start_timeout_s=400, call_timeout_s=400, failure_grace_s=1)
