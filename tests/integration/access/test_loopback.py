@@ -10,7 +10,7 @@ from tests.hostile.attacks.loopback import WAYS, server_on_loopback, went_throug
 
 from dataplane_server.testing import ServerThread
 
-ATTEMPTS = 10
+ATTEMPTS = 4
 """Of each way; `python -m tests.hostile.attacks.loopback` tries a thousand."""
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")

@@ -20,14 +20,14 @@ _KILLS = {"kill before", "kill after", "torn"}
 
 
 def cases() -> Iterator[object]:
-    """All steps with all that can befall them. A third of the steps fail in one or two ways in every run, the others in
+    """All steps with all that can befall them. A sixth of the steps fails in one or two ways in every run, the others in
     long runs, and all in all ways in soaks.
     """
     for number, step in enumerate(STEPS):
         chosen = {"torn", "short"} & {*step.faults} or {step.faults[number % len(step.faults)]}
         for fault, durability in itertools.product(step.faults, step.durability):
             often = fault in chosen and durability == step.durability[number % len(step.durability)]
-            marks = () if often and number % 3 == 0 else pytest.mark.long if often else pytest.mark.soak
+            marks = () if often and number % 6 == 0 else pytest.mark.long if often else pytest.mark.soak
             yield pytest.param(step, fault, durability, marks=marks, id=f"{step.name}: {fault}, {durability}")
 
 
