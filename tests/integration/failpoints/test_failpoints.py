@@ -20,8 +20,8 @@ _KILLS = {"kill before", "kill after", "torn"}
 
 
 def cases() -> Iterator[object]:
-    """All steps with all that can befall them. A sixth of the steps fails in one or two ways in every run, the others in
-    long runs, and all in all ways in soaks.
+    """All steps with all that can befall them. In every run a sixth of the steps fails in one or two ways, in long runs
+    the others, and in soaks all in all ways.
     """
     for number, step in enumerate(STEPS):
         chosen = {"torn", "short"} & {*step.faults} or {step.faults[number % len(step.faults)]}
