@@ -9,13 +9,16 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import lru_cache
+from types import NoneType
 from typing import Any
 
 import numpy as np
 
 _CACHES = frozenset({"figures", "_cells"})
-_SCALARS = (str, bytes, int, float, bool, type(None))
+_SCALARS = (str, int, float, NoneType, bool, bytes)
+_FLUSH = 4096  # pieces; joined, they are hashed by one call
 
 
 def digest(*roots: object) -> str:
@@ -23,7 +26,7 @@ def digest(*roots: object) -> str:
     walk = _Walk()
     for root in roots:
         walk.add(root)
-    return walk.hash.hexdigest()
+    return walk.hexdigest()
 
 
 class _Walk:
@@ -32,46 +35,93 @@ class _Walk:
     """
 
     def __init__(self) -> None:
-        self.hash = hashlib.blake2b(digest_size=16)
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._pieces: list[str] = []
         self._number_of: dict[int, int] = {}  # by id; all objects live as long as the walk
 
     def add(self, value: Any) -> None:
-        if isinstance(value, _SCALARS):
-            self._tell(f"{type(value).__name__} {value!r}")
-        elif isinstance(value, (enum.Enum, np.generic)):
-            self._tell(repr(value))
-        elif isinstance(value, np.ndarray):
-            self._tell(f"array {value.dtype} {value.shape}")
-            self.hash.update(np.ascontiguousarray(value).tobytes())
-        elif isinstance(value, Mapping):
-            self._all(value, (part for item in value.items() for part in item), len(value))
-        elif isinstance(value, (set, frozenset)):
-            self._all(value, sorted(value), len(value))
-        elif isinstance(value, (list, tuple, deque)):
-            self._all(value, value, len(value))
+        kind = type(value)
+        if kind in _SCALARS:  # most of them
+            self._pieces.append(f"{kind.__name__} {value!r}\n")
         else:
-            self._add_object(value)
+            (_WAYS.get(kind) or _way(kind))(self, value)
 
-    def _add_object(self, value: Any) -> None:
-        parameters = getattr(type(value), "__dataclass_params__", None)
-        if parameters is None or not parameters.frozen:
-            if id(value) in self._number_of:
-                self._tell(f"again {self._number_of[id(value)]}")
-                return
-            self._number_of[id(value)] = len(self._number_of)
-        names = [name for name in _attributes(value) if name not in _CACHES]
-        self._all(value, (part for name in names for part in (name, getattr(value, name))), len(names))
+    def hexdigest(self) -> str:
+        self._flush()
+        return self._hash.hexdigest()
 
-    def _all(self, value: object, parts: Iterable[object], count: int) -> None:
-        self._tell(f"{type(value).__name__} {count}")
+    def printed(self, value: object) -> None:
+        self._tell(repr(value))
+
+    def array(self, value: np.ndarray[Any, Any]) -> None:
+        self._tell(f"array {value.dtype} {value.shape}")
+        self._flush()
+        self._hash.update(value.tobytes())
+
+    def mapping(self, value: Mapping[Any, Any]) -> None:
+        self._tell(f"{type(value).__name__} {len(value)}")
+        for key, part in value.items():
+            self.add(key)
+            self.add(part)
+
+    def unordered(self, value: Iterable[Any]) -> None:
+        parts = sorted(value)
+        self._tell(f"{type(value).__name__} {len(parts)}")
         for part in parts:
             self.add(part)
 
+    def sequence(self, value: Collection[Any]) -> None:
+        self._tell(f"{type(value).__name__} {len(value)}")
+        for part in value:
+            self.add(part)
+
+    def stateful(self, value: object) -> None:
+        if id(value) in self._number_of:
+            self._tell(f"again {self._number_of[id(value)]}")
+            return
+        self._number_of[id(value)] = len(self._number_of)
+        self.record(value)
+
+    def record(self, value: Any) -> None:
+        names = _names(type(value), *getattr(value, "__dict__", ()))
+        self._tell(f"{type(value).__name__} {' '.join(names)}")
+        for name in names:
+            self.add(getattr(value, name))
+
     def _tell(self, text: str) -> None:
-        self.hash.update(text.encode())
-        self.hash.update(b"\n")
+        self._pieces.append(text + "\n")
+        if len(self._pieces) >= _FLUSH:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._hash.update("".join(self._pieces).encode())
+        self._pieces.clear()
 
 
-def _attributes(value: object) -> list[str]:
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-    return sorted({*slots, *getattr(value, "__dict__", ())})
+_WAYS: dict[type[Any], Callable[[_Walk, Any], None]] = {}
+"""How objects of a type are told: asked for each of many thousand objects, and found once for each type."""
+
+
+def _way(kind: type[Any]) -> Callable[[_Walk, Any], None]:
+    parameters = getattr(kind, "__dataclass_params__", None)
+    chosen: Callable[[_Walk, Any], None]
+    if issubclass(kind, (*_SCALARS, enum.Enum, np.generic)):
+        chosen = _Walk.printed
+    elif issubclass(kind, np.ndarray):
+        chosen = _Walk.array
+    elif issubclass(kind, Mapping):
+        chosen = _Walk.mapping
+    elif issubclass(kind, (set, frozenset)):
+        chosen = _Walk.unordered
+    elif issubclass(kind, (list, tuple, deque)):
+        chosen = _Walk.sequence
+    else:
+        chosen = _Walk.record if parameters is not None and parameters.frozen else _Walk.stateful
+    _WAYS[kind] = chosen
+    return chosen
+
+
+@lru_cache(4096)
+def _names(kind: type[Any], *more: str) -> tuple[str, ...]:
+    slots = (name for base in kind.__mro__ for name in getattr(base, "__slots__", ()))
+    return tuple(sorted({*slots, *more} - _CACHES))
