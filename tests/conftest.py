@@ -14,6 +14,7 @@ its process with it half a minute later: every thread's stack is printed, xdist 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import random
 import sys
@@ -33,6 +34,8 @@ if settings().derandomize:
     # worker. There is no setting for that.
     _none = Constants()
     providers._get_local_constants = lambda: _none
+
+gc.disable()  # until everything is imported, a quarter of a second's work at a time would find nothing to free
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads would spin on cores that other tests need
 for _wait in ("gcs_server_port_wait_time_s", "raylet_start_wait_time_s", "worker_register_timeout_seconds"):
@@ -65,6 +68,13 @@ def pytest_timeout_cancel_timer(item: pytest.Item) -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest begins first."""
     items.sort(key=lambda item: not any("ranks" in mark.args for mark in item.iter_markers("xdist_group")))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests are no garbage: no collection looks at them again."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
