@@ -7,6 +7,9 @@ from multiprocessing.context import ForkServerContext
 
 _PRELOADED = [
     "dataplane_client.client",
+    "dataplane_server.testing",
+    "hypothesis",
+    "pytest",
     "torch._inductor.config",
     "torch.distributed.checkpoint.hf_storage",
     "torch.testing",
@@ -14,6 +17,7 @@ _PRELOADED = [
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen2.modeling_qwen2",
     "transformers.models.qwen3.modeling_qwen3",
+    "tests.frozen",
 ]
 
 

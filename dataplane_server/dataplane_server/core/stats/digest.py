@@ -82,8 +82,8 @@ class _Walk:
         self._number_of[id(value)] = len(self._number_of)
         self.record(value)
 
-    def record(self, value: Any) -> None:
-        names = _names(type(value), *getattr(value, "__dict__", ()))
+    def record(self, value: object) -> None:
+        names = _names(type(value).__mro__, *getattr(value, "__dict__", ()))
         self._tell(f"{type(value).__name__} {' '.join(names)}")
         for name in names:
             self.add(getattr(value, name))
@@ -122,6 +122,6 @@ def _way(kind: type[Any]) -> Callable[[_Walk, Any], None]:
 
 
 @lru_cache(4096)
-def _names(kind: type[Any], *more: str) -> tuple[str, ...]:
-    slots = (name for base in kind.__mro__ for name in getattr(base, "__slots__", ()))
+def _names(kinds: tuple[type, ...], *more: str) -> tuple[str, ...]:
+    slots = (name for kind in kinds for name in getattr(kind, "__slots__", ()))
     return tuple(sorted({*slots, *more} - _CACHES))
