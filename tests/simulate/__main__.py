@@ -11,6 +11,7 @@ import argparse
 import gc
 import multiprocessing
 import sys
+import tempfile
 import time
 from collections import Counter
 from functools import partial
@@ -24,11 +25,14 @@ def main() -> int:
     given = _arguments()
     if given.bug:
         introduce(BUGS[given.bug])
+    from tests.simulate.disk import in_memory  # once the bug is there
+
     seeds = range(given.first, given.first + given.seeds)
     began, told, failed = time.monotonic(), 0.0, 0
     total = Counter[str]()
-    with multiprocessing.get_context("fork").Pool(given.processes) as pool:
-        run = partial(_run, events=given.events, whole_one_in=given.whole_one_in, bug=given.bug)
+    root = tempfile.TemporaryDirectory(prefix="simulations-", dir=in_memory())  # of seeds whose process is ended, too
+    with root as folder, multiprocessing.get_context("fork").Pool(given.processes) as pool:
+        run = partial(_run, folder=folder, events=given.events, whole_one_in=given.whole_one_in, bug=given.bug)
         for done, (seed, counts, violation) in enumerate(pool.imap_unordered(run, seeds), 1):
             total += counts
             failed += bool(violation)
@@ -58,11 +62,11 @@ def _arguments() -> argparse.Namespace:
     return given
 
 
-def _run(seed: int, events: int, whole_one_in: int, bug: str) -> tuple[int, Counter[str], str]:
+def _run(seed: int, folder: str, events: int, whole_one_in: int, bug: str) -> tuple[int, Counter[str], str]:
     from tests.simulate.simulation import Violation, simulate  # once the bug is there
 
     try:
-        return seed, simulate(seed, events, whole_one_in).counts, ""
+        return seed, simulate(seed, events, whole_one_in, folder).counts, ""
     except Violation as violation:
         words = f" --bug {bug!r}" if bug else ""
         command = f"python -m tests.simulate --first {seed} --seeds 1 --events {events} --whole-one-in 1{words}"

@@ -26,7 +26,7 @@ from typing import Any, Literal
 from unittest import mock
 
 from tests.simulate.crowd import Crowd, World, applied
-from tests.simulate.disk import Died, Disk
+from tests.simulate.disk import Died, Disk, in_memory
 
 from dataplane_server.collection import without_collection
 from dataplane_server.core.calls.limits import Limits
@@ -42,7 +42,6 @@ from dataplane_server.storage import arena_file
 from dataplane_server.storage.arena import Arena
 
 Loss = Literal["power", "kill"]
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # a folder of its own in it
 _TOO_LONG_S = 20
 _FIRST_GENERATION = 1_000_000
 
@@ -62,12 +61,11 @@ class Violation(Exception):
     """A promise was broken. Its message tells the last calls."""
 
 
-def simulate(seed: int, events: int, whole_one_in: int = 8) -> Outcome:
+def simulate(seed: int, events: int, whole_one_in: int = 8, root: str | None = None) -> Outcome:
     """Run a seed. whole_one_in: how many events there are to each whole comparison with the model; it changes nothing
-    else.
+    else. root: where its folder is made.
     """
-    root = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
-    folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=root))
+    folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=root or in_memory()))
     try:
         with without_collection():
             return Simulation(seed, folder, whole_one_in).run(events)
