@@ -37,15 +37,6 @@ def admitted(effects: list[Effect]) -> list[int]:
     return [effect.ticket for effect in effects]
 
 
-def test_a_small_put_does_not_overtake_a_large_one(full: Caller) -> None:
-    large, small = waits(full, 190), waits(full, 1)
-    full.clear(["s1", "s2"])
-    assert full.plane.take_effects() == []
-    assert isinstance(full.apply(put_of(full, 1)), Waiting)
-    full.clear(["s3", "s4"])
-    assert admitted(full.plane.take_effects())[:2] == [large, small]
-
-
 def commit_waits(caller: Caller, size: int) -> int:
     """A commit with so many bytes for the next row."""
     waiting = caller.apply(caller.commit_call(caller.take("a").claim_id, {"b": [size]}))

@@ -198,15 +198,6 @@ def test_answers_are_kept_up_to_their_memory_and_the_oldest_are_forgotten() -> N
     assert 20 <= len(answers) < 100
 
 
-def test_claim_and_release_in_a_loop_keeps_no_more_than_the_limit(new_caller: Callable[..., Caller]) -> None:
-    caller = new_caller(bookkeeping_bytes=8 << 20)
-    caller.register(tasks=("train",))
-    caller.put_rows([str(row) for row in range(4000)], "a")
-    for _ in range(30):
-        caller.release(caller.take("a", batch_size=4000).claim_id)
-    assert caller.plane._answers.size_bytes <= 1 << 20
-
-
 def test_ids_of_claims_that_the_server_ended_are_kept_for_as_many_rows_as_the_history(
     new_caller: Callable[..., Caller],
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.core.caller import Caller, int64
+from tests.core.caller import Caller
 
 from dataplane_server.core.rows.group_table import GroupTable
 from dataplane_server.core.rows.row_table import RowTable
@@ -51,21 +51,6 @@ def test_a_queue_does_not_grow_with_rows_given_back(rows: RowTable, task: Task, 
     task.take(taken, consume=False)
     assert taken.tolist() == order
     assert idle.queued() == []
-
-
-def test_a_queue_whose_rows_were_given_back_at_different_times_is_compacted_to_one_entry_a_row(
-    rows: RowTable, task: Task
-) -> None:
-    slots = add(rows, *(f"r{i}" for i in range(100)))
-    view = task.view(Kind(0))
-    assert isinstance(view, View)
-    for _ in range(30):
-        for slot in slots.tolist():
-            task.take(int64([slot]), consume=False)
-            task.return_unused(int64([slot]), "released")
-    task.take(slots[:1], consume=False)
-    assert len(view._queue) <= 2 * 100 + 1024
-    assert sorted(set(view.queued())) == sorted(slots[1:].tolist())
 
 
 def test_idle_views_beyond_the_most_kept_are_forgotten_and_rebuilt(rows: RowTable, task: Task) -> None:

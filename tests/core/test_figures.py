@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.requests import AbandonClaim, DropPartition
+from dataplane_server.core.calls.requests import AbandonClaim
 from dataplane_server.core.stats.figures import PartitionFigures, TaskFigures
 
 
@@ -17,13 +16,6 @@ def figures(caller: Caller, now: float) -> tuple[dict[str, Any], dict[str, Any]]
     of_partitions, of_tasks = caller.plane.columns(now)
     partition = dict(zip(PartitionFigures._fields, [column[0] for column in of_partitions], strict=True))
     return partition, dict(zip(TaskFigures._fields, [column[0] for column in of_tasks], strict=True))
-
-
-def test_without_partitions_every_column_is_there_and_empty(caller: Caller) -> None:
-    caller.apply(DropPartition("drop", "p"))
-    of_partitions, of_tasks = caller.plane.columns(1.0)
-    assert [len(column) for column in of_partitions] == [0] * len(PartitionFigures._fields)
-    assert [len(column) for column in of_tasks] == [0] * len(TaskFigures._fields)
 
 
 def test_figures_are_those_of_the_description(caller: Caller) -> None:
@@ -71,9 +63,3 @@ def test_a_figure_that_changed_outside_of_a_turn_breaks_a_law(caller: Caller, wh
     with pytest.raises(AssertionError, match="figures"):
         caller.plane.check_invariants()
     setattr(counters, name, before)
-
-
-def test_counts_of_rows_are_plain_numbers(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    values = [value for half in figures(caller, 1.0) for value in half.values()]
-    assert [value for value in values if isinstance(value, np.generic)] == []

@@ -20,20 +20,6 @@ def whats(history: History, sample_id: str, partition_id: str = "p") -> list[str
     return [event.what for event in history.events(partition_id, sample_id)]
 
 
-def test_a_story_tells_all_that_was_noted_oldest_first() -> None:
-    history = History(64)
-    history.note(Fact("put", "p", ["a", "b"], who="worker", fields=("x", "y")), 1.0)
-    history.note(Fact("claimed", "p", ["b", "c"], who="trainer", task="train", claim_id="c-7"), 2.0)
-    history.note(Fact("released", "p", ["b"], task="train", claim_id="c-7", reason="no room"), 3.5)
-    assert history.events("p", "b") == (
-        SampleEvent(1.0, "put", "worker", "", "", ("x", "y"), ""),
-        SampleEvent(2.0, "claimed", "trainer", "train", "c-7", (), ""),
-        SampleEvent(3.5, "released", "", "train", "c-7", (), "no room"),
-    )
-    assert whats(history, "a") == ["put"]
-    assert whats(history, "unknown") == []
-
-
 @given(
     calls=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 30), st.integers(1, 20)), max_size=40),
     limit=st.integers(0, 60),

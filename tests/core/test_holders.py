@@ -104,21 +104,6 @@ def test_those_beyond_the_largest_are_one(small: Caller) -> None:
     assert small.plane.holders(2) == [Holder("r4", 4), Holder("r3", 3), Holder("others", 3)]
 
 
-@pytest.mark.parametrize(
-    ("lent", "words"),
-    [
-        (0, ("160 bytes", "256 bytes", "0 other puts")),
-        (32, ("'rollout-0' 32 bytes",)),
-        (160, ("'rollout-0' 160 bytes",)),
-    ],
-)
-def test_a_put_without_space_is_told_who_has_it(small: Caller, lent: int, words: tuple[str, ...]) -> None:
-    if lent:
-        begin_put(small, "rollout-0", lent)
-    message = refusal_of_a_put(small, 200)
-    assert all(word in message for word in words), message
-
-
 def test_a_put_without_space_is_told_who_reads_cleared_rows(small: Caller) -> None:
     read(small, "trainer-0", "s1", "s2", "s3")
     small.put_rows(["s4"], "a", size=100)

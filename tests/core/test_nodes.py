@@ -229,11 +229,6 @@ def test_a_mirror_takes_the_place_of_a_former_one_on_its_node(mirrored: Caller) 
     assert mirrored.plane.mirrors_of(2) == (Mirror(3, "newer"),)
 
 
-def test_losing_a_mirrored_node_twice_loses_nothing(mirrored: Caller) -> None:
-    assert [mirrored.apply(LoseNode(2)) for _ in range(2)] == [0, 0]
-    assert removed(mirrored) == 0
-
-
 def test_a_node_that_has_ended_is_forgotten_with_its_last_byte(mirrored: Caller) -> None:
     mirrored.apply(LoseNode(2))
     mirrored.clear(["s1"])
@@ -283,20 +278,6 @@ def test_a_claim_takes_the_first_row_and_then_those_of_its_node(cluster: Caller)
     assert claim(cluster, 2, 3) == ["s0", "s1", "s3"]
     assert claim(cluster, 1, 3) == ["s2", "s4", "s6"]
     assert claim(cluster, 1, 3) == ["s5", "s7"]
-
-
-def test_a_claim_looks_at_four_times_its_size(cluster: Caller) -> None:
-    put(cluster, [f"far{n}" for n in range(8)], 1)
-    put(cluster, ["near"], 2)
-    assert claim(cluster, 2, 2) == ["far0", "far1"], "the near row is beyond the first eight"
-    assert claim(cluster, 2, 2) == ["far2", "near"]
-
-
-def test_a_claim_that_prefers_rows_keeps_to_its_tokens(cluster: Caller) -> None:
-    for n in range(4):
-        put(cluster, [f"s{n}"], 1 + n % 2, sequence_lengths=[10])
-    assert claim(cluster, 2, 4, max_tokens=20) == ["s0", "s1"]
-    assert claim(cluster, 2, 4, max_tokens=20) == ["s2", "s3"]
 
 
 @given(st.lists(st.sampled_from([1, 2]), min_size=1, max_size=40), st.data())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import ResidentSample
-from dataplane_server.core.calls.refusal import Reason
 
 
 def resident(caller: Caller, sample_id: str) -> ResidentSample:
@@ -33,26 +32,6 @@ def test_what_happened_is_told_oldest_first_with_time_and_claim(caller: Caller) 
         (12.0, "committed", "client", "train", claim.claim_id),
     ]
     assert events[0].fields == ("a",)
-
-
-def test_a_delivery_whose_session_died_expires_and_its_row_is_delivered_again(caller: Caller) -> None:
-    caller.put_rows(["s"], "a")
-    lost = caller.take("a", session_id=caller.open_session(grace_s=1.0))
-    caller.pass_time(2.0)
-    caller.plane.take_effects()
-    caller.take("a")
-    with caller.refuses(Reason.CLAIM_FENCED):
-        caller.commit(lost.claim_id)
-    assert whats(caller, "s") == ["put", "claimed", "expired", "claimed", "fenced"]
-
-
-def test_a_row_that_failed_too_often_tells_why(caller: Caller) -> None:
-    caller.register(max_deliveries=1)
-    caller.put_rows(["s"], "a")
-    caller.release(caller.take("a").claim_id, reason="NaN in the loss")
-    events = caller.plane.sample("p", "s").events
-    assert [event.what for event in events] == ["put", "claimed", "released", "dead_letter"]
-    assert events[2].reason == "NaN in the loss"
 
 
 def test_the_story_outlives_the_row_and_goes_on_with_the_next_of_its_id(caller: Caller) -> None:

@@ -11,7 +11,7 @@ from dataplane_server.core.calls.answers import Failed, Waiting
 from dataplane_server.core.calls.causes import CAUSES, Cause, ExplainedWait
 from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.flow import DrawBand
-from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.requests import (
     Call,
     ClaimSamples,
@@ -491,23 +491,6 @@ def test_fields_of_one_put_are_told_together(new_caller: Callable[..., Caller]) 
     assert "they were last put 0.0 s ago by 'critic'" in texts[0]
 
 
-def test_a_claim_behind_a_put_is_told_which_task_keeps_it(caller: Caller) -> None:
-    caller.register(tasks=("train", "score"))
-    call = consumer_gone(caller)
-    caller.apply(caller.claim_call("a", task="score", batch_size=100))
-    caller.apply(call)
-    claim = next(wait for wait in explained(caller) if wait.waiting == "claim")
-    assert claim.next_step(claim.findings[0]).startswith("Start the consumer of train.")
-
-
-def test_nothing_waits_in_a_flow_that_flows(caller: Caller) -> None:
-    trainer = session(caller, "trainer")
-    put(caller, "uv")
-    caller.commit(caller.take("a", batch_size=2, session_id=trainer).claim_id)
-    put(caller, "wx")
-    assert explained(caller) == explained(caller, "") == []
-
-
 def test_claims_of_one_kind_are_explained_together_and_kinds_one_by_one(caller: Caller) -> None:
     for call in (caller.claim_call("a"), caller.claim_call("a", batch_size=2), caller.claim_call("b")):
         caller.apply(call)
@@ -526,20 +509,3 @@ def test_beyond_64_waits_the_others_are_counted(new_caller: Callable[..., Caller
     assert (len(told.waits), told.unexamined) == (64, 6)
     causes = [cause for _, _, cause, _ in caller.plane.waiting_causes(caller.now)]
     assert causes == ["never_put"] * 64 + ["not_examined"] * 6
-
-
-def test_the_next_step_names_partition_task_and_field_as_a_shell_takes_them(caller: Caller) -> None:
-    caller.register(["a", "the b"], partition_id="my p")
-    caller.put_rows(["u"], "a", partition_id="my p")
-    caller.apply(caller.claim_call("the b", partition_id="my p"))
-    (wait,) = explained(caller, "my p")
-    assert wait.next_step(wait.findings[0]).startswith("Look at the client that writes 'the b':")
-
-
-@pytest.mark.parametrize(
-    ("partition_id", "task", "reason"),
-    [("q", "", Reason.PARTITION_NOT_FOUND), ("p", "score", Reason.TASK_NOT_REGISTERED)],
-)
-def test_what_is_not_there_is_refused(caller: Caller, partition_id: str, task: str, reason: Reason) -> None:
-    with caller.refuses(reason):
-        explained(caller, partition_id, task)

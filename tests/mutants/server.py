@@ -110,7 +110,7 @@ MUTANTS = (
         f"{_SERVER}/service/local/handles.py",
         "        unwanted = self._ended or handle in self._released\n",
         "        unwanted = self._ended\n",
-        ("tests/server/test_local_session.py", "tests/integration/wire/test_local_handles.py"),
+        ("tests/integration/wire/test_local_handles.py",),
     ),
     Mutant(
         "local: a client that is gone may still get a hold",
@@ -118,7 +118,7 @@ MUTANTS = (
         f"{_SERVER}/service/local/handles.py",
         "        self._ended = True\n",
         "",
-        ("tests/server/test_local_session.py", "tests/integration/wire/test_local_handles.py"),
+        ("tests/integration/wire/test_local_handles.py",),
     ),
     Mutant(
         "streams: one host may have all places",
@@ -142,7 +142,7 @@ MUTANTS = (
         f"{_SERVER}/service/translate/claims.py",
         'request.min_size if request.HasField("min_size") else request.batch_size\n',
         'request.min_size if request.HasField("min_size") else 1\n',
-        ("tests/server/test_translate_claims.py", "tests/integration/test_claims.py"),
+        ("tests/integration/test_claims.py",),
     ),
     Mutant(
         "claims: the delay of a release is lost",
@@ -158,7 +158,7 @@ MUTANTS = (
         f"{_SERVER}/service/translate/claims.py",
         "MAPPER.writer(GroupPart, pb.ClaimedGroup)",
         'MAPPER.writer(GroupPart, pb.ClaimedGroup, end_weight_version="start_weight_version")',
-        ("tests/server/test_translate_claims.py", "tests/semantics/test_groups.py"),
+        ("tests/semantics/test_group_views.py",),
     ),
     Mutant(
         "records: a field that need not be set is zero where it is not",
@@ -166,7 +166,7 @@ MUTANTS = (
         "proto/rl_dataplane/v1/records.py",
         "        return lambda message: get(message) if message.HasField(name) else None\n",
         "        return get\n",
-        ("tests/proto/test_records.py", "tests/server/test_translate.py"),
+        ("tests/proto/test_records.py", "tests/semantics/test_freshness.py"),
     ),
     Mutant(
         "records: zero is not sent where a field need not be set",
@@ -174,7 +174,7 @@ MUTANTS = (
         "proto/rl_dataplane/v1/records.py",
         " if value or name in optional}",
         " if value}",
-        ("tests/proto/test_records.py", "tests/server/test_translate_claims.py"),
+        ("tests/proto/test_records.py", "tests/semantics/test_group_views.py"),
     ),
     Mutant(
         "listings: a page begins with the last of the one before",

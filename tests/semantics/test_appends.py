@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,14 +15,13 @@ from tests.semantics.conftest import ON_ONE_WAY
 from tests.semantics.token_rows import FIELDS, Columns, assert_rows, generated, jagged
 from torch.nested import nested_tensor
 
-from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import AppendConflictError, InvalidArgumentError, NotFoundError, OutOfSpaceError
 from dataplane_client.options import TransportChoice
-from dataplane_server.core.calls.answers import Admitted, PutResult, Reservation, Waiting
+from dataplane_server.core.calls.answers import PutResult, Reservation
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import EndRead, PutSamples
+from dataplane_server.core.calls.requests import PutSamples
 from dataplane_server.core.calls.values import Copy, Run
 from dataplane_server.testing import ServerThread
 
@@ -82,17 +80,6 @@ def test_a_dense_value_grows_into_a_jagged_one(caller: Caller) -> None:
     assert (column.shape, column.entries.tolist()) == (Shape("jagged", "uint8", (2,)), [7])
 
 
-def test_tags_come_with_an_append_and_the_story_tells_of_it(two: Caller) -> None:
-    two.put(two.put_call(["s1"], {"a": [1]}, append=True, tags=[{"k": 1}], caller="me"))
-    sample = two.plane.sample("p", "s1")
-    assert sample.resident is not None
-    assert sample.resident.tags == {"k": 1}
-    assert [(event.what, event.who, event.fields) for event in sample.events] == [
-        ("put", "", ("a",)),
-        ("appended", "me", ("a",)),
-    ]
-
-
 # -- who may append ----------------------------------------------------------------------------------------------------
 
 
@@ -112,14 +99,6 @@ def test_rows_of_a_reserved_group_grow_unseen_and_under_its_name_only(via: AnyCa
     assert via.sizes("xy", "a") == [5, 6]
 
 
-def test_a_row_joins_a_group_by_an_append(caller: Caller) -> None:
-    reservation_id = caller.reserve("g", []).reservation_id
-    caller.put(caller.add_call(reservation_id, ["s1"], {"a": [2]}, append=True))
-    caller.put(caller.put_call(["s1"], {"a": [3]}, reservation_id=reservation_id, append=True))
-    caller.finish_group(reservation_id)
-    assert caller.take("a").sequence_lengths.tolist() == [5]
-
-
 def test_a_claimed_row_grows_as_it_can_be_put(two: Caller) -> None:
     claim_id = two.take("a").claim_id
     two.put(append(two, "s1", a=[1]))
@@ -128,14 +107,6 @@ def test_a_claimed_row_grows_as_it_can_be_put(two: Caller) -> None:
     two.commit(claim_id)
     with two.refuses(Reason.CLAIM_NOT_FOUND, claim_id):
         two.apply(two.put_call(["s1"], {"a": [1]}, claim_id=claim_id, append=True))
-
-
-def test_generations_name_the_rows_that_grow(two: Caller) -> None:
-    old = two.put_rows(["s1"], "c").generations
-    two.clear(["s1"])
-    two.put_rows(["s1"], "a")
-    with two.refuses(Reason.ROW_REPLACED, "'s1'"):
-        two.apply(two.put_call(["s1"], {"a": [1]}, append=True, generations=old))
 
 
 @ON_ONE_WAY
@@ -196,18 +167,6 @@ def test_an_append_that_cannot_be_is_refused(
 ) -> None:
     with two.refuses(reason, *words):
         two.apply(two.put_call(["s1"], lengths, append=True, **more))  # type: ignore[arg-type]
-
-
-def test_an_append_does_not_declare_a_field_of_an_open_partition(caller: Caller) -> None:
-    caller.register(("t",), partition_id="q", per_token_fields=frozenset("t"), open=True)
-    with caller.refuses(Reason.INVALID_REQUEST, "'q'", "'new'", "is not declared"):
-        caller.apply(caller.put_call(["s1"], {"t": [1], "new": [1]}, partition_id="q", append=True))
-
-
-def test_a_shared_put_does_not_append(caller: Caller) -> None:
-    reservation_id = caller.reserve("g", ["s1"]).reservation_id
-    with caller.refuses(Reason.INVALID_REQUEST, "not shared"):
-        caller.apply(caller.put_call([], {"a": [1]}, reservation_id=reservation_id, shared=True, append=True))
 
 
 # -- rows that change meanwhile ----------------------------------------------------------------------------------------
@@ -276,37 +235,6 @@ def test_a_row_is_not_appended_to_though_another_value_has_the_place_of_the_old_
     assert caller.read(["s1"], "a").runs == (Run(begun.copies[0].source, 8),)
     with pytest.raises(Refusal, match="'s1'"):
         caller.finish(begun.ticket)
-
-
-# -- space and readers -------------------------------------------------------------------------------------------------
-
-
-def test_a_reader_keeps_what_was_there_before(two: Caller) -> None:
-    before = two.read(["s1"], "a")
-    two.put(append(two, "s1", a=[2]))
-    assert two.used == 8 + 5
-    after = two.read(["s1"], "a")
-    assert (list(before.runs), [run.size_bytes for run in after.runs]) == ([Run(0, 3)], [5])
-    two.apply(EndRead(after.ticket))
-    two.apply(EndRead(before.ticket))
-    assert two.used == 10
-
-
-def test_an_append_waits_for_space_for_old_and_new_entries(new_caller: Callable[..., Caller]) -> None:
-    caller = new_caller(memory_bytes=128)
-    caller.register(("a",), per_token_fields=frozenset("a"))
-    caller.put_rows(["s1"], "a", size=40)
-    caller.put_rows(["s2"], "a", size=48)
-    waiting = caller.apply(append(caller, "s1", a=[8]))
-    assert isinstance(waiting, Waiting)
-    caller.clear(["s2"])
-    (admitted,) = caller.plane.take_effects()
-    assert isinstance(admitted, Admitted)
-    assert admitted.reservation.size_bytes == 8
-    assert [copy.size_bytes for copy in admitted.reservation.copies] == [40]
-    assert caller.used == 40 + 48
-    caller.finish(waiting.ticket)
-    assert caller.used == 48
 
 
 # -- clients -----------------------------------------------------------------------------------------------------------
@@ -382,21 +310,6 @@ def test_readers_see_a_row_before_or_after_an_append(
             break
     writing.result()
     assert len(tokens) == steps * step
-
-
-@ON_ONE_WAY
-async def test_appends_of_many_writers_to_their_own_rows_lose_nothing(flow: DataPlaneClient) -> None:
-    async def grow(client: aio.AsyncDataPlaneClient, row: int) -> None:
-        for token in range(20):
-            await client.append_tokens(
-                [f"s{row}"], "p", {"tokens": torch.full((1, 3), 100 * row + token)}, create=token == 0
-            )
-
-    async with await aio.connect(flow.target) as client:
-        await asyncio.gather(*(grow(client, row) for row in range(8)))
-    got = flow.get_samples([f"s{row}" for row in range(8)], "p", ["tokens"])["tokens"]
-    for row, tokens in enumerate(got.unbind()):
-        assert tokens.tolist() == [100 * row + token for token in range(20) for _ in range(3)]
 
 
 @pytest.mark.parametrize("way", ["grpc", "shm"], indirect=True)

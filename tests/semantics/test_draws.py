@@ -209,18 +209,6 @@ def test_draws_are_as_probable_as_their_weights_say(exponent: float, strategy: D
         assert distance < MOST[len(expected) - 1]
 
 
-def test_priorities_change_with_tags_and_extreme_ones_do_no_harm(caller: Caller) -> None:
-    put(caller, "xy", {"p": 1e308})
-    put(caller, "z", {"p": 5e-324})
-    by_p = {"strategy": "prioritized", "priority_tag": "p", "priority_exponent": 9.0}
-    drawn = caller.draw(batch_size=3, **by_p)
-    assert drawn.sample_ids[2] == "z"
-    assert (drawn.probabilities > 0).all()
-    assert drawn.probabilities[:2].tolist() == pytest.approx([0.5, 0.5])
-    caller.put(caller.put_call(["x", "y"], tags=[{"p": 0}, {"p": 5e-324}]))
-    assert caller.draw(batch_size=2, **by_p).probabilities.tolist() == [0.5, 0.5]
-
-
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 

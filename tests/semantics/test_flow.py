@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import random
 import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,7 @@ from dataplane_client.errors import InvalidArgumentError, OutOfSpaceError, Parti
 from dataplane_client.options import TransportChoice
 from dataplane_client.policies import flow
 from dataplane_client.policies.tasks import TaskPolicy
-from dataplane_server.core.calls.answers import Admitted, Answered, Drawn, Failed, Reservation, Waiting
+from dataplane_server.core.calls.answers import Admitted, Failed, Reservation, Waiting
 from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.flow import DrawBand
 from dataplane_server.core.calls.refusal import Reason
@@ -309,22 +308,6 @@ def test_nothing_is_evicted_unless_it_makes_enough_room(caller: Caller) -> None:
     assert rows(caller) == "zuv"
 
 
-def test_a_value_that_rows_share_makes_room_once(caller: Caller) -> None:
-    caller.put_rows(["x"], "a", size=10)
-    assert caller.take("a").sample_ids == ("x",)
-    reservation_id = caller.reserve("g", ["g1", "g2"]).reservation_id
-    caller.share(reservation_id, a=30)
-    caller.finish_group(reservation_id)
-    caller.set_flow(max_bytes=40, when_full="evict")
-    waits(caller, "y", size=40)
-    assert rows(caller) == "xg1g2"
-    caller.set_flow(max_bytes=45, when_full="evict")
-    assert rows(caller) == "xg1g2"
-    caller.set_flow(max_bytes=50, when_full="evict")
-    assert admitted(caller)
-    assert rows(caller) == "xy"
-
-
 # -- pace --------------------------------------------------------------------------------------------------------------
 
 
@@ -369,15 +352,6 @@ def test_rows_that_a_waiting_claim_consumes_as_it_is_served_make_room_at_once(ca
         ("Granted", consuming.ticket),
         ("Admitted", ticket),
     ]
-
-
-def test_rows_that_became_too_stale_hold_nobody_up(caller: Caller) -> None:
-    caller.set_policy(0, rows_per_version=2)
-    caller.set_version(0)
-    caller.put_versions(a=0, b=0)
-    ticket = waits(caller, "c", "d")
-    caller.set_version(1)
-    assert admitted(caller) == [ticket]
 
 
 @ON_ONE_WAY
@@ -429,34 +403,6 @@ def test_draws_and_puts_wait_for_each_other_within_the_band(via: AnyCaller) -> N
     assert (refused.reason, "beyond the band's 2; draws make room" in refused.message) == ("PARTITION_FULL", True)
     with via.refuses("INVALID_REQUEST", "'p'", "3 rows can never stay in the band from 0 to 2"):
         via.draw("a", size=3)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_the_band_holds_over_random_interleavings(caller: Caller, seed: int) -> None:
-    dice = random.Random(seed)
-    ratio = dice.choice([0.5, 1.0, 3.0])
-    band = DrawBand(ratio, -2.0, -2.0 + 2 * (1 + 4 * ratio) + 8)
-    caller.set_flow(band=band)
-    put = drawn = 0
-    under_way: list[int] = []
-    for number in range(120):
-        if dice.random() < 0.5:
-            begun = caller.apply(new(caller, [f"{number}-{n}" for n in range(dice.randint(1, 4))]))
-            under_way += [begun.ticket] if isinstance(begun, Reservation) else []
-        else:
-            answer = caller.apply(caller.draw_call(batch_size=dice.randint(1, 4), min_size=1)) if put else None
-            drawn += len(answer.sample_ids) if isinstance(answer, Drawn) else 0
-        if under_way and dice.random() < 0.7:
-            caller.finish(under_way.pop())
-        for effect in caller.plane.take_effects():
-            if isinstance(effect, Admitted):
-                under_way.append(effect.ticket)
-            elif isinstance(effect, Answered) and isinstance(effect.answer, Drawn):
-                drawn += len(effect.answer.sample_ids)
-        put = caller.plane.partition_info("p").rows_put_total
-        assert band.least <= ratio * put - drawn <= band.most
-    assert put > 20
-    assert drawn > 20
 
 
 # -- policies ----------------------------------------------------------------------------------------------------------

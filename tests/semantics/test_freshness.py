@@ -45,13 +45,6 @@ def test_a_row_beyond_the_bound_is_withheld_from_that_task_only(via: AnyCaller) 
     assert (others.ids, others.staleness) == ("xyzu", [4, 2, 0, -1])
 
 
-def test_a_grant_tells_how_stale_its_rows_are(caller: Caller) -> None:
-    caller.put_versions(x=1, y=4, z=None, ahead=9)
-    caller.set_version(5)
-    caller.set_policy(1, when_stale="deliver")
-    assert caller.take("a", batch_size=4).staleness.tolist() == [4, 1, -1, 0]
-
-
 def test_a_timeout_says_that_rows_are_too_stale(via: AnyCaller) -> None:
     via.put("x", "a", version=1)
     via.put("y", "a", version=5)
@@ -89,33 +82,12 @@ def test_rows_turn_stale_in_the_queue_when_the_trainer_moves_on(caller: Caller) 
     assert ready(caller) == ("x", "y")
 
 
-def test_until_the_trainer_says_otherwise_the_newest_tag_is_the_version(caller: Caller) -> None:
-    caller.put_versions(x=1)
-    caller.set_policy(1)
-    caller.put_versions(y=3)
-    assert caller.plane.partition_info("p", 0.0).weight_version == 3
-    assert ready(caller) == ("y",)
-    caller.set_version(2)
-    caller.put_versions(z=9)
-    assert caller.plane.partition_info("p", 0.0).weight_version == 2
-    assert ready(caller) == ("y", "x", "z")
-
-
 def test_the_version_at_the_end_of_a_group_counts_as_one_that_was_seen(caller: Caller) -> None:
     caller.put_versions(old=1)
     reservation_id = caller.reserve("g", ["g0"], weight_version=1).reservation_id
     caller.put(caller.put_call(["g0"], {"a": [1]}, reservation_id=reservation_id))
     caller.finish_group(reservation_id, weight_version=4)
     assert caller.plane.partition_info("p", 0.0).weight_version == 4
-
-
-def test_a_released_row_that_has_become_stale_is_not_granted_again(caller: Caller) -> None:
-    caller.put_versions(x=1)
-    caller.set_policy(1)
-    grant = caller.take("a")
-    caller.set_version(3)
-    caller.release(grant.claim_id)
-    assert ready(caller) == ()
 
 
 def test_a_shard_is_granted_again_without_rows_that_have_become_stale(caller: Caller) -> None:
@@ -219,26 +191,6 @@ def test_rows_and_groups_come_in_the_order_of_the_claim_or_of_the_policy(
     assert "".join(ready(caller, "score", whole_groups=whole)) == expected
 
 
-def test_a_row_whose_tag_changes_takes_its_new_place(via: AnyCaller) -> None:
-    via.put("xyz", "a", tags={"score": 1})
-    order = {"size": 3, "order": "highest_tag", "order_tag": "score"}
-    via.release(claim := via.claim("a", **order))
-    assert claim.ids == "xyz"
-    via.put("zx", tags=[{"score": 2}, {"score": 0}])
-    assert via.claim("a", **order).ids == "zyx"
-
-
-@pytest.mark.parametrize(
-    ("order", "tag", "words"),
-    [("highest_tag", "", "needs the name of the tag"), ("newest_version", "x", "must be empty")],
-)
-def test_an_order_by_a_tag_names_one(caller: Caller, order: str, tag: str, words: str) -> None:
-    with caller.refuses(Reason.INVALID_REQUEST, words):
-        caller.apply(caller.claim_call("a", order=order, order_tag=tag))
-    with caller.refuses(Reason.INVALID_REQUEST, words):
-        caller.set_policy(None, order=order, order_tag=tag)
-
-
 def test_policies_are_described_and_survive_a_new_definition(caller: Caller) -> None:
     caller.set_policy(2, when_stale="drop", order="newest_version")
     expected = TaskPolicy(2, "drop", "newest_version")
@@ -246,14 +198,6 @@ def test_policies_are_described_and_survive_a_new_definition(caller: Caller) -> 
     caller.register(("a", "b"), ("train", "judge"))
     assert caller.task().policy == expected
     assert caller.task("judge").policy == TaskPolicy()
-
-
-@pytest.mark.parametrize("version", [-1, (1 << 31) - 1])
-def test_a_version_fits_into_its_range(caller: Caller, version: int) -> None:
-    with caller.refuses(Reason.INVALID_REQUEST, "version must be an int from 0 to 2147483646"):
-        caller.set_version(version)
-    with caller.refuses(Reason.INVALID_REQUEST, "retire_below must be"):
-        caller.set_version(1, retire_below=version)
 
 
 def test_retiring_above_the_version_is_refused_and_removes_nothing(caller: Caller) -> None:
@@ -270,14 +214,6 @@ def test_a_tag_that_is_no_weight_version_is_refused_at_the_put(caller: Caller, v
         caller.put(caller.put_call(["s1", "s2"], tags=[{"weight_version": 7}, {"weight_version": version}]))
     assert caller.plane.partition_info("p").rows == 0
     caller.put(caller.put_call(["s1", "s2"], tags=[{"weight_version": 7}, {"weight_version": None}]))
-
-
-def test_a_group_of_what_is_no_weight_version_is_refused(caller: Caller) -> None:
-    with caller.refuses(Reason.INVALID_REQUEST, "group 'g'", "weight_version", "got -1"):
-        caller.reserve("g", ["s1"], weight_version=-1)
-    group = caller.reserve("g", ["s1"], weight_version=0)
-    with caller.refuses(Reason.INVALID_REQUEST, "group 'g'", "weight_version", "got -1"):
-        caller.finish_group(group.reservation_id, -1)
 
 
 @ON_ONE_WAY

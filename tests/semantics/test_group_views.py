@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from tests.core.caller import Caller
 from tests.semantics.callers import Caller as AnyCaller
 from tests.semantics.conftest import ON_ONE_WAY
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import InvalidArgumentError
-from dataplane_server.core.calls.answers import Granted, Waiting
+from dataplane_server.core.calls.answers import Waiting
 from dataplane_server.core.calls.requests import AbandonClaim
 
 
@@ -34,11 +32,6 @@ def waits(caller: Caller, batch_size: int, *fields: str) -> int:
     waiting = caller.apply(caller.claim_call(*(fields or ("a",)), batch_size=batch_size, whole_groups=True))
     assert isinstance(waiting, Waiting)
     return waiting.ticket
-
-
-def granted(caller: Caller) -> list[tuple[int, tuple[str, ...]]]:
-    effects = [effect for effect in caller.plane.take_effects() if isinstance(effect, Granted)]
-    return [(effect.ticket, effect.grant.sample_ids) for effect in effects]
 
 
 @pytest.fixture
@@ -64,117 +57,7 @@ def test_whole_groups_are_claimed_with_their_weight_versions_and_a_row_without_o
     assert via.claim("a", size=9, least=1, whole_groups=True, max_tokens=29).ids == "sxy"
 
 
-def test_a_claim_waits_for_as_many_groups_as_it_needs(two: Caller) -> None:
-    ticket = waits(two, 3)
-    two.put_group("i", ["i1"], "a")
-    assert granted(two) == [(ticket, ("g1", "g2", "h1", "h2", "h3", "i1"))]
-
-
-def test_a_group_of_which_a_row_lacks_a_field_is_passed_over(two: Caller) -> None:
-    two.put_rows(["g1"], "b")
-    assert whole(two, 2, "b") == ("h1", "h2", "h3")
-    two.put_rows(["g2"], "b")
-    assert whole(two, 2, "b") == ("g1", "g2")
-
-
-def test_a_group_that_is_reserved_is_passed_over_though_its_rows_hold_the_fields(two: Caller) -> None:
-    reservation_id = two.reserve("i", ["i1"]).reservation_id
-    two.put(two.put_call(["i1"], {"a": [1]}, reservation_id=reservation_id))
-    assert whole(two, 9) == ("g1", "g2", "h1", "h2", "h3")
-    two.finish_group(reservation_id)
-    assert whole(two, 9) == ("i1",)
-
-
-def test_a_group_of_which_a_row_was_taken_singly_is_passed_over(two: Caller) -> None:
-    claim_id = two.take("a").claim_id
-    assert whole(two, 9) == ("h1", "h2", "h3")
-    two.release(claim_id)
-    assert whole(two, 9) == ("g1", "g2")
-
-
-def test_a_group_of_which_a_row_was_consumed_is_never_whole(two: Caller) -> None:
-    two.take("a", consume=True)
-    assert whole(two, 9) == ("h1", "h2", "h3")
-    assert whole(two, 9) == ()
-
-
-def test_what_one_task_takes_leaves_the_others(two: Caller) -> None:
-    assert whole(two, 1, task="train") == ("g1", "g2")
-    assert whole(two, 2, task="score") == ("g1", "g2", "h1", "h2", "h3")
-
-
-def test_single_rows_of_groups_that_were_taken_whole_are_taken(two: Caller) -> None:
-    assert whole(two, 1) == ("g1", "g2")
-    assert two.take("a", batch_size=3).sample_ids == ("h1", "h2", "h3")
-
-
-# -- order -------------------------------------------------------------------------------------------------------------
-
-
-def test_groups_come_in_the_order_in_which_they_became_complete(two: Caller) -> None:
-    two.put_group("i", ["i1", "i2"], "a")
-    ticket = waits(two, 4, "a", "b")
-    two.put_rows(["i1", "g2"], "b")
-    two.put_rows(["single"], "a", "b")
-    two.put_rows(["i2"], "b")
-    two.put_rows(["g1"], "b")
-    assert granted(two) == [(ticket, ("h1", "h2", "h3", "single", "i1", "i2", "g1", "g2"))]
-
-
-def test_rows_of_a_group_stand_in_their_order_whatever_order_they_were_put_in(caller: Caller) -> None:
-    reservation_id = caller.reserve("g", ["g1", "g2", "g3"]).reservation_id
-    for sample_id in ("g3", "g1", "g2"):
-        caller.put(caller.put_call([sample_id], {"a": [1]}, reservation_id=reservation_id))
-    caller.finish_group(reservation_id)
-    assert whole(caller) == ("g1", "g2", "g3")
-
-
-def test_a_group_that_was_given_back_comes_first(two: Caller) -> None:
-    claim_id = two.take("a", whole_groups=True).claim_id
-    two.put_group("i", ["i1"], "a")
-    two.release(claim_id)
-    assert [whole(two), whole(two), whole(two)] == [("g1", "g2"), ("h1", "h2", "h3"), ("i1",)]
-
-
-def test_groups_given_back_together_keep_their_order(two: Caller) -> None:
-    two.put_group("i", ["i1"], "a")
-    claim_id = two.take("a", batch_size=2, whole_groups=True).claim_id
-    two.release(claim_id)
-    assert whole(two, 3) == ("g1", "g2", "h1", "h2", "h3", "i1")
-
-
-def test_a_group_that_is_given_back_in_pieces_is_complete_with_the_last(two: Caller) -> None:
-    first, second = two.take("a"), two.take("a")
-    two.take("a", batch_size=3, consume=True)
-    ticket = waits(two, 1)
-    two.release(second.claim_id)
-    assert granted(two) == []
-    two.release(first.claim_id)
-    assert granted(two) == [(ticket, ("g1", "g2"))]
-
-
-def test_groups_come_in_order_of_arrival_after_a_redefinition(two: Caller) -> None:
-    two.take("a", whole_groups=True)
-    two.put_group("i", ["i1"], "a")
-    two.register(tasks=("train",))
-    assert whole(two, 9) == ("g1", "g2", "h1", "h2", "h3", "i1")
-
-
 # -- clear -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_group_that_lost_a_row_keeps_its_place(two: Caller) -> None:
-    ticket = waits(two, 3)
-    two.clear(["g1", "h2"])
-    two.put_group("i", ["i1"], "a")
-    assert granted(two) == [(ticket, ("g2", "h1", "h3", "i1"))]
-
-
-def test_a_group_becomes_complete_when_the_row_that_was_in_the_way_is_cleared(two: Caller) -> None:
-    two.take("a", batch_size=3)  # g1, g2, h1
-    ticket = waits(two, 1)
-    two.clear(["h1"])
-    assert granted(two) == [(ticket, ("h2", "h3"))]
 
 
 def test_a_group_that_a_clear_completes_is_ordered_by_its_remaining_rows(caller: Caller) -> None:
@@ -186,14 +69,6 @@ def test_a_group_that_a_clear_completes_is_ordered_by_its_remaining_rows(caller:
     caller.finish_group(reservation)
     caller.clear(["h1"])
     assert whole(caller, 2, order="oldest_version") == ("h2", "g1")
-
-
-def test_a_group_without_rows_is_gone(two: Caller) -> None:
-    two.clear(["g1"])
-    two.clear(["g2"])
-    assert whole(two, 9) == ("h1", "h2", "h3")
-    two.put_group("g", ["g1"], "a")
-    assert whole(two, 9) == ("g1",)
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------
@@ -282,154 +157,3 @@ def test_a_unit_that_makes_no_sense_is_refused(client: DataPlaneClient) -> None:
     for words, call in wrong.items():
         with pytest.raises(InvalidArgumentError, match=words):
             client.claim_shard("p", "train", ["a"], 2, step=0, dp_rank=0, dp_world=2, **call)
-
-
-@ON_ONE_WAY
-@pytest.mark.parametrize(
-    ("balance", "split"), [("rows", ["g", "hij"]), ("tokens", ["gi", "hj"]), ("groups", ["gh", "ij"])]
-)
-def test_prompts_of_different_sizes_are_split_by_what_the_balance_names(
-    client: DataPlaneClient, balance: str, split: list[str]
-) -> None:
-    client.register_partition("p", ["a"], 4, ["train"])
-    for group_id, rows, tokens in (("g", 6, 1), ("h", 1, 9), ("i", 3, 1), ("j", 2, 1)):
-        with client.reserve_group("p", group_id) as group:
-            ids = [f"{group_id}{row}" for row in range(rows)]
-            group.add(ids, {"a": torch.zeros(rows)}, sequence_lengths=[tokens] * rows)
-    of_rank: dict[str, Any] = {"step": 0, "dp_world": 2, "whole_groups": True, "unit": "rows", "balance": balance}
-    shards = [client.claim_shard("p", "train", ["a"], 12, min_size=12, dp_rank=rank, **of_rank) for rank in range(2)]
-    assert ["".join(group.group_id for group in shard.groups) for shard in shards] == split
-    assert sum(shard.meta.size for shard in shards) == 12
-
-
-def test_claims_that_count_rows_and_claims_that_count_groups_are_served_in_turn(caller: Caller) -> None:
-    for_rows, for_groups = by_rows(caller, 3, 3), waits(caller, 1)
-    caller.put_group("g", ["g1", "g2"], "a")
-    assert granted(caller) == []
-    caller.put_group("h", ["h1"], "a")
-    caller.put_group("i", ["i1", "i2"], "a")
-    assert granted(caller) == [(for_rows, ("g1", "g2", "h1")), (for_groups, ("i1", "i2"))]
-
-
-def test_rows_that_are_cleared_or_taken_alone_do_not_count(two: Caller) -> None:
-    two.clear(["h1"])
-    assert two.take("a").sample_ids == ("g1",)
-    assert by_rows(two, 9, 2) == ("h2", "h3")
-    assert isinstance(by_rows(two, 9), int)
-
-
-# -- against a model ---------------------------------------------------------------------------------------------------
-
-
-class Line:
-    """Groups in line as callers are promised, looked up anew among all rows after every step."""
-
-    def __init__(self) -> None:
-        self.members: dict[str, list[str]] = {}  # rows that are left, by group
-        self.group_of: dict[str, str] = {}  # by row, whether it is left or not
-        self.ready: set[str] = set()
-        self.order: list[str] = []
-
-    def update(self, touched: Sequence[str], *, in_front: bool = False) -> None:
-        """Groups that are no longer complete leave; those that are now join, in the order of the rows touched."""
-        complete = {name for name, rows in self.members.items() if rows and self.ready.issuperset(rows)}
-        self.order = [name for name in self.order if name in complete]
-        groups = dict.fromkeys(self.group_of[row] for row in touched)
-        new = [name for name in groups if name in complete and name not in self.order]
-        self.order = new + self.order if in_front else self.order + new
-
-    def first(self, count: int) -> list[str]:
-        return [row for name in self.order[:count] for row in self.members[name]]
-
-
-class History:
-    """Random calls to a plane, and what its line of groups with a and b must be."""
-
-    def __init__(self, caller: Caller, seed: int) -> None:
-        self.caller = caller
-        self.line = Line()
-        self.steps = 0
-        self._dice = random.Random(seed)
-        self._claims: dict[str, list[str]] = {}
-        self._produced: set[str] = set()
-        self._taken: set[str] = set()
-
-    def step(self) -> None:
-        self.steps += 1
-        call = self._dice.choice(
-            [self.arrive, self.produce, self.produce, self.take, self.take_one, self.release, self.commit, self.clear]
-        )
-        call()
-
-    def some_rows(self) -> list[str]:
-        rows = [row for of_group in self.line.members.values() for row in of_group]
-        return self._dice.sample(rows, min(len(rows), self._dice.randint(1, 4)))
-
-    def arrive(self) -> None:
-        name = f"g{self.steps}"
-        rows = [f"{name}.{i}" for i in range(self._dice.randint(1, 4))]
-        if len(rows) > 1:
-            self.caller.put_group(name, rows, "a")
-        else:
-            self.caller.put_rows(rows, "a")
-        self.line.members[name] = rows
-        self.line.group_of.update(dict.fromkeys(rows, name))
-
-    def produce(self) -> None:
-        if rows := self.some_rows():
-            self.caller.put_rows(rows, "b")
-            self._produced |= set(rows)
-            self.line.ready |= set(rows) - self._taken
-            self.line.update(rows)
-
-    def take(self) -> None:
-        if self.line.order:
-            count = min(2, len(self.line.order))
-            self._take(self.line.first(count), batch_size=count, whole_groups=True)
-
-    def take_one(self) -> None:
-        if self.line.order:
-            self._take(None, batch_size=1)
-
-    def _take(self, expected: list[str] | None, **sizes: object) -> None:
-        grant = self.caller.take("a", "b", **sizes)
-        rows = list(grant.sample_ids)
-        assert expected is None or rows == expected
-        self._claims[grant.claim_id] = rows
-        self._taken |= set(rows)
-        self.line.ready -= set(rows)
-        self.line.update([])
-
-    def _end_claim(self) -> tuple[str, list[str]]:
-        claim_id = self._dice.choice(list(self._claims))
-        left = {row for of_group in self.line.members.values() for row in of_group}
-        return claim_id, [row for row in self._claims.pop(claim_id) if row in left]
-
-    def release(self) -> None:
-        if self._claims:
-            claim_id, rows = self._end_claim()
-            self.caller.release(claim_id)
-            self._taken -= set(rows)
-            self.line.ready |= set(rows)
-            self.line.update(rows, in_front=True)
-
-    def commit(self) -> None:
-        if self._claims:
-            self.caller.commit(self._end_claim()[0])
-
-    def clear(self) -> None:
-        if rows := self.some_rows():
-            self.caller.clear(rows)
-            for of_group in self.line.members.values():
-                of_group[:] = [row for row in of_group if row not in rows]
-            self.line.update(rows)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_a_history_of_groups_goes_as_the_model_says(caller: Caller, seed: int) -> None:
-    assert whole(caller, 1, "a", "b") == (), "from here on there is a line"
-    history = History(caller, seed)
-    for _ in range(150):
-        history.step()
-    caller.plane.check_invariants()
-    assert list(whole(caller, 1000, "a", "b")) == history.line.first(1000)

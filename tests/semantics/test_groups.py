@@ -246,25 +246,6 @@ def test_what_rows_have_in_common_is_stored_once_and_read_from_each(via: AnyCall
     assert via.sizes("y", "b") == [size]
 
 
-# -- rolled back -------------------------------------------------------------------------------------------------------
-
-
-def test_an_aborted_group_vanishes_with_its_bytes(caller: Caller) -> None:
-    caller.put_rows(["single"], "a", size=3)
-    reservation_id = caller.reserve("g", ["s1", "s2"]).reservation_id
-    put_into(caller, reservation_id, "s1", size=100)
-    assert caller.abort_group(reservation_id, "generation failed") == GroupAborted(2)
-    info = caller.plane.partition_info("p")
-    assert (info.rows, info.size_bytes, caller.used) == (1, 3, 3)
-    assert {why: rows for why, rows in info.removed_rows.items() if rows} == {"rolled_back": 2}
-
-
-def test_a_reason_longer_than_the_bound_is_refused(caller: Caller, reservation: str) -> None:
-    with caller.refuses(Reason.INVALID_REQUEST, "256 bytes"):
-        caller.abort_group(reservation, "x" * 257)
-    assert caller.abort_group(reservation, "x" * 256) == GroupAborted(2)
-
-
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
@@ -318,17 +299,6 @@ def test_an_exception_aborts_the_group_and_says_why(flow: DataPlaneClient) -> No
     assert (group.state, flow.partition("p").rows) == ("aborted", 0)
     assert flow.partition("p").removed_rows["rolled_back"] == 4
     assert flow.server_status().memory_used_bytes == 0
-
-
-@ON_ONE_WAY
-def test_a_group_that_has_ended_takes_nothing_more(flow: DataPlaneClient) -> None:
-    with flow.reserve_group("p", "g", ["g0"]) as group:
-        group.put(["g0"], {"a": torch.zeros(1)})
-    assert group.state == "committed"
-    with pytest.raises(PreconditionError, match="committed"):
-        group.put(["g0"], {"a": torch.zeros(1)})
-    with pytest.raises(PreconditionError, match="committed"):
-        group.abort()
 
 
 def _reserve(pipe: Connection, address: str, transport: TransportChoice) -> None:

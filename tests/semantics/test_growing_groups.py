@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import pytest
-import torch
 from tests.core.caller import Caller
 from tests.semantics.callers import Caller as AnyCaller
-from tests.semantics.conftest import ON_ONE_WAY
 
-from dataplane_client import aio
-from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.options import TransportChoice
 from dataplane_server.core.calls.answers import (
     ClearResult,
     GroupAborted,
@@ -49,44 +43,7 @@ def test_rows_are_added_until_the_group_is_finished_and_then_seen_together(via: 
     assert (via.sizes("xyz", "a"), via.sizes("x", "b")) == ([1, 1, 1], [200_000])
 
 
-def test_rows_vanish_with_the_client_that_added_them(
-    client: DataPlaneClient, address: str, transport: TransportChoice
-) -> None:
-    client.register_partition("p", ["a", "image"], 4, ["train"])
-    with connect(address, transport=transport) as other:
-        group, empty = other.reserve_group("p", "g"), other.reserve_group("p", "empty")
-        for one in (group, empty):
-            one.put_shared({"image": torch.zeros(1, 9)})
-        group.add(["g0"], {"a": torch.zeros(1)})
-        assert (client.partition("p").rows, client.partition("p").open_groups) == (1, 2)
-    described = client.partition("p")
-    assert (described.rows, described.size_bytes, described.open_groups) == (0, 0, 0)
-
-
-@ON_ONE_WAY
-async def test_the_asynchronous_client_adds_rows_at_once(address: str) -> None:
-    async with await aio.connect(address, timeout_s=60.0) as client:
-        await client.register_partition("p", ["a"], 8, ["train"])
-        async with await client.reserve_group("p", "g", weight_version=1) as group:
-            await asyncio.gather(*(group.add([f"g{row}"], {"a": torch.tensor([row])}) for row in range(8)))
-        gone = await client.reserve_group("p", "h", ["h0"])
-        with pytest.raises(ZeroDivisionError):
-            async with gone:
-                raise ZeroDivisionError
-        assert (group.state, gone.state) == ("committed", "aborted")
-        assert sorted(group.meta.sample_ids) == [f"g{row}" for row in range(8)]
-        assert (await client.claim("p", "train", ["a"], 1, whole_groups=True)).meta.size == 8
-
-
 # -- what is refused ---------------------------------------------------------------------------------------------------
-
-
-def test_a_group_without_rows_cannot_be_finished(via: AnyCaller) -> None:
-    group = via.reserve("g")
-    with via.refuses("GROUP_INCOMPLETE", "'g'", "no row", "add one or abort"):
-        group.finish()
-    assert group.abort() == 0
-    assert via.partition().open_groups == 0
 
 
 @pytest.mark.parametrize("end", ["finish", "abort", "expire", "drop"])
@@ -151,14 +108,6 @@ def test_two_adds_under_way_do_not_exceed_the_greatest_number_of_rows(new_caller
     assert (caller.used, caller.plane.partition_info("p").rows) == (2, 2)
 
 
-def test_a_row_outside_of_the_group_cannot_be_added(caller: Caller, group: str) -> None:
-    caller.put_rows(["single"], "a")
-    other = caller.reserve("h", ["h1"]).reservation_id
-    for stranger, reservation_id in (("single", group), ("h1", group), ("single", other)):
-        with caller.refuses(Reason.INVALID_REQUEST, repr(stranger)):
-            add(caller, reservation_id, "s1", stranger)
-
-
 @pytest.mark.parametrize(
     "more",
     [{"reservation_id": ""}, {"claim_id": "c-1"}, {"generations": [1]}, {"shared": True, "sample_ids": ()}],
@@ -193,20 +142,6 @@ def test_rows_share_what_was_put_before_or_after_they_were_added(
     caller.apply(EndRead(plan.ticket))
     assert caller.clear() == ClearResult(1, 1 + size)
     assert caller.used == 0
-
-
-def test_a_value_that_no_row_shares_is_freed_when_the_group_is_finished(caller: Caller, group: str) -> None:
-    caller.share(group, b=50)
-    caller.put(caller.add_call(group, ["s1"], {"b": [7]}))
-    assert caller.used == 57
-    caller.finish_group(group)
-    assert (caller.used, caller.plane.partition_info("p").size_bytes) == (7, 7)
-
-
-def test_a_field_is_shared_once_though_no_row_has_it_yet(caller: Caller, group: str) -> None:
-    caller.share(group, b=50)
-    with caller.refuses(Reason.INVALID_REQUEST, "'b'", "already share"):
-        caller.share(group, b=60)
 
 
 def test_a_field_that_a_group_without_rows_shares_stays_declared(caller: Caller, group: str) -> None:

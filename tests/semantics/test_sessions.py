@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +9,7 @@ from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import Failed, Granted, SessionExpired, SessionInfo, Waiting
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import Advance, CloseSession, Heartbeat, OpenSession
 from dataplane_server.core.state.sessions import Sessions
 
@@ -32,22 +31,6 @@ def alive(sessions: Sessions) -> list[str]:
 # -- how long they live ------------------------------------------------------------------------------------------------
 
 
-def test_a_session_lives_while_its_last_sign_of_life_is_younger_than_its_grace(sessions: Sessions) -> None:
-    sessions.open(OpenSession("", "client", 5.0), 100.0)
-    assert dead(sessions, 104.9) == []
-    assert dead(sessions, 105.0) == ["x-s1"]
-    assert alive(sessions) == []
-
-
-def test_a_heartbeat_starts_the_grace_anew(sessions: Sessions) -> None:
-    sessions.open(OpenSession("", "client", 5.0), 0.0)
-    for now in (4.0, 8.0, 12.0):
-        assert sessions.heartbeat("x-s1", now)
-        assert dead(sessions, now) == []
-    assert dead(sessions, 16.9) == []
-    assert dead(sessions, 17.0) == ["x-s1"]
-
-
 def test_a_client_that_sends_heartbeats_lives_for_hours(sessions: Sessions) -> None:
     sessions.open(OpenSession("", "client", 1.0), 0.0)
     for quarter in range(4 * 3600 * 3):
@@ -55,40 +38,10 @@ def test_a_client_that_sends_heartbeats_lives_for_hours(sessions: Sessions) -> N
         assert sessions.expired(quarter / 4, 0.0) == []
 
 
-def test_a_heartbeat_that_is_read_late_takes_nothing_back(sessions: Sessions) -> None:
-    sessions.open(OpenSession("", "client", 5.0), 100.0)
-    assert sessions.heartbeat("x-s1", 90.0)
-    assert dead(sessions, 104.9) == []
-
-
-def test_a_heartbeat_of_a_dead_session_says_that_it_is_dead(sessions: Sessions) -> None:
-    sessions.open(OpenSession("", "client", 5.0), 0.0)
-    sessions.expired(5.0, 0.0)
-    assert not sessions.heartbeat("x-s1", 5.0)
-    assert alive(sessions) == []
-
-
 def test_a_grace_that_nobody_named_is_the_default(sessions: Sessions) -> None:
     assert sessions.open(OpenSession("", "client", None), 0.0) == SessionInfo("x-s1", 10.0)
     assert dead(sessions, 9.9) == []
     assert dead(sessions, 10.0) == ["x-s1"]
-
-
-def test_sessions_found_dead_together_are_told_in_the_order_in_which_they_died(sessions: Sessions) -> None:
-    sessions.open(OpenSession("", "client", 1.0), 0.0)
-    sessions.open(OpenSession("", "client", 2.0), 0.0)
-    sessions.heartbeat("x-s1", 5.0)
-    assert dead(sessions, 100.0) == ["x-s2", "x-s1"]
-
-
-def test_next_due_comes_no_later_than_the_next_death(sessions: Sessions) -> None:
-    dues = [sessions.next_due]
-    sessions.open(OpenSession("", "client", 5.0), 0.0)
-    sessions.heartbeat("x-s1", 3.0)
-    for now in (5.0, 8.0):
-        dues.append(sessions.next_due)
-        sessions.expired(now, 0.0)
-    assert [*dues, sessions.next_due] == [None, 5.0, 8.0, None]
 
 
 def test_sessions_opened_and_closed_without_end_leave_nothing_behind() -> None:
@@ -100,41 +53,7 @@ def test_sessions_opened_and_closed_without_end_leave_nothing_behind() -> None:
     assert len(sessions._due) < 1000
 
 
-# -- a server that stood still -----------------------------------------------------------------------------------------
-
-
-def test_time_in_which_the_server_stood_still_counts_for_nobody(sessions: Sessions) -> None:
-    sessions.open(OpenSession("", "client", 5.0), 0.0)
-    assert dead(sessions, 1000.0, 996.0) == []
-    assert dead(sessions, 1000.9) == []
-    assert dead(sessions, 1001.0) == ["x-s1"]
-
-
-@pytest.mark.parametrize("stalled_s", [0.0, -5.0])
-def test_no_standstill_shortens_no_grace(sessions: Sessions, stalled_s: float) -> None:
-    sessions.open(OpenSession("", "client", 5.0), 0.0)
-    assert dead(sessions, 4.9, stalled_s) == []
-    assert dead(sessions, 5.0, stalled_s) == ["x-s1"]
-
-
 # -- open, resume, close -----------------------------------------------------------------------------------------------
-
-
-def test_a_session_that_lives_is_resumed_with_its_grace(sessions: Sessions) -> None:
-    sessions.open(OpenSession("", "client", 5.0), 0.0)
-    assert sessions.open(OpenSession("x-s1", "somebody", 1.0), 4.0) == SessionInfo("x-s1", 5.0)
-    assert sessions.name("x-s1") == "client"
-    assert dead(sessions, 8.9) == []
-    assert dead(sessions, 9.0) == ["x-s1"]
-
-
-@pytest.mark.parametrize("session_id", ["x-s1", "y-s1", "nonsense", "x" * 10_000])
-def test_a_session_that_never_was_does_not_live(sessions: Sessions, session_id: str) -> None:
-    with pytest.raises(Refusal) as caught:
-        sessions.find(session_id)
-    assert caught.value.reason is Reason.SESSION_EXPIRED
-    assert not sessions.heartbeat(session_id, 0.0)
-    assert sessions.name(session_id) == ""
 
 
 def test_how_sessions_ended_is_remembered_by_name_for_the_last_256(sessions: Sessions) -> None:
@@ -144,34 +63,6 @@ def test_how_sessions_ended_is_remembered_by_name_for_the_last_256(sessions: Ses
     sessions.expired(302.0, 0.0)
     assert sessions.gone("client 43") is None
     assert (sessions.gone("client 44"), sessions.gone("client 299")) == ((44.0, "closed"), (302.0, "expired"))
-
-
-def test_more_sessions_than_allowed_are_refused_until_one_ends(sessions: Sessions) -> None:
-    for _ in range(3):
-        sessions.open(OpenSession("", "client", None), 0.0)
-    with pytest.raises(Refusal, match="3 sessions are open already") as caught:
-        sessions.open(OpenSession("", "client", None), 0.0)
-    assert caught.value.reason is Reason.LIMIT_REACHED
-    assert len(sessions) == 3
-    sessions.close("x-s2", 0.0)
-    sessions.open(OpenSession("", "client", None), 0.0)
-    assert alive(sessions) == ["x-s1", "x-s3", "x-s4"]
-
-
-@pytest.mark.parametrize("grace_s", [0.0, -1.0, 0.099, 3600.1, math.inf, math.nan])
-def test_a_grace_out_of_bounds_is_refused(sessions: Sessions, grace_s: float) -> None:
-    with pytest.raises(Refusal, match=r"0\.1 to 3600 seconds") as caught:
-        sessions.open(OpenSession("", "client", grace_s), 0.0)
-    assert caught.value.reason is Reason.INVALID_REQUEST
-    assert len(sessions) == 0
-
-
-def test_a_long_client_name_is_refused_by_its_bytes(sessions: Sessions) -> None:
-    sessions.open(OpenSession("", "é" * 128, None), 0.0)
-    with pytest.raises(Refusal, match="at most 256 bytes") as caught:
-        sessions.open(OpenSession("", "é" * 129, None), 0.0)
-    assert caught.value.reason is Reason.INVALID_REQUEST
-    assert len(sessions) == 1
 
 
 # -- what a session holds ----------------------------------------------------------------------------------------------
@@ -203,18 +94,6 @@ def test_nothing_is_claimed_or_reserved_in_the_name_of_a_session_that_ended(call
         caller.reserve("g", ["s2"], session_id)
     with caller.refuses(Reason.SESSION_EXPIRED, session_id):
         caller.apply(OpenSession(session_id, "client", None))
-
-
-def test_the_plane_tells_which_sessions_died_and_what_ended_with_each(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2", "s3"], "a")
-    first, second = caller.open_session(5.0), caller.open_session(5.5)
-    caller.take("a", batch_size=2, session_id=first)
-    caller.reserve("g", ["g1"], second)
-    caller.now = 6.0
-    caller.apply(Advance())
-    died = [effect for effect in caller.plane.take_effects() if isinstance(effect, SessionExpired)]
-    assert [(one.session_id, one.claims, one.rows, one.groups) for one in died] == [(first, 1, 2, 0), (second, 0, 0, 1)]
-    assert [one.silent_s for one in died] == [6.0, 6.0]
 
 
 @pytest.mark.parametrize("holder_first", [True, False], ids=["the holder first", "the waiting one first"])

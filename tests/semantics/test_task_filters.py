@@ -138,17 +138,6 @@ def test_waiting_claims_follow_tags_and_policies(caller: Caller) -> None:
     assert effect.grant.sample_ids == ("good", "code")
 
 
-def test_a_shard_of_whole_groups_is_granted_again_without_the_groups_of_rows_that_do_not_fit(caller: Caller) -> None:
-    for group in ("g", "h"):
-        caller.put_group(group, [f"{group}0", f"{group}1"], "a")
-    wish = {"dp_world": 1, "whole_groups": True, "balance": "groups", "batch_size": 2}
-    shard = caller.take_shard("a", session_id=caller.open_session(), **wish)
-    caller.release(shard.claim_id)
-    put_tags(caller, g1={"source": "code"}, g0={"source": "math"}, h0={"source": "math"}, h1={"source": "math"})
-    caller.set_policy(where=MATH)
-    assert caller.take_shard("a", **wish).sample_ids == ("h0", "h1")
-
-
 # -- dropped -----------------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tensordict import NonTensorStack
 from tests.core.caller import BYTES, Caller, int64
 from tests.semantics.conftest import ON_ONE_WAY
 from torch import Tensor
@@ -76,19 +75,6 @@ def test_only_equal_values_of_the_field_become_one(three: Caller, put: Callable[
     assert three.used == used
 
 
-def test_a_dense_value_and_a_jagged_one_of_the_same_entries_are_one(caller: Caller) -> None:
-    dense = ColumnSpec("a", Shape("dense", "uint8", (4, 25)))
-    begun = caller.apply(caller.put_call(["s1"], columns=[dense], once=["a"]))
-    assert isinstance(begun, Reservation)
-    caller.finish(begun.ticket, b"d" * 16)
-    jagged = ColumnSpec("a", Shape("jagged", "uint8", (25,)), int64([4, 2]))
-    begun = caller.apply(caller.put_call(["s2", "s3"], columns=[jagged], once=["a"]))
-    assert isinstance(begun, Reservation)
-    caller.finish(begun.ticket, b"d" * 32)
-    assert size(caller) == (3, 150, 150)
-    assert caller.read(IDS, "a").columns[0].entries.tolist() == [4, 4, 2]
-
-
 # -- readers -----------------------------------------------------------------------------------------------------------
 
 
@@ -147,22 +133,6 @@ def test_a_put_counts_whole_while_it_is_under_way_and_what_is_kept_afterwards(th
     assert size(three) == (4, 100, 100)
 
 
-def test_what_a_put_did_not_need_goes_to_those_that_wait(new_caller: Callable[..., Caller]) -> None:
-    caller = new_caller(memory_bytes=256)
-    caller.register()
-    caller.put_once({"s1": X})
-    second = caller.apply(caller.put_call(["s2"], {"a": [100]}, once=["a"]))
-    waiting = caller.apply(caller.put_call(["s3"], {"a": [100]}))
-    assert isinstance(second, Reservation)
-    assert not isinstance(waiting, Reservation)
-    (known,) = caller.plane.partitions["p"].rows.payloads
-    assert known.key is not None
-    caller.finish(second.ticket, known.key[2])
-    (admitted,) = caller.plane.take_effects()
-    caller.finish(admitted.ticket)
-    assert caller.used == 200
-
-
 # -- what cannot be put once -------------------------------------------------------------------------------------------
 
 
@@ -182,12 +152,6 @@ def test_what_cannot_be_kept_once_is_refused(
     columns = [ColumnSpec(name, BYTES, int64([3])) for name in ("b" if "append" in more else "ab")]
     with caller.refuses(reason, *words):
         caller.apply(caller.put_call(["s1"], columns=columns, **more))  # type: ignore[arg-type]
-
-
-def test_a_shared_put_is_refused(caller: Caller) -> None:
-    group = caller.reserve("g", ["s1"]).reservation_id
-    with caller.refuses(Reason.INVALID_REQUEST, "shared"):
-        caller.apply(caller.put_call([], {"a": [3]}, reservation_id=group, shared=True, once=["a"]))
 
 
 # -- clients -----------------------------------------------------------------------------------------------------------
@@ -224,21 +188,6 @@ def test_images_put_again_in_every_epoch_take_their_memory_once(flow: DataPlaneC
     assert used(flow) == pictures.nbytes + 4 * 8
     flow.clear_samples(None, "p")
     assert used(flow) == 0
-
-
-def test_rows_of_groups_share_objects_with_rows_of_other_groups(flow: DataPlaneClient) -> None:
-    small, large = torch.zeros(4, 6, 3), torch.ones(8, 5, 3)
-    for name in ("g", "h"):
-        with flow.reserve_group("p", name, [f"{name}0"]) as group:
-            group.put([f"{name}0"], {"image": NonTensorStack(small)}, once=["image"])
-            group.add([f"{name}1", f"{name}2"], {"image": NonTensorStack(small, large)}, once=["image"])
-    assert flow.partition("p").deduplicated_bytes_total > 0
-    before = used(flow)
-    flow.clear_samples(["g0", "g1", "g2"], "p")
-    assert used(flow) == before
-    rows = flow.get_samples(["h0", "h1", "h2"], "p", ["image"])
-    for row, image in enumerate((small, small, large)):
-        assert torch.equal(rows[row]["image"], image)
 
 
 @ON_ONE_WAY
