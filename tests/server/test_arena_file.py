@@ -271,19 +271,6 @@ def test_an_arena_larger_than_its_volume_names_what_is_missing_and_leaves_nothin
     assert descriptors() == before
 
 
-def test_a_file_that_may_not_be_so_large_is_an_os_error_and_leaves_nothing(path: Path) -> None:
-    script = (
-        "import json, pathlib, resource, sys; from dataplane_server.storage.arena import Arena\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))\n"
-        "try: Arena(int(sys.argv[2]), file=pathlib.Path(sys.argv[1]))\n"
-        "except OSError as error: print(json.dumps([error.errno, str(error)]))"
-    )
-    number, text = result_of(script, path, SIZE)
-    assert number == errno.EFBIG
-    assert f"cannot allocate {FILE_BYTES} bytes: File too large: '{path}'" in text
-    assert list(path.parent.iterdir()) == []
-
-
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 @pytest.mark.parametrize("size", [1 << 60, 1 << 63], ids=["more than there is", "more than a file may have"])
 def test_an_arena_that_cannot_be_had_leaves_no_descriptor(size: int, shared: bool) -> None:

@@ -37,34 +37,6 @@ async def test_a_call_ends_with_the_first_reason_that_it_is_given_and_others_go_
     other.cancel()
 
 
-async def test_all_calls_end_at_once_and_later_ones_do_not_begin() -> None:
-    calls = EndlessCalls()
-    tasks = [await begun(calls) for _ in range(3)]
-    calls.end_all(DRAINING)
-    tasks.append(await begun(calls))
-    assert await asyncio.gather(*tasks, return_exceptions=True) == [DRAINING] * 4
-
-
-async def test_a_caller_that_goes_away_is_no_refusal() -> None:
-    task = await begun(EndlessCalls())
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
-async def test_a_call_that_has_ended_is_left_alone() -> None:
-    calls = EndlessCalls()
-
-    async def call() -> str:
-        with calls.running() as own:
-            pass
-        calls.end(own, TAKEN_OVER)
-        await asyncio.sleep(0)
-        return "went on"
-
-    assert await asyncio.create_task(call()) == "went on"
-
-
 async def test_a_call_ends_after_the_message_that_it_sends_and_not_within() -> None:
     calls, sent, told = EndlessCalls(), asyncio.Event(), []
 

@@ -9,7 +9,7 @@ import pytest
 
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.service.messages.frames import FrameReader, read_frames
+from dataplane_server.service.messages.frames import FrameReader
 from dataplane_server.service.messages.parsing import Messages
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -34,18 +34,6 @@ def reader_of(frames: AsyncIterator[bytes], **options: float) -> FrameReader[pb.
 async def received(reader: FrameReader[pb.PutSamplesHeader], size_bytes: int) -> bytes:
     assert await reader.first() == HEADER
     return b"".join([bytes(data) async for data in reader.chunks(size_bytes)])
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        [chunk(0, b"", HEADER), chunk(0, b"abc"), chunk(3, b"")],
-        [chunk(0, b"ab", HEADER), pb.PutSamplesRequest(), chunk(2, b"c")],
-    ],
-    ids=["empty chunks", "an empty frame"],
-)
-async def test_a_stream_may_hold(sent: list[pb.PutSamplesRequest | bytes]) -> None:
-    assert await received(reader_of(stream(*sent)), 3) == b"abc"
 
 
 @pytest.mark.parametrize("sent", [[], [chunk(0, b"a", HEADER)]], ids=["before it begins", "later"])
@@ -78,15 +66,6 @@ async def test_a_large_stream_has_more_time() -> None:
             yield chunk(number << 11, bytes(1 << 11)).SerializeToString()
 
     assert len(await received(reader_of(slow(), stall_timeout_s=2.0), 1 << 16)) == 1 << 16
-
-
-async def test_chunks_before_a_broken_one_are_handed_on() -> None:
-    reader = reader_of(stream(chunk(0, b"ab", HEADER), chunk(9, b"c")))
-    await reader.first()
-    taken = reader.chunks(3)
-    assert bytes(await anext(taken)) == b"ab"
-    with pytest.raises(Refusal, match=r"chunk at byte 9 .* next byte is 2"):
-        await anext(taken)
 
 
 @pytest.mark.parametrize(
@@ -129,23 +108,3 @@ async def test_a_message_is_let_go_before_the_next_one_comes() -> None:
     await reader.first()
     data = [bytes(view) async for view in reader.chunks(4)]  # the loop's variable keeps the view, not the message
     assert data == [b"x"] * 4
-
-
-# -- reads -------------------------------------------------------------------------------------------------------------
-
-READ_HEADER = pb.ReadColumnsHeader(sequence_lengths=b"12345678")
-
-
-def test_a_read_is_written_as_the_generated_classes_write_it() -> None:
-    pieces = [[memoryview(b"ab"), memoryview(b"c")], [memoryview(b"defg")], [memoryview(b"h")]]
-    expected = [
-        pb.ReadColumnsResponse(header=READ_HEADER, chunk=pb.Chunk(data=b"abc")),
-        pb.ReadColumnsResponse(chunk=pb.Chunk(offset_bytes=3, data=b"defg")),
-        pb.ReadColumnsResponse(chunk=pb.Chunk(offset_bytes=7, data=b"h")),
-    ]
-    assert list(read_frames(READ_HEADER, pieces)) == [frame.SerializeToString() for frame in expected]
-
-
-def test_a_read_without_values_is_its_header() -> None:
-    (frame,) = read_frames(READ_HEADER, [])
-    assert pb.ReadColumnsResponse.FromString(frame) == pb.ReadColumnsResponse(header=READ_HEADER)

@@ -62,20 +62,6 @@ def test_the_next_page_begins_behind_a_partition_that_is_gone() -> None:
     assert [partition.partition_id for page in turning for partition in page.partitions] == ["p002", "p003", "p004"]
 
 
-@pytest.mark.parametrize("page_size", [0, 2])
-def test_a_caller_is_told_of_what_it_may_see(page_size: int) -> None:
-    seen = ["p003", "p001", "p004"]
-    listed = [
-        partition.partition_id for page in pages(plane_with(6, 1), page_size, seen) for partition in page.partitions
-    ]
-    assert listed == sorted(seen)
-
-
-def test_one_answer_holds_all_partitions_if_they_are_not_too_many() -> None:
-    (page,) = pages(plane_with(300, 4), 0)
-    assert len(page.partitions) == 300
-
-
 @pytest.mark.parametrize(("partitions", "tasks", "enum_names"), [(150, 64, 0), (25, 1, 4096)])
 def test_too_many_partitions_for_one_answer_are_refused_with_what_to_do(
     partitions: int, tasks: int, enum_names: int
