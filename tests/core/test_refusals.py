@@ -132,8 +132,6 @@ REFUSED: dict[Reason, list[Case]] = {
         Case("batch over the bound", lambda w: w.claim("a", batch_size=65_537, min_size=1), "65537 | 65536"),
         Case("read of no field", lambda w: w.caller.read(["s1"]), "'p' | field"),
         Case("read of no sample", lambda w: w.caller.read([], "a"), "got 0"),
-        Case("clear of no sample", lambda w: w.caller.clear([]), "got 0"),
-        Case("reset of no sample", lambda w: w.caller.reset([]), "got 0"),
         Case("consumption of no task", lambda w: w.caller.plane.consumption("p", []), "'p' | task"),
         Case("no request id", lambda w: w.caller.apply(ClearSamples("", "p", None)), "request_id | got 0"),
         Case("long request id", lambda w: w.caller.apply(ClearSamples("x" * 65, "p", None)), "request_id | got 65"),
@@ -168,24 +166,17 @@ REFUSED: dict[Reason, list[Case]] = {
     R.DUPLICATE: [
         Case("sample twice", lambda w: w.put({"a": [3, 3]}, "s1", "s1"), "'s1'"),
         Case("field twice", lambda w: w.put_call(column("a", 3), column("a", 3)), "field 'a'"),
-        Case("required field twice", lambda w: w.claim("a", "a"), "field 'a'"),
-        Case("read field twice", lambda w: w.caller.read(["s1"], "a", "a"), "field 'a'"),
         Case("read sample twice", lambda w: w.caller.read(["s1", "s1"], "a"), "'s1'"),
         Case("task twice", lambda w: w.caller.plane.consumption("p", ["train", "train"]), "task 'train'"),
-        Case("task added twice", lambda w: w.caller.extend(tasks=("judge", "judge")), "task 'judge'"),
     ],
     R.ROW_COUNT_MISMATCH: [
         Case("lengths", lambda w: w.put({"a": [3, 3]}, "s1"), "'a' | 2 rows | 1 samples"),
-        Case("tags", lambda w: w.put_call(tags=[{}, {}]), "tags | 2 rows | 1 samples"),
         Case("token counts", lambda w: w.put_call(sequence_lengths=int64([3, 3])), "2 rows | 1 samples"),
         Case("generations", lambda w: w.put_call(generations=int64([1, 2])), "2 rows | 1 samples"),
-        Case("columns of a commit", lambda w: w.commit({"c": [1, 1]}), "'c' | 2 rows | 1 samples"),
     ],
     R.FIELD_NOT_DECLARED: [
         Case("put", lambda w: w.put({"z": [3]}, "s1"), "'p' | 'z' | a, b, c"),
-        Case("claimed", lambda w: w.claim("z"), "'p' | 'z' | a, b, c"),
         Case("read", lambda w: w.caller.read(["s1"], "z"), "'p' | 'z' | a, b, c"),
-        Case("committed", lambda w: w.commit({"z": [1]}), "'p' | 'z' | a, b, c"),
         Case("per-token", lambda w: w.register_q(per_token_fields=frozenset("z")), "'q' | 'z'"),
     ],
     R.FIELD_NOT_PRODUCED: [
@@ -238,13 +229,7 @@ REFUSED: dict[Reason, list[Case]] = {
     ],
     R.PARTITION_NOT_FOUND: [
         Case("put to", lambda w: w.put({"a": [3]}, "s1", partition_id="nowhere"), "'nowhere'"),
-        Case("read", lambda w: w.caller.apply(BeginRead("nowhere", ["s1"], ["a"])), "'nowhere'"),
-        Case("claimed from", lambda w: w.claim("a", partition_id="nowhere"), "'nowhere'"),
-        Case("cleared", lambda w: w.caller.clear(partition_id="nowhere"), "'nowhere'"),
         Case("described", lambda w: w.caller.plane.partition_info("nowhere"), "'nowhere'"),
-        Case("asked for a sample", lambda w: w.caller.plane.sample("nowhere", "s1"), "'nowhere'"),
-        Case("asked for consumption", lambda w: w.caller.plane.consumption("nowhere", ["train"]), "'nowhere'"),
-        Case("asked for dead letters", lambda w: w.caller.plane.dead_letters("nowhere", "train"), "'nowhere'"),
     ],
     R.PARTITION_DIFFERS: [
         Case("registered", lambda w: w.define("bc", replace=False), "'p' | 'a' | 'c' | per-token | replace=True"),
@@ -286,14 +271,10 @@ REFUSED: dict[Reason, list[Case]] = {
     ],
     R.TASK_NOT_REGISTERED: [
         Case("claimed for", lambda w: w.claim("a", task="nobody"), "'p' | 'nobody' | train, score"),
-        Case("asked for consumption", lambda w: w.caller.plane.consumption("p", ["nobody"]), "'p' | 'nobody'"),
         Case("asked for dead letters", lambda w: w.caller.plane.dead_letters("p", "nobody"), "'p' | 'nobody'"),
-        Case("reset", lambda w: w.caller.reset(task="nobody"), "'p' | 'nobody' | train, score"),
     ],
     R.CLAIM_NOT_FOUND: [
         Case("committed", lambda w: w.caller.commit("claim-9"), "'claim-9'"),
-        Case("committed with columns", lambda w: w.commit({"c": [1]}, "claim-9"), "'claim-9'"),
-        Case("released", lambda w: w.caller.release("claim-9"), "'claim-9'"),
     ],
     R.CLAIM_FENCED: [
         Case("put", lambda w: w.put_call(column("c", 1), claim_id=w.claim_id), "'c-", lambda w: w.caller.reset())

@@ -33,11 +33,6 @@ def test_a_shared_value_is_counted_once(caller: Caller, group: str) -> None:
     assert (size_of(caller, "a"), size_of(caller, "b")) == ((3, 100), (3, 6))
 
 
-def test_a_shared_put_is_told_in_the_story_of_every_row(caller: Caller, group: str) -> None:
-    story = caller.plane.sample("p", "s3").events
-    assert [event.what for event in story if event.fields == ("a",)] == ["put"]
-
-
 def test_the_last_of_several_readers_of_different_rows_frees_the_bytes(caller: Caller, group: str) -> None:
     caller.finish_group(group)
     plans = [caller.read([sample_id], "a") for sample_id in ("s1", "s2", "s2", "s3")]

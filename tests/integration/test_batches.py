@@ -10,7 +10,6 @@ import torch
 
 from dataplane_client import BatchedDataDict, aio
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.codec import pack_per_token_field
 from dataplane_client.columns import kv_first_write, read_columns, write_columns
 from dataplane_client.errors import DataPlaneError, InvalidArgumentError
 
@@ -70,11 +69,6 @@ def test_a_pad_value_of_a_field_that_is_not_there_is_refused(flow: DataPlaneClie
         read_columns(flow, meta, ["input_ids"], pad_value_dict={"input_ids": -7, "inputs": 1})
 
 
-def test_padding_does_not_travel(flow: DataPlaneClient) -> None:
-    write(flow, width=64, pad_to_multiple=64)
-    assert {field.name: field.size_bytes for field in flow.partition("p").fields}["input_ids"] == sum(LENGTHS) * 8
-
-
 def test_a_reader_may_pad_further_or_not_at_all(flow: DataPlaneClient) -> None:
     write(flow)
     meta = flow.claim_meta("p", "train", ["input_ids"], 3)
@@ -91,29 +85,6 @@ def test_written_columns_are_ragged_by_the_metas_lengths_and_complete_the_next_s
     meta = flow.claim("p", "train", ["input_ids", "logprobs"], 3, timeout_s=0).meta
     got = flow.get_samples(meta.sample_ids, "p", ["logprobs"])["logprobs"]
     assert [row.tolist() for row in got.unbind()] == [[0.0, 1.0], [5.0, 6.0, 7.0, 8.0, 9.0], [10.0, 11.0, 12.0]]
-
-
-def test_a_commit_takes_packed_columns(flow: DataPlaneClient) -> None:
-    write(flow)
-    claim = flow.claim("p", "prev_lp", ["input_ids"], 3)
-    packed = pack_per_token_field(torch.ones(3, 5), torch.tensor(LENGTHS))
-    assert claim.commit({"logprobs": packed}) == 3
-    assert flow.partition("p").fields[1].size_bytes == sum(LENGTHS) * 4
-
-
-def test_writing_no_columns_is_no_call(flow: DataPlaneClient) -> None:
-    write(flow)
-    meta = flow.claim("p", "train", [], 3).meta
-    write_columns(flow, meta, {})
-    flow.close()
-    write_columns(flow, meta, {})
-
-
-def test_get_data_reads_the_metas_fields_unless_told_otherwise(flow: DataPlaneClient) -> None:
-    write(flow)
-    meta = flow.claim("p", "train", ["reward"], 3).meta
-    assert list(flow.get_data(meta).keys()) == ["reward"]
-    assert list(flow.get_data(meta, ["input_ids"]).keys()) == ["input_ids"]
 
 
 @pytest.mark.parametrize("fields", [None, []], ids=str)
@@ -135,12 +106,6 @@ def test_a_partition_describes_what_it_holds(flow: DataPlaneClient) -> None:
     assert [status.task for status in described.tasks] == ["prev_lp", "train"]
     with pytest.raises(KeyError, match="eval"):
         described.task("eval")
-
-
-def test_enum_names_are_kept_for_readers(client: DataPlaneClient) -> None:
-    described = client.register_partition("p", ["verdict"], 0, ["train"], enums={"verdict": ["wrong", "right"]})
-    assert described.enums == {"verdict": ("wrong", "right")}
-    assert client.partition("p") == described
 
 
 async def test_the_asynchronous_helpers_do_the_same(
@@ -174,16 +139,6 @@ def test_layout_auto_is_dense_where_all_rows_read_have_one_length(flow: DataPlan
     assert mixed["problem"].tolist() == ["a", {}, None]
     even = flow.read_columns(meta.slice(0, 2), names, layout="auto", pad_to_seqlen=pad_to_seqlen)["input_ids"]
     assert (even.is_nested, even[:, :2].tolist(), even.shape[1]) == (False, [[1, 2], [3, 4]], pad_to_seqlen or 2)
-
-
-def test_tensors_are_read_dense_where_all_rows_have_one_length(flow: DataPlaneClient) -> None:
-    flow.put_samples(IDS, "p", {"input_ids": [[1, 2], [3, 4], [5]]})
-    meta = flow.claim_meta("p", "train", ["input_ids"], 3)
-    for ids, even in ((IDS[:2], True), (IDS, False)):
-        got = flow.get_samples(ids, "p", ["input_ids"], layout="auto")
-        assert (got["input_ids"].is_nested, got.batch_size) == (not even, (len(ids),))
-        assert flow.get_data(meta.slice(0, len(ids)), layout="auto")["input_ids"].is_nested is not even
-        assert flow.get_samples(ids, "p", ["input_ids"])["input_ids"].is_nested
 
 
 @pytest.mark.parametrize("read", ["get_samples", "get_data", "read_columns"])

@@ -14,8 +14,6 @@ from dataplane_client import aio
 from dataplane_client.client import Claim, DataPlaneClient, connect
 from dataplane_client.errors import (
     ClaimFencedError,
-    ClaimTimeoutError,
-    NotFoundError,
     PreconditionError,
 )
 from dataplane_client.options import TransportChoice
@@ -36,24 +34,6 @@ def states(client: DataPlaneClient, task: str = "train") -> tuple[int, int, int]
     """Untaken, claimed and consumed rows."""
     status = client.partition("p").task(task)
     return status.untaken_rows, status.claimed_rows, status.consumed_rows
-
-
-def test_rows_come_in_the_order_in_which_they_became_ready(flow: DataPlaneClient) -> None:
-    put(flow, ["x", "y", "z"], "a")
-    with pytest.raises(ClaimTimeoutError):
-        flow.claim("p", "train", ["a", "b"], 1, timeout_s=0)
-    put(flow, ["z"], "b")
-    put(flow, ["x", "y"], "b")
-    assert flow.claim("p", "train", ["a", "b"], 3).meta.sample_ids == ["z", "x", "y"]
-
-
-def test_a_claimed_row_is_not_handed_out_again(flow: DataPlaneClient) -> None:
-    put(flow, ["x", "y", "z"])
-    first = flow.claim("p", "train", ["a"], 2)
-    second = flow.claim("p", "train", ["a"], 2, min_size=1)
-    assert (first.meta.sample_ids, second.meta.sample_ids) == (["x", "y"], ["z"])
-    with pytest.raises(ClaimTimeoutError):
-        flow.claim("p", "train", ["a"], 1, timeout_s=0)
 
 
 def test_a_claim_says_fields_lengths_and_tags_of_its_rows(client: DataPlaneClient) -> None:
@@ -145,17 +125,6 @@ def test_released_rows_are_first_in_line_and_in_their_order(flow: DataPlaneClien
     assert flow.claim("p", "train", ["a"], 3).meta.sample_ids == ["w", "x", "y"]
 
 
-def test_a_release_wakes_a_claim_that_waits(
-    flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
-) -> None:
-    put(flow, ["x"])
-    first = flow.claim("p", "train", ["a"], 1)
-    second = threads.submit(flow.claim, "p", "train", ["a"], 1)
-    eventually(lambda: flow.server_status().waiting_claims == 1)
-    first.release()
-    assert second.result(20).meta.sample_ids == ["x"]
-
-
 def test_a_commit_with_columns_writes_and_consumes_in_one_step(flow: DataPlaneClient) -> None:
     put(flow, ["x", "y"])
     claim = flow.claim("p", "train", ["a"], 2)
@@ -176,23 +145,6 @@ def test_a_request_id_commits_one_claim(flow: DataPlaneClient, columns: dict[str
     assert second.commit(columns, request_id="step-2") == 1
 
 
-@pytest.mark.fresh_server
-@pytest.mark.parametrize("columns", [None, {"b": torch.zeros(1)}], ids=["no columns", "another type"])
-def test_a_request_id_commits_the_same_columns(flow: DataPlaneClient, columns: dict[str, torch.Tensor] | None) -> None:
-    put(flow, ["x"])
-    first = flow.claim("p", "train", ["a"], 1)
-    again = flow.adopt_claim(first.detach(), first.meta)
-    other = flow.adopt_claim(again.detach(), again.meta)
-    assert other.commit({"b": torch.zeros(1, dtype=torch.int64)}, request_id="step-1") == 1
-    for claim in (first, again):
-        claim.state = "open"  # as in processes that do not know of the commit
-    assert again.commit({"b": torch.ones(1, dtype=torch.int64)}, request_id="step-1") == 1
-    with pytest.raises(PreconditionError, match="'step-1' was used for the commit of claim") as caught:
-        first.commit(columns, request_id="step-1")
-    assert caught.value.reason == "REQUEST_ID_USED"
-    assert flow.get_samples(["x"], "p", ["b"])["b"].tolist() == [0]
-
-
 def test_replacing_a_definition_fences_open_claims_and_hands_every_row_out_again(flow: DataPlaneClient) -> None:
     put(flow, ["x", "y"])
     flow.claim("p", "train", ["a"], 1).commit()
@@ -203,19 +155,6 @@ def test_replacing_a_definition_fences_open_claims_and_hands_every_row_out_again
     with pytest.raises(KeyError):
         held.release()
     assert flow.claim("p", "train", ["a"], 2).meta.sample_ids == ["x", "y"]
-
-
-def test_registering_again_keeps_claims_that_wait_and_ends_those_whose_task_is_gone(
-    flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
-) -> None:
-    kept = threads.submit(flow.claim, "p", "train", ["a"], 1)
-    gone = threads.submit(flow.claim, "p", "eval", ["a"], 1)
-    eventually(lambda: flow.server_status().waiting_claims == 2)
-    flow.register_partition("p", ["a", "b"], 4, ["train"], replace=True)
-    with pytest.raises(NotFoundError, match="'eval'"):
-        gone.result(20)
-    put(flow, ["x"])
-    assert kept.result(20).meta.sample_ids == ["x"]
 
 
 def test_claim_meta_consumes_on_delivery(flow: DataPlaneClient) -> None:

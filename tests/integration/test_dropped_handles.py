@@ -116,14 +116,6 @@ def test_what_a_closed_client_held_is_dropped_in_silence(flow: DataPlaneClient, 
 
 
 @pytest.mark.parametrize("way", ["unix"], indirect=True)
-@pytest.mark.usefixtures("silent")
-def test_a_rank_that_drops_its_shard_takes_it_from_no_other(flow: DataPlaneClient) -> None:
-    first, second = (flow.claim_shard("p", "train", ["x"], 1, step=1, dp_rank=0, dp_world=1) for _ in range(2))
-    del first
-    assert second.commit() == 1
-
-
-@pytest.mark.parametrize("way", ["unix"], indirect=True)
 @pytest.mark.parametrize("forks", [False, pytest.param(True, marks=pytest.mark.long)], ids=["exits", "forks"])
 def test_a_process_that_ends_with_an_open_claim_and_a_forked_child_say_nothing(
     flow: DataPlaneClient, address: str, forks: bool, eventually: Eventually

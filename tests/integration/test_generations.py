@@ -10,7 +10,7 @@ import torch
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.columns import kv_first_write, read_columns, write_columns
-from dataplane_client.errors import InvalidArgumentError, NotFoundError, ReplacedError
+from dataplane_client.errors import NotFoundError, ReplacedError
 from dataplane_client.meta import KVBatchMeta
 
 
@@ -58,17 +58,6 @@ def test_a_meta_is_refused_for_a_row_that_is_gone_and_creates_none(
     assert flow.partition("p").rows == 0
 
 
-def test_every_row_has_a_generation_of_its_own_which_grows_and_stays(flow: DataPlaneClient) -> None:
-    first = flow.put_samples(["x", "y"], "p", {"a": torch.zeros(2)}).generations
-    again = flow.put_samples(["y", "x", "z"], "p", {"a": torch.zeros(3)}).generations
-    assert first is not None
-    assert again is not None
-    assert again[:2] == [first[1], first[0]]
-    assert first[0] < first[1] < again[2]
-    assert flow.claim("p", "train", ["a"], 3).meta.generations == [*first, again[2]]
-    assert flow.sample("p", "z").generation == again[2]
-
-
 def test_the_meta_of_a_first_write_names_its_rows(flow: DataPlaneClient) -> None:
     flow.register_partition("q", ["input_ids", "input_lengths", "sample_mask"], 2, ["train"])
     batch = {
@@ -79,10 +68,3 @@ def test_the_meta_of_a_first_write_names_its_rows(flow: DataPlaneClient) -> None
     meta = kv_first_write(batch, sample_ids=["x", "y"], dp_client=flow, partition_id="q")
     assert meta.generations == flow.claim("q", "train", ["input_ids"], 2).meta.generations
     assert meta.generations is not None
-
-
-def test_a_clear_by_a_meta_leaves_rows_that_came_later(flow: DataPlaneClient, old: KVBatchMeta) -> None:
-    assert flow.clear_samples(old.sample_ids, "p", generations=old.generations) == 1
-    assert flow.get_samples(["y"], "p", ["a"])["a"].tolist() == [9.0]
-    with pytest.raises(InvalidArgumentError, match="1 generations, but the call names 2"):
-        flow.clear_samples(["x", "y"], "p", generations=[1])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -70,29 +68,6 @@ def test_a_commit_whose_columns_do_not_fit_is_refused_and_may_wait_under_the_sam
     assert commit.result(20) == 2
 
 
-def test_a_put_is_admitted_when_space_is_cleared_meanwhile(
-    small_client: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
-) -> None:
-    fill(small_client)
-    put = threads.submit(small_client.put_samples, ["a", "b"], "p", rows(2, 10 * KIB))
-    eventually(lambda: small_client.server_status().waiting_puts == 1)
-    small_client.clear_samples([f"full{i}" for i in range(30)], "p")
-    assert put.result(20).sample_ids == ["a", "b"]
-    got = small_client.get_samples(["b", "full30"], "p", ["x"])["x"].unbind()
-    assert torch.equal(got[0], rows(2, 10 * KIB)["x"][1])
-    assert torch.equal(got[1], rows(60, KIB)["x"][30])
-
-
-def test_those_behind_a_put_that_gives_up_are_admitted(
-    small_client: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
-) -> None:
-    fill(small_client)
-    large = threads.submit(small_client.put_samples, ["large"], "p", rows(1, 50 * KIB), timeout_s=5.0)
-    eventually(lambda: small_client.server_status().waiting_puts == 1)
-    small_client.put_samples(["small"], "p", rows(1, KIB))
-    assert isinstance(large.exception(20), OutOfSpaceError)
-
-
 def test_a_caller_that_goes_away_leaves_the_queue(
     small_server: ServerThread,
     small_client: DataPlaneClient,
@@ -130,39 +105,3 @@ def test_a_stream_many_times_the_budget_passes_through_it_intact(
         producer.result(20)
     assert sorted(seen) == sorted(f"s{i}" for i in range(40))
     assert small_client.server_status().memory_used_bytes == 0
-
-
-def test_rows_and_partitions_above_the_limit_are_refused_whole(
-    start_server: Callable[..., ServerThread], unchanged: Unchanged
-) -> None:
-    with connect(start_server(max_rows=3, max_partitions=1).addresses[0]) as client:
-        client.register_partition("p", ["x"], 0, ["train"])
-        client.put_samples(["a", "b"], "p")
-        with unchanged(client), pytest.raises(OutOfSpaceError, match="at most 3") as caught:
-            client.put_samples(["b", "c", "d"], "p", timeout_s=100.0)
-        assert caught.value.reason == "LIMIT_REACHED"
-        client.put_samples(["b", "c"], "p")
-        with unchanged(client), pytest.raises(OutOfSpaceError, match="holds 1 partitions"):
-            client.register_partition("q", ["x"], 0, ["train"])
-
-
-@pytest.mark.parametrize("limit", ["max_waiting_puts", "max_waiting_claims"])
-def test_callers_above_the_limit_of_waiting_calls_are_refused_at_once(
-    start_server: Callable[..., ServerThread], threads: ThreadPoolExecutor, eventually: Eventually, limit: str
-) -> None:
-    with connect(start_server(memory_bytes=BUDGET, **{limit: 1}).addresses[0]) as client:
-        fill(client, 64)
-
-        def wait() -> object:
-            if limit == "max_waiting_puts":
-                return client.put_samples(["a"], "p", rows(1, KIB), timeout_s=60.0)
-            return client.claim("p", "train", ["y"], 1, timeout_s=60.0)
-
-        first = threads.submit(wait)
-        eventually(lambda: client.server_status().waiting_puts + client.server_status().waiting_claims)
-        with pytest.raises(OutOfSpaceError, match=r"1 (claims|puts)") as caught:
-            wait()
-        assert caught.value.reason == "LIMIT_REACHED"
-        client.drop_partition("p")
-        with contextlib.suppress(DataPlaneError):
-            first.result(20)

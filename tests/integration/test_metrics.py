@@ -136,19 +136,6 @@ def test_the_calls_show(after_traffic: ServerThread, transport: TransportChoice)
 WHYS = ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered")
 
 
-def test_rows_that_were_given_back_are_delayed_or_dead_and_their_deliveries_have_ended(
-    server: ServerThread, flow: DataPlaneClient
-) -> None:
-    flow.register_partition("p", ["x", "y"], 4, ["train"], max_deliveries=1, replace=True)
-    flow.put_samples(IDS, "p", FIELDS)
-    flow.claim("p", "train", ["x"], 1).release(reason="no room")
-    flow.claim("p", "train", ["x"], 1).release(delay_s=600.0)
-    labels = {"partition": "p", "task": "train"}
-    assert value(server, "dataplane_task_rows", **labels, state="dead") == 1
-    assert value(server, "dataplane_task_rows", **labels, state="delayed") == 1
-    assert value(server, "dataplane_row_deliveries_ended_total", **labels, how="released") == 2
-
-
 def test_rows_that_are_gone_are_counted_by_why(server: ServerThread, flow: DataPlaneClient) -> None:
     flow.put_samples(IDS, "p", FIELDS)
     flow.clear_samples(["a", "b"], "p")
@@ -285,15 +272,6 @@ def test_puts_that_wait_for_space_show_while_they_wait_and_their_wait_is_measure
     assert value(server, "dataplane_longest_put_wait_seconds") == 0
     assert value(server, "dataplane_put_wait_seconds_count") == 1
     assert value(server, "dataplane_put_wait_seconds_sum") > 0
-
-
-def test_sessions_that_end_are_counted_by_how(
-    server: ServerThread, flow: DataPlaneClient, transport: TransportChoice, eventually: Eventually
-) -> None:
-    with connect(server.addresses[0], transport=transport) as other:
-        other.reserve_group("p", "prompt", ["f"])
-    eventually(lambda: value(server, "dataplane_sessions_ended_total", how="closed") == 1)
-    assert value(server, "dataplane_sessions_opened_total") == 1
 
 
 def test_the_event_loop_is_timed_while_nobody_calls(server: ServerThread, eventually: Eventually) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.forked import forking
 
 from dataplane_client.client import Claim, DataPlaneClient, connect
-from dataplane_client.errors import ClaimFencedError, ClaimTimeoutError, InvalidArgumentError, NotFoundError
+from dataplane_client.errors import ClaimTimeoutError
 from dataplane_client.options import TransportChoice
 from dataplane_client.policies.tasks import TaskPolicy
 
@@ -106,15 +106,3 @@ def test_a_row_that_is_released_while_it_is_partial_goes_to_the_next_generator(f
     assert claim_whole(flow).meta.size == 2
     with pytest.raises(ClaimTimeoutError):
         flow.claim("p", "generate", FIELDS, 1, timeout_s=0)
-
-
-def test_tokens_are_appended_to_rows_of_an_open_claim_only(flow: DataPlaneClient) -> None:
-    claim = flow.claim("p", "generate", FIELDS, 1)
-    with pytest.raises(InvalidArgumentError, match=f"not one of the 1 rows of claim '{claim.claim_id}'"):
-        claim.append_tokens(["whole"], columns([range(1)], 2))
-    with pytest.raises(NotFoundError, match="'gone'"):
-        claim.append_tokens(["gone"], columns([range(1)], 2))
-    flow.reset("p", "generate", ["part"])
-    with pytest.raises(ClaimFencedError):
-        claim.append_tokens(["part"], columns([range(1)], 2), [{"whole": True}])
-    assert flow.claim("p", "generate", FIELDS, 1).sequence_lengths == [2]

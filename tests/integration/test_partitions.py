@@ -60,25 +60,6 @@ def test_what_a_registration_adds_is_there_at_once_and_progress_stays(
         other.extend_partition("nowhere", fields=["x"])
 
 
-def test_a_registration_that_contradicts_is_refused_with_every_difference_unless_it_replaces(
-    flow: DataPlaneClient, other: DataPlaneClient
-) -> None:
-    put(flow, ["x"])
-    held = flow.claim("p", "train", ["a"], 1)
-    message = (
-        r"partition 'p' is defined differently: field 'b' is per-token in the registration, not in the partition; "
-        r"max_deliveries is 0 in the partition, 3 in the registration; pass replace=True .* which resets all tasks"
-    )
-    with pytest.raises(PreconditionError, match=message) as caught:
-        other.register_partition("p", ["a", "b"], 4, ["train"], per_token_fields=["b"], max_deliveries=3)
-    assert (caught.value.reason, caught.value.details["partition_id"]) == ("PARTITION_DIFFERS", "p")
-    assert held.commit() == 1
-    replaced = other.register_partition(
-        "p", ["a", "b"], 4, ["train"], per_token_fields=["b"], max_deliveries=3, replace=True
-    )
-    assert (replaced.outcome, replaced.max_deliveries, replaced.task("train").untaken_rows) == ("replaced", 3, 1)
-
-
 def test_a_partition_without_a_task_is_warned_of_where_it_is_registered(client: DataPlaneClient) -> None:
     message = "partition 'p' has no task: nothing can claim its rows until extend_partition adds one"
     with pytest.warns(UserWarning, match=message) as caught:
@@ -151,45 +132,6 @@ def test_a_closed_partition_takes_no_new_rows_but_those_of_groups_that_are_reser
     assert flow.claim("p", "train", ["a"], 4, min_size=3).meta.sample_ids == ["x", "g1", "g2"]
     with pytest.raises(NotFoundError, match="'nowhere'"):
         flow.close_partition("nowhere")
-
-
-def test_an_open_partition_takes_fields_as_they_come(
-    client: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
-) -> None:
-    assert not client.register_partition("q", [], 0, [], open=True).tasks  # a warning would fail the test
-    described = client.register_partition("p", [], 0, ["train"], open=True)
-    assert (described.open, described.fields) == (True, ())
-    claim = threads.submit(client.claim, "p", "train", ["tokens", "reward"], 2)
-    eventually(lambda: client.server_status().waiting_claims == 1)
-    client.put_samples(["x", "y"], "p", {"tokens": torch.arange(6).view(2, 3)})
-    client.put_samples(["x", "y"], "p", {"reward": torch.ones(2), "note": torch.zeros(2, 5)})
-    meta = claim.result(20).meta
-    assert client.get_data(meta, ["tokens", "note"])["note"].shape == (2, 5)
-    claim.result().commit({"advantage": torch.ones(2)})
-    fields = [field.name for field in client.partition("p").fields]
-    assert fields == ["tokens", "reward", "note", "advantage"]
-    with pytest.raises(NotFoundError, match="no row has produced field 'oops'"):
-        client.get_data(meta, ["oops"])
-
-
-def test_rows_are_cleared_when_the_last_task_commits_them(client: DataPlaneClient) -> None:
-    tasks = ["train", "eval"]
-    assert client.register_partition("p", ["a", "b"], 2, tasks, clear_when_consumed=True).clear_when_consumed
-    put(client, ["x", "y"])
-    metas = []
-    for task in tasks:
-        assert client.partition("p").rows == 2
-        claim = client.claim("p", task, ["a"], 2)
-        metas.append(claim.meta)
-        claim.commit({"b": torch.ones(2)})
-    partition = client.partition("p")
-    assert (partition.rows, partition.size_bytes, dict(partition.removed_rows)["consumed"]) == (0, 0, 2)
-    assert client.server_status().memory_used_bytes == 0
-    assert client.check_consumption_status("p", tasks)
-    with pytest.raises(NotFoundError, match=r"'x'.*clears rows as soon as every task has consumed them"):
-        client.get_data(metas[0], ["a"])
-    with pytest.raises(InvalidArgumentError, match="use a claim that is committed"):
-        client.claim_meta("p", "train", ["a"], 1)
 
 
 def test_a_loader_runs_through_a_partition_that_clears_what_it_consumed(address: str, client: DataPlaneClient) -> None:

@@ -12,13 +12,11 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from tests.integration.conftest import DIRECT, TRANSPORTS, OpenServer, ways
 from torch.nested import nested_tensor_from_jagged
 
-from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.dtypes import WIRE_DTYPES
 from dataplane_client.options import TransportChoice
 
 DTYPES = {entry.name: entry.torch_dtype for entry in WIRE_DTYPES}
-FIELDS = [f"{kind}.{name}" for kind in ("dense", "jagged") for name in DTYPES]
 
 
 @pytest.fixture(scope="module", params=ways("grpc", DIRECT, "shm"))
@@ -93,35 +91,6 @@ def test_tensors_of_every_type_come_back_bit_for_bit(shared_client: DataPlaneCli
     assert_same(shared_client.get_samples(ids, "p", list(sent)), sent)
 
 
-SPECIAL = {
-    torch.float16: [0x7C00, 0xFC00, 0x7E00, 0x7C01, 0xFFFF, 0x8000, 0x0001],
-    torch.bfloat16: [0x7F80, 0xFF80, 0x7FC0, 0x7F81, 0xFFFF, 0x8000, 0x0001],
-    torch.float32: [0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0xFFFFFFFF, 0x80000000, 1],
-    torch.float64: [0x7FF << 52, 0xFFF << 52, 0x7FF8 << 48, (0x7FF << 52) + 1, (1 << 64) - 1, 1 << 63, 1],
-    torch.float8_e4m3fn: [0x7F, 0xFF, 0x80, 0x01],
-    torch.float8_e4m3fnuz: [0x80, 0xFF, 0x7F, 0x01],
-    torch.float8_e5m2: [0x7C, 0xFC, 0x7D, 0xFF, 0x80, 0x01],
-    torch.float8_e5m2fnuz: [0x80, 0xFF, 0x7F, 0x01],
-    torch.float8_e8m0fnu: [0xFF, 0x00, 0x7F],
-}
-"""Infinities, quiet and signalling NaN with and without payload, negative zero, the smallest denormal."""
-
-
-@pytest.mark.parametrize("dtype", SPECIAL, ids=str)
-def test_nan_payloads_infinities_and_signed_zeros_keep_their_bits(
-    shared_client: DataPlaneClient, dtype: torch.dtype
-) -> None:
-    patterns = SPECIAL[dtype]
-    data = b"".join(pattern.to_bytes(dtype.itemsize, "little") for pattern in patterns)
-    values = torch.frombuffer(bytearray(data), dtype=dtype)
-    sent = {"dense": values, "jagged": nested(values, np.ones(len(patterns), np.int64))}
-    ids = [f"s{row}" for row in range(len(patterns))]
-    shared_client.drop_partition("p")
-    shared_client.register_partition("p", list(sent), 0, ["train"])
-    shared_client.put_samples(ids, "p", sent)
-    assert_same(shared_client.get_samples(ids, "p", list(sent)), sent)
-
-
 def test_rows_come_back_in_the_order_of_the_request(shared_client: DataPlaneClient) -> None:
     values = {"x": torch.arange(300).reshape(100, 3), "y": jagged(torch.int32, lengths_of(100))}
     ids = [f"s{row}" for row in range(100)]
@@ -153,19 +122,6 @@ def test_values_of_many_chunks_come_back(address: str, transport: TransportChoic
         client.register_partition("p", ["x", "y"], 7, ["train"])
         client.put_samples(ids, "p", sent)
         assert_same(client.get_samples(ids, "p", ["x", "y"]), sent)
-
-
-async def test_every_element_type_comes_back_through_the_asynchronous_client(
-    async_client: aio.AsyncDataPlaneClient,
-) -> None:
-    sent = {}
-    for name, dtype in DTYPES.items():
-        sent[f"dense.{name}"] = tensor(dtype, (20, 3))
-        sent[f"jagged.{name}"] = jagged(dtype, lengths_of(20), (2,))
-    ids = [f"s{row}" for row in range(20)]
-    await async_client.register_partition("p", FIELDS, 20, ["train"])
-    await async_client.put_samples(ids, "p", sent)
-    assert_same(await async_client.get_samples(ids, "p", FIELDS), sent)
 
 
 def objects(values: Sequence[object]) -> npt.NDArray[np.object_]:

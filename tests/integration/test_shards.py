@@ -11,7 +11,7 @@ from tests.client.cli.reading import run
 from tests.integration.conftest import Eventually
 
 from dataplane_client.client import Claim, DataPlaneClient, connect
-from dataplane_client.errors import ClaimNotFoundError, InvalidArgumentError, PreconditionError
+from dataplane_client.errors import InvalidArgumentError, PreconditionError
 from dataplane_client.options import TransportChoice
 
 LENGTHS = [100, 1, 2, 90, 50, 60, 3, 10]
@@ -31,17 +31,6 @@ def shard(client: DataPlaneClient, dp_rank: int, step: int = 0, **more: object) 
     return client.claim_shard("p", "train", ["a"], 8, step=step, dp_rank=dp_rank, **settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("balance", ["rows", "tokens"])
-def test_ranks_share_out_the_rows_of_a_step(flow: DataPlaneClient, balance: str) -> None:
-    shards = [shard(flow, rank, dp_world=3, balance=balance) for rank in range(3)]
-    assert sorted(row for claim in shards for row in claim.meta.sample_ids) == IDS
-    sizes = [claim.meta.size for claim in shards]
-    assert max(sizes) - min(sizes) <= 1
-    assert [claim.meta.extra_info for claim in shards] == [{"dp_rank": rank} for rank in range(3)]
-    if balance == "rows":
-        assert [row for claim in shards for row in claim.meta.sample_ids] == IDS
-
-
 def test_each_row_says_of_which_step_and_rank_it_is(flow: DataPlaneClient) -> None:
     assert {(flow.sample("p", row).tasks[0].step, flow.sample("p", row).tasks[0].dp_rank) for row in IDS} == {
         (None, None)
@@ -52,12 +41,6 @@ def test_each_row_says_of_which_step_and_rank_it_is(flow: DataPlaneClient) -> No
         row: (3, 0 if row in mine else 1) for row in IDS
     }
     assert "step 3, rank 1" in run("sample", "p", next(row for row in IDS if row not in mine), "-s", flow.target)[1]
-
-
-def test_ranks_are_balanced_by_tokens(flow: DataPlaneClient) -> None:
-    sums = [sum(shard(flow, rank).meta.sequence_lengths or []) for rank in range(2)]
-    assert sum(sums) == sum(LENGTHS)
-    assert abs(sums[0] - sums[1]) <= 10  # by rows the difference would be 70
 
 
 def test_all_who_ask_for_a_rank_get_the_same_rows(
@@ -76,18 +59,6 @@ def test_all_who_ask_for_a_rank_get_the_same_rows(
     assert found[0] == found[2] == found[4]
     assert found[1] == found[3] == found[5]
     assert sorted(found[0][1] + found[1][1]) == IDS
-
-
-def test_one_commit_ends_a_shard_for_all_who_share_it(
-    flow: DataPlaneClient, address: str, transport: TransportChoice
-) -> None:
-    with connect(address, transport=transport) as other:
-        mine, theirs, late = shard(flow, 0), shard(other, 0), shard(other, 0)
-        assert mine.commit() == 4
-        assert theirs.commit() == 4
-        with pytest.raises(ClaimNotFoundError):
-            late.release()
-    assert flow.partition("p").task("train").consumed_rows_total == 4
 
 
 def test_a_trainer_that_starts_again_is_refused_what_was_committed_and_told_where_to_go_on(

@@ -77,20 +77,11 @@ def lab(start_server: Callable[..., ServerThread], threads: ThreadPoolExecutor) 
 # -- claims ------------------------------------------------------------------------------------------------------------
 
 
-def nothing_was_ever_put(lab: Lab) -> None:
-    lab.claims(8)
-
-
 def a_field_is_missing_and_its_producer_has_gone(lab: Lab) -> None:
     lab.put("abcdefgh", "x")
     with connect(lab.server.addresses[0], client_name="ref-policy-1") as policy:
         policy.claim("p", "train", ["x"], 1).commit({"y": torch.zeros(1)})
     lab.claims(7, "x", "y")
-
-
-def producers_fell_silent(lab: Lab) -> None:
-    lab.put("ab")
-    lab.claims(8)
 
 
 def rows_are_too_stale(lab: Lab) -> None:
@@ -101,64 +92,15 @@ def rows_are_too_stale(lab: Lab) -> None:
     lab.claims(4)
 
 
-def rows_name_no_version(lab: Lab) -> None:
-    lab.client("driver").set_policies("p", {"train": TaskPolicy(max_staleness=1)})
-    lab.put("ab")
-    lab.claims(2)
-
-
 def groups_are_not_finished(lab: Lab) -> None:
     lab.kept.append(lab.client("agent-7").reserve_group("p", "g", ["a", "b"]))
     lab.claims(1, whole_groups=True)
-
-
-def groups_were_broken(lab: Lab) -> None:
-    with lab.client("agent-7").reserve_group("p", "g", ["a", "b"]) as group:
-        group.put(["a", "b"], {"x": [torch.zeros(1)] * 2})
-    lab.client("eval").claim("p", "train", ["x"], 1).commit()
-    lab.claims(1, whole_groups=True)
-
-
-def the_filter_of_the_claim_matches_nothing(lab: Lab) -> None:
-    lab.put("abcd", tags={"std": 0})
-    lab.claims(2, where="std > 0")
-
-
-def the_filter_of_the_task_matches_nothing(lab: Lab) -> None:
-    lab.client("driver").set_policies("p", {"train": TaskPolicy(where="std > 0")})
-    lab.put("abcd", tags={"std": 0})
-    lab.claims(2)
 
 
 def another_client_holds_the_rows(lab: Lab) -> None:
     lab.put("abcd")
     lab.holds("eval", 4)
     lab.claims(4)
-
-
-def rows_are_delayed(lab: Lab) -> None:
-    lab.put("ab")
-    lab.client("eval").claim("p", "train", ["x"], 2).release(delay_s=600.0)
-    lab.claims(2)
-
-
-def rows_are_dead_letters(lab: Lab) -> None:
-    lab.put("ab")
-    lab.client("eval").claim("p", "train", ["x"], 2).release(reason="NaN in the loss")
-    lab.claims(2)
-
-
-def all_announced_rows_came(lab: Lab) -> None:
-    lab.client("driver").register_partition("p", ["x"], 2, ["train"], replace=True)
-    lab.put("ab")
-    lab.client("eval").claim("p", "train", ["x"], 2).commit()
-    lab.claims(1)
-
-
-def a_closed_partition_has_rows_that_lack_a_field(lab: Lab) -> None:
-    lab.put("ab")
-    lab.client("driver").close_partition("p")
-    lab.claims(2, "x", "y")
 
 
 # -- puts, groups and draws --------------------------------------------------------------------------------------------
@@ -171,38 +113,11 @@ def the_partition_is_full_of_rows(lab: Lab) -> None:
     lab.puts("c")
 
 
-def the_partition_is_full_of_bytes(lab: Lab) -> None:
-    lab.client("driver").set_policies("p", flow=FlowPolicy(max_bytes=8))
-    lab.put("ab")
-    lab.holds("trainer", 1)
-    lab.puts("c")
-
-
-def the_memory_is_full(lab: Lab) -> None:
-    lab.client("rollout").put_samples(["a"], "p", {"x": [torch.zeros(15 * 1024)]})
-    lab.holds("trainer", 1)
-    lab.puts("c", size=2048)
-
-
-def consumed_rows_are_not_cleared(lab: Lab) -> None:
-    lab.client("driver").set_policies("p", flow=FlowPolicy(max_rows=2))
-    lab.put("ab")
-    lab.client("trainer").claim("p", "train", ["x"], 2).commit()
-    lab.puts("c")
-
-
 def the_consumer_has_gone(lab: Lab) -> None:
     lab.client("driver").set_policies("p", flow=FlowPolicy(max_rows=2))
     lab.put("ab")
     with connect(lab.server.addresses[0], client_name="trainer") as trainer:
         trainer.claim("p", "train", ["x"], 1).release()
-    lab.puts("c")
-
-
-def the_weight_version_paces(lab: Lab) -> None:
-    lab.client("driver").set_policies("p", {"train": TaskPolicy(max_staleness=0, rows_per_version=2)})
-    lab.put("ab", tags={"weight_version": 1})
-    lab.holds("trainer", 1)
     lab.puts("c")
 
 
@@ -219,30 +134,16 @@ def draws_are_ahead_of_puts(lab: Lab) -> None:
 
 
 STALLS: list[tuple[Callable[[Lab], None], str, str]] = [
-    (nothing_was_ever_put, "never_put", "'trainer' waits"),
     (
         a_field_is_missing_and_its_producer_has_gone,
         "missing_field",
         "7 of 7 untaken rows lack field 'y'; it was last put 0.",
     ),
-    (producers_fell_silent, "silent_producer", "by 'rollout'"),
     (rows_are_too_stale, "stale_rows", "4 of 4 untaken rows are staler than max_staleness 1"),
-    (rows_name_no_version, "unknown_version", "2 of 2 untaken rows name no weight version"),
     (groups_are_not_finished, "incomplete_groups", "the oldest, 'g', by client 'agent-7'"),
-    (groups_were_broken, "broken_groups", "1 of 1 untaken rows belong to groups of which other rows are taken"),
-    (the_filter_of_the_claim_matches_nothing, "claim_filter", "4 of 4 untaken rows do not fit"),
-    (the_filter_of_the_task_matches_nothing, "task_filter", "4 of 4 untaken rows do not fit"),
     (another_client_holds_the_rows, "claims_held", "4 rows are held by client 'eval'"),
-    (rows_are_delayed, "delayed_rows", "2 rows are delayed by a release"),
-    (rows_are_dead_letters, "dead_letters", "failed for 'NaN in the loss'"),
-    (all_announced_rows_came, "end_of_data", "all 2 announced rows (num_samples) were put"),
-    (a_closed_partition_has_rows_that_lack_a_field, "missing_field", "2 of 2 untaken rows lack field 'y'"),
     (the_partition_is_full_of_rows, "rows_budget", "2 of max_rows 2 rows are here"),
-    (the_partition_is_full_of_bytes, "bytes_budget", "8 of max_bytes 8 bytes are here"),
-    (the_memory_is_full, "memory_budget", "the put holds 8 KiB of values, 4 KiB of the memory budget"),
-    (consumed_rows_are_not_cleared, "not_cleared", "2 rows are done with by every task"),
     (the_consumer_has_gone, "consumer_gone", "by 'trainer', whose session ended 0."),
-    (the_weight_version_paces, "weight_version_pace", "task 'train' has 2 rows before it"),
     (the_weight_version_never_advances, "version_not_advanced", "more may come when the trainer sets"),
     (draws_are_ahead_of_puts, "draw_band", "would be below the band's 0"),
 ]

@@ -18,6 +18,12 @@ from dataplane_client.errors import DataPlaneError
 PACKAGE = str(Path(dataplane_client.__file__).parent)
 
 
+@pytest.fixture
+def way() -> str:
+    """What is refused, and how that is told, does not depend on the way."""
+    return "grpc"
+
+
 def frames_of(error: BaseException) -> tuple[list[str], list[str]]:
     """The functions in a traceback: those outside the package, and those in it."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -27,16 +33,10 @@ def frames_of(error: BaseException) -> tuple[list[str], list[str]]:
 
 REFUSED: dict[str, Callable[..., object]] = {
     "claim": lambda client, meta: client.claim("p", "nope", ["reward"], 1),
-    "claim_shard": lambda client, meta: client.claim_shard("p", "train", [], 1, step=1, dp_rank=2, dp_world=2),
-    "claim_meta": lambda client, meta: client.claim_meta("p", "train", ["reward"], 100, timeout_s=0.0),
-    "adopt_claim": lambda client, meta: client.adopt_claim("nope", meta),
-    "reserve_group": lambda client, meta: client.reserve_group("p", "g", ["a"]),
     "put_samples, refused here": lambda client, meta: client.put_samples(["a"], "p", {"reward": torch.zeros(2)}),
     "put_samples, refused there": lambda client, meta: client.put_samples(["a"], "p", {"nope": torch.zeros(1)}),
     "get_samples": lambda client, meta: client.get_samples(["z"], "p", ["reward"]),
-    "get_data": lambda client, meta: client.get_data("reward"),
     "read_columns": lambda client, meta: client.read_columns(meta, ["nope"]),
-    "partition": lambda client, meta: client.partition("nope"),
     "reset": lambda client, meta: client.reset("p", "nope"),
     "timeout_s": lambda client, meta: client.partitions(timeout_s="5"),
     "device": lambda client, meta: client.read_columns(meta, ["reward"], device="bogus"),
@@ -70,24 +70,12 @@ async def test_a_refused_coroutine_shows_one_frame_of_ours(
     assert len(inside) == (2 if name == "options" else 1), inside
 
 
-async def test_a_refused_block_shows_two_frames_of_ours(
-    filled: DataPlaneClient, async_client: aio.AsyncDataPlaneClient
-) -> None:
-    with pytest.raises(DataPlaneError) as caught:
-        async with async_client.claim("p", "nope", ["reward"], 1):
-            pass
-    assert len(frames_of(caught.value)[1]) == 2
-    assert str(caught.value).startswith(f"claim at {filled.target}: ")
-
-
 def test_a_refusal_by_the_server_begins_with_the_verb_and_shows_one_frame_of_ours(filled: DataPlaneClient) -> None:
     claim, group = filled.claim("p", "train", ["reward"], 1), filled.reserve_group("p", "g", ["g0"])
     wrong = {"nope": [[0.0]]}
     refused: dict[str, Callable[[], object]] = {
         "append_tokens": lambda: filled.append_tokens(["a"], "p", wrong),
         "put_samples": lambda: filled.put_samples(["a"], "p", wrong),
-        "get_samples": lambda: filled.get_samples(["a"], "p", ["nope"]),
-        "reset": lambda: filled.reset("p", "nope"),
         "claim.write": lambda: claim.write(wrong),
         "claim.commit": lambda: claim.commit(wrong),
         "claim.release": lambda: claim.release(reason="x" * 257),
@@ -130,12 +118,3 @@ def test_connect_shows_two_frames_of_ours() -> None:
     with pytest.raises(DataPlaneError) as caught:
         connect("127.0.0.1:1", connect_timeout_s=0.01)
     assert len(frames_of(caught.value)[1]) == 2
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_device_that_is_not_there_is_refused(filled: DataPlaneClient) -> None:
-    meta = filled.put_samples(["a"], "p", tags=[{}])
-    with pytest.raises(RuntimeError, match="read_columns from 'p': the device 'cuda' cannot be used here: torch "):
-        filled.read_columns(meta, ["reward"], device="cuda")
-    with pytest.raises(ValueError, match="read_columns from 'p': 'bogus' is not a device such as 'cpu' or 'cuda:0'"):
-        filled.read_columns(meta, ["reward"], device="bogus")

@@ -37,7 +37,7 @@ MUTANTS = (
         f"{_CLIENT}/_async/transport.py",
         "            if waits:\n                request.wait_timeout.FromNanoseconds(int(left_s * 1e9))\n",
         "            if waits:\n                request.wait_timeout.FromNanoseconds(int(left_s * 1e6))\n",
-        ("tests/integration/test_many_waiting_claims.py", "tests/integration/test_concurrent_claims.py"),
+        ("tests/integration/test_many_waiting_claims.py",),
     ),
     Mutant(
         "transport: pauses grow without end",

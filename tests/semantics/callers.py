@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -119,9 +119,6 @@ class Caller(abc.ABC):
         """Values of so many bytes are written to the fields that are named. Returns the rows that were consumed."""
 
     @abc.abstractmethod
-    def write(self, claim: Rows, **sizes: int) -> None: ...
-
-    @abc.abstractmethod
     def release(self, claim: Rows, *, delay_s: float = 0.0, reason: str = "") -> int: ...
 
     @abc.abstractmethod
@@ -161,10 +158,6 @@ class Caller(abc.ABC):
     @abc.abstractmethod
     def partition(self) -> Any:
         """The description; its names are the same everywhere."""
-
-    @abc.abstractmethod
-    def last_event(self, row: str) -> tuple[str, str]:
-        """What happened to the row last, and why."""
 
     @abc.abstractmethod
     def used(self) -> int:
@@ -212,6 +205,3 @@ def each(ids: str, tags: Tags | Sequence[Tags] | None, version: int | None) -> l
         return None
     given = [tags or {}] * len(ids) if tags is None or isinstance(tags, Mapping) else list(tags)
     return given if version is None else [{**of_row, "weight_version": version} for of_row in given]
-
-
-OpenCaller = Callable[[], Caller]

@@ -165,11 +165,6 @@ class ClientCaller(Caller):
         self.wrote(claim.ids, columns)
         return consumed
 
-    def write(self, claim: Rows, **sizes: int) -> None:
-        columns = self._columns_of(claim, sizes)
-        did(lambda: claim.held.write(columns))
-        self.wrote(claim.ids, columns)
-
     def _columns_of(self, claim: Rows, sizes: dict[str, int]) -> dict[str, torch.Tensor] | None:
         columns: dict[str, torch.Tensor] = {}
         for name, size in sizes.items():
@@ -217,10 +212,6 @@ class ClientCaller(Caller):
 
     def partition(self) -> Any:
         return self.client.partition("p")
-
-    def last_event(self, row: str) -> tuple[str, str]:
-        event = self.client.sample("p", row).events[-1]
-        return event.what, event.reason
 
     def used(self) -> int:
         return self.client.server_status().memory_used_bytes

@@ -160,10 +160,6 @@ class CoreCaller(Caller):
         assert isinstance(result, CommitResult)
         return result.consumed_rows
 
-    def write(self, claim: Rows, **sizes: int) -> None:
-        lengths = {name: [size] * len(claim.ids) for name, size in sizes.items()}
-        self.apply(self.core.put_call(list(claim.ids), lengths, claim_id=claim.claim_id))
-
     def release(self, claim: Rows, *, delay_s: float = 0.0, reason: str = "") -> int:
         released = self._did(lambda: self.core.release(claim.claim_id, delay_s=delay_s, reason=reason))
         return released.released_rows
@@ -218,10 +214,6 @@ class CoreCaller(Caller):
 
     def partition(self) -> Any:
         return self.core.plane.partition_info("p", self.core.now)
-
-    def last_event(self, row: str) -> tuple[str, str]:
-        event = self.core.plane.sample("p", row).events[-1]
-        return event.what, event.reason
 
     def used(self) -> int:
         return self.core.used

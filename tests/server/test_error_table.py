@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.http_answers import STATUS_TABLE
-from dataplane_server.service.error_table import ERROR_TABLE, RETRY_DELAY_S, internal_error, status_of
-
-CODES = {code.value[0]: code for code in grpc.StatusCode}
+from dataplane_server.service.error_table import ERROR_TABLE, status_of
 
 
 def details(status: status_pb2.Status) -> dict[str, Any]:
@@ -23,20 +20,6 @@ def details(status: status_pb2.Status) -> dict[str, Any]:
         kind = next(kind for kind in kinds if packed.Is(kind.DESCRIPTOR))
         found[kind.DESCRIPTOR.name] = kind.FromString(packed.value)
     return found
-
-
-def test_a_refusal_carries_reason_domain_and_metadata_and_when_to_come_back_if_waiting_helps() -> None:
-    for reason in Reason:
-        status = status_of(Refusal(reason, "why", sample_id="s", rows=3))
-        found, code = details(status), ERROR_TABLE[reason]
-        info = found["ErrorInfo"]
-        assert (CODES[status.code], status.message) == (code, "why")
-        assert (info.reason, info.domain) == (reason.name, "rl_dataplane")
-        assert dict(info.metadata) == {"sample_id": "s", "rows": "3"}
-        waiting_helps = code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
-        assert ("RetryInfo" in found) is waiting_helps
-        if waiting_helps:
-            assert found["RetryInfo"].retry_delay.ToNanoseconds() == RETRY_DELAY_S[reason] * 1e9 > 0
 
 
 @pytest.mark.parametrize(
@@ -53,12 +36,6 @@ def test_an_invalid_field_of_the_request_and_no_other_is_named_in_a_bad_request(
     found = details(status_of(Refusal(reason, "why", **details_of_it)))
     named = found["BadRequest"].field_violations if "BadRequest" in found else []
     assert [(violation.field, violation.description) for violation in named] == violations
-
-
-def test_a_defect_is_told_without_its_story() -> None:
-    status = internal_error()
-    assert CODES[status.code] is grpc.StatusCode.INTERNAL
-    assert details(status)["ErrorInfo"].reason == "INTERNAL"
 
 
 def test_every_error_has_a_status_of_http() -> None:

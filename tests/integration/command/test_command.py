@@ -111,23 +111,6 @@ def test_elsewhere_each_line_is_json(start_command: Start, tmp_path: Path) -> No
     assert [(event["event"], event["level"]) for event in events] == [("draining", "info"), ("stopped", "info")]
 
 
-@pytest.mark.parametrize("service", ["", SERVICE])
-@pytest.mark.parametrize("transport", [0, 1], ids=["unix", "tcp"])
-def test_health_is_serving(addresses: list[str], transport: int, service: str) -> None:
-    with grpc.insecure_channel(addresses[transport]) as channel:
-        check: Any = health_pb2_grpc.HealthStub(channel).Check
-        response = check(health_pb2.HealthCheckRequest(service=service), timeout=120)
-    assert response.status == health_pb2.HealthCheckResponse.SERVING
-
-
-def test_health_of_another_service_is_not_found(addresses: list[str]) -> None:
-    with grpc.insecure_channel(addresses[0]) as channel:
-        check: Any = health_pb2_grpc.HealthStub(channel).Check
-        with pytest.raises(grpc.RpcError) as caught:
-            check(health_pb2.HealthCheckRequest(service="nope"), timeout=120)
-    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-
-
 @pytest.mark.parametrize("transport", [0, 1], ids=["unix", "tcp"])
 def test_reflection_lists_and_describes_the_service(addresses: list[str], transport: int) -> None:
     request = reflection_pb2.ServerReflectionRequest(list_services="")
@@ -206,40 +189,7 @@ def test_a_missing_file_is_named_in_words(tmp_path: Path, flags: list[str], miss
     assert why == f"{missing}: No such file or directory"
 
 
-def test_a_second_server_is_told_what_to_do(command: Command, addresses: list[str], tmp_path: Path) -> None:
-    unix, tcp = addresses
-    http = command.http.removeprefix("http://")
-    stop_or = (
-        "another process listens there, perhaps another server (`ss -ltnp` names it); stop it, or choose another port"
-    )
-    assert refusal_of("--listen", unix, "--http", "") == (
-        f"cannot listen on {unix}: another server (process {command.process.pid}) listens there; stop it, or choose "
-        "another path with --listen"
-    )
-    assert refusal_of("--listen", tcp, "--http", "") == (
-        f"cannot listen on {tcp}: {stop_or} with --listen, as in --listen 127.0.0.1:0 for any free one"
-    )
-    assert refusal_of("--listen", f"unix://{tmp_path}/b.sock", "--http", http) == (
-        f"cannot listen on {http}: {stop_or} with --http, as in --http 127.0.0.1:0 for any free one"
-    )
-
-
-def test_a_folder_that_is_missing_is_named() -> None:
-    assert refusal_of("--listen", "unix:///nonexistent/dataplane.sock", "--http", "") == (
-        "cannot listen on unix:///nonexistent/dataplane.sock: the folder /nonexistent does not exist; make it "
-        "(mkdir -p /nonexistent), or choose another path"
-    )
-
-
 def test_reflection_without_its_package_names_the_extra() -> None:
     code = "import sys; sys.modules['grpc_reflection'] = None; from dataplane_server.cli import main; main()"
     why = refusal_of("--listen", "127.0.0.1:0", "--http", "", "--reflection", python=(sys.executable, "-c", code))
     assert why == "--reflection needs grpcio-reflection: pip install 'rl-dataplane[reflection]'"
-
-
-def test_a_public_address_ends_the_command_as_wrong_usage() -> None:
-    ended = subprocess.run(
-        [COMMAND, "--listen", "0.0.0.0:0"], capture_output=True, encoding="utf-8", timeout=60, check=False
-    )
-    assert ended.returncode == 2
-    assert "can be reached from other hosts" in " ".join(ended.stderr.split())

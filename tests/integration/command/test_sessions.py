@@ -100,18 +100,3 @@ def test_a_session_outlives_a_server_that_stood_still_for_three_times_its_grace(
     beating.end()
     assert beating.peer.ending() == (grpc.StatusCode.ABORTED, "SESSION_EXPIRED")
     assert command.log.count('"event": "session_expired"') == 1
-
-
-def test_a_session_whose_client_died_meanwhile_dies_after_all(command: Command, stub: Any, beating: Beating) -> None:
-    lost = claimed(stub, "3", beating.session_id)
-    command.process.send_signal(signal.SIGSTOP)
-    beating.end()
-    beating.peer.break_off()
-    time.sleep(GRACE_S)
-    command.process.send_signal(signal.SIGCONT)
-    won = claimed(stub, "4", "")
-    assert list(won.sample_ids) == ["a"]
-    assert won.claim_id != lost.claim_id
-    (line,) = (line for line in command.log.splitlines() if "session_expired" in line)
-    assert '"client": "trainer"' in line
-    assert '"claims": 1, "rows": 1, "groups": 0' in line

@@ -47,10 +47,6 @@ def value(client: DataPlaneClient, sample: str) -> float:
     return float(client.get_samples([sample], "p", ["a"])["a"][0])
 
 
-def nothing() -> None:
-    return None
-
-
 def test_a_put_is_applied_once(flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]) -> None:
     lose_answer(
         lambda: shaky.put_samples(["x", "new"], "p", {"a": torch.ones(2)}),
@@ -59,32 +55,6 @@ def test_a_put_is_applied_once(flow: DataPlaneClient, shaky: DataPlaneClient, lo
     )
     assert value(flow, "x") == 2.0
     assert (flow.partition("p").rows, flow.partition("p").rows_put_total) == (4, 5)
-
-
-def test_an_append_is_applied_once(
-    flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
-) -> None:
-    flow.register_partition("q", ["tokens"], 1, ["train"], per_token_fields=["tokens"])
-    flow.append_tokens(["x"], "q", {"tokens": torch.tensor([[1, 2]])}, create=True)
-    lose_answer(
-        lambda: shaky.append_tokens(["x"], "q", {"tokens": torch.tensor([[3]])}),
-        lambda: flow.sample("q", "x").sequence_length == 3,
-        lambda: flow.append_tokens(["x"], "q", {"tokens": torch.tensor([[4]])}),
-    )
-    assert flow.get_samples(["x"], "q", ["tokens"])["tokens"][0].tolist() == [1, 2, 3, 4]
-
-
-def test_rows_are_added_to_a_group_once(
-    flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
-) -> None:
-    group = shaky.reserve_group("p", "g")
-    lose_answer(
-        lambda: group.add(["new"], {"a": torch.ones(1)}),
-        lambda: flow.partition("p").rows == 5,
-        lambda: flow.clear_samples(["w"], "p"),
-    )
-    assert (group.commit(), group.meta.sample_ids) == (1, ["new"])
-    assert flow.partition("p").rows_put_total == 5
 
 
 def test_a_claim_gets_the_same_rows(
@@ -102,19 +72,6 @@ def test_a_claim_gets_the_same_rows(
     assert flow.partition("p").task("train").claimed_rows == 4
 
 
-def test_a_claim_that_consumes_on_delivery_gets_the_same_rows(
-    flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
-) -> None:
-    claimed: list[list[str]] = []
-    lose_answer(
-        lambda: claimed.append(shaky.claim_meta("p", "train", ["a"], 2).sample_ids),
-        lambda: flow.partition("p").task("train").consumed_rows == 2,
-        nothing,
-    )
-    assert claimed == [["w", "x"]]
-    assert flow.partition("p").task("train").consumed_rows_total == 2
-
-
 def test_a_commit_is_applied_once_and_answers_as_the_first_time(
     flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
 ) -> None:
@@ -128,20 +85,6 @@ def test_a_commit_is_applied_once_and_answers_as_the_first_time(
     assert flow.get_samples(["w", "x"], "p", ["b"])["b"].tolist() == [5.0, 1.0]
 
 
-def test_a_release_is_applied_once(
-    flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
-) -> None:
-    claim = shaky.claim("p", "train", ["a"], 2)
-    later: list[Claim] = []
-    released = lose_answer(
-        claim.release,
-        lambda: flow.partition("p").task("train").untaken_rows == 4,
-        lambda: later.append(flow.claim("p", "train", ["a"], 2)),
-    )
-    assert (released, claim.state) == (2, "released")
-    assert flow.partition("p").task("train").claimed_rows == 2
-
-
 def test_a_clear_does_not_hit_rows_that_were_put_meanwhile(
     flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
 ) -> None:
@@ -152,30 +95,6 @@ def test_a_clear_does_not_hit_rows_that_were_put_meanwhile(
     )
     assert cleared == 4
     assert flow.partition("p").rows == 1
-
-
-def test_a_registration_does_not_reset_cursors_twice(
-    flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
-) -> None:
-    later: list[Claim] = []
-    lose_answer(
-        lambda: shaky.register_partition("p", ["a", "b"], 99, ["train"]),
-        lambda: flow.partition("p").num_samples == 99,
-        lambda: later.append(flow.claim("p", "train", ["a"], 3)),
-    )
-    assert flow.partition("p").task("train").claimed_rows == 3
-
-
-def test_a_drop_does_not_hit_a_partition_that_was_registered_meanwhile(
-    flow: DataPlaneClient, shaky: DataPlaneClient, lose_answer: LoseAnswer[object]
-) -> None:
-    dropped = lose_answer(
-        lambda: shaky.drop_partition("p"),
-        lambda: flow.partitions() == [],
-        lambda: flow.register_partition("p", ["a"], 0, ["train"]),
-    )
-    assert dropped == 4
-    assert [partition.partition_id for partition in flow.partitions()] == ["p"]
 
 
 async def test_the_asynchronous_client_repeats_a_claim_and_gets_the_same_rows(

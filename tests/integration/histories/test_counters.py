@@ -12,7 +12,7 @@ from tests.integration.histories.handmade import (
     put,
     stopped_fenced_and_redelivered,
 )
-from tests.integration.histories.history import NEVER, Final, History, TaskCounts, Unanswered
+from tests.integration.histories.history import NEVER, Final, History, TaskCounts
 
 
 def counted(history: History, books: Final) -> list[str]:
@@ -34,12 +34,6 @@ def rolled_back() -> History:
 
 def test_books_that_agree_with_the_history_are_accepted(rolled_back: History) -> None:
     assert counted(rolled_back, books()) == []
-
-
-def test_deliveries_whose_answer_was_lost_may_be_in_the_books(rolled_back: History) -> None:
-    rolled_back.unanswered.append(Unanswered("first", "rows", 4))
-    assert counted(rolled_back, books(delivered=6, expired=2)) == []
-    assert counted(rolled_back, books(delivered=9, expired=5)) != []
 
 
 @pytest.mark.parametrize(

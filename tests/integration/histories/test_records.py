@@ -9,8 +9,6 @@ import pytest
 from tests.integration.histories.history import NEVER, History
 from tests.integration.histories.reader import read_history
 from tests.integration.histories.recorder import Recorder
-from tests.integration.histories.settings import Settings
-from tests.integration.histories.steps import StepBook
 
 from dataplane_client import errors
 
@@ -34,28 +32,11 @@ def reserve(record: Recorder, group: str = "g") -> None:
         pass
 
 
-def test_a_claim_that_returned_is_a_delivery_between_its_two_lines(record: Recorder, tmp_path: Path) -> None:
-    claim(record, 7)
-    (delivery,) = history(tmp_path).deliveries
-    assert (delivery.process, delivery.task, delivery.claim_id, delivery.fence) == ("me", "rows", "c-7", 7)
-    assert (delivery.rows, delivery.generations, delivery.whole) == (("a", "b"), (1, 2), False)
-    assert 0 < delivery.asked_at < delivery.got_at
-
-
 def test_a_claim_that_never_returned_may_have_taken_rows(record: Recorder, tmp_path: Path) -> None:
     record.begin("claim", task="rows", whole=False, most=6)
     read = history(tmp_path)
     assert read.deliveries == []
     assert [unanswered.most for unanswered in read.unanswered] == [6]
-
-
-def test_half_a_line_of_a_killed_process_is_left_out(record: Recorder, tmp_path: Path) -> None:
-    claim(record, 7)
-    with (tmp_path / "me.jsonl").open("a") as file:
-        file.write('{"at": 12, "what": "commit", "fen')
-    read = history(tmp_path)
-    assert len(read.deliveries) == 1
-    assert read.endings == []
 
 
 @pytest.mark.parametrize(
@@ -117,28 +98,3 @@ def test_a_group_is_there_when_it_was_finished(
     assert (batch.group, batch.rows, batch.outcome) == ("g", ("a", "b"), outcome)
     assert (batch.begun_at < NEVER) == ("finish" in calls)
     assert (batch.reserved_at < batch.fenced_at < NEVER) == (error is errors.GroupFencedError)
-
-
-def test_every_line_shows_that_its_process_ran(record: Recorder, tmp_path: Path) -> None:
-    record.note("pulse")
-    claim(record, 7)
-    read = history(tmp_path)
-    first, asked, got = read.pulses["me"]
-    assert read.silence_ns("me", first, got + 1000) == max(asked - first, got - asked, 1000)
-    assert read.silence_ns("nobody", 5, 12) == 7
-
-
-def test_steps_go_on_whoever_ends_them_and_however_late(tmp_path: Path) -> None:
-    mine, yours, other = StepBook(tmp_path, 0), StepBook(tmp_path, 0), StepBook(tmp_path, 1)
-    assert (mine.step, other.step) == (0, 0)
-    for step in range(30):
-        mine.finish(step)
-    yours.finish(3)
-    assert (mine.step, yours.step, other.step) == (30, 30, 0)
-    assert mine.is_far_ahead
-    assert not other.is_far_ahead
-
-
-def test_settings_reach_another_process_unchanged(tmp_path: Path) -> None:
-    settings = Settings("unix:///s", tmp_path, 8, 1.5, 0.5, 3)
-    assert Settings.of_json(settings.json()) == settings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,9 +13,8 @@ import torch
 from tests.integration.conftest import Eventually
 
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.errors import ClaimTimeoutError, NotFoundError, PreconditionError
+from dataplane_client.errors import ClaimTimeoutError, PreconditionError
 from dataplane_client.loader import ClaimLoader, LoadedBatch
-from dataplane_client.meta import Tag
 from dataplane_client.policies.tasks import TaskPolicy
 
 Loader = Callable[..., ClaimLoader]
@@ -50,15 +48,6 @@ def test_each_of_10000_rows_comes_once_with_its_values(fill: Rows, loader: Loade
     assert {delivery for batch in batches for delivery in batch.deliveries} == {1}
     assert len({batch.fence for batch in batches}) == len(batches)
     assert client.check_consumption_status("p", ["train"])
-
-
-def test_a_loop_ends_although_rows_are_too_stale(fill: Rows, loader: Loader, client: DataPlaneClient) -> None:
-    fill(6)
-    tags: list[dict[str, Tag]] = [{"weight_version": 1 + row // 2} for row in range(6)]
-    client.put_samples([f"s{row}" for row in range(6)], "p", tags=tags)
-    client.set_policies("p", {"train": TaskPolicy(max_staleness=1)})
-    seen = [number for batch in loader(4, pad_value_dict={"tokens": -1}) for number in numbers(batch)]
-    assert sorted(seen) == [2, 3, 4, 5]
 
 
 def test_a_batch_is_not_cut_short_while_announced_rows_are_missing(announce: Rows, put: Put, loader: Loader) -> None:
@@ -103,12 +92,6 @@ def test_ready_rows_come_in_a_small_batch_when_the_missing_ones_never_become_rea
         next(rows)
 
 
-def test_min_size_lets_smaller_batches_come_at_once(announce: Rows, put: Put, loader: Loader) -> None:
-    announce(10)
-    put(range(3))
-    assert next(iter(loader(8, min_size=2))).meta.size == 3
-
-
 @pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
 def test_the_loop_goes_on_until_rows_that_others_hold_are_consumed(
     fill: Rows, loader: Loader, client: DataPlaneClient, threads: ThreadPoolExecutor, closed: bool
@@ -149,33 +132,6 @@ def test_a_loop_ends_with_the_rest_when_its_partition_is_closed(
     client.close_partition("p")
     assert [batch.meta.size for batch in rows] == [2]
     assert client.check_consumption_status("p", ["train"])
-
-
-@pytest.mark.parametrize("until_consumed", [True, False])
-def test_a_loop_that_waits_ends_when_its_partition_is_closed(
-    announce: Rows,
-    loader: Loader,
-    client: DataPlaneClient,
-    threads: ThreadPoolExecutor,
-    eventually: Eventually,
-    until_consumed: bool,
-) -> None:
-    announce(100)
-    batches = threads.submit(lambda: list(loader(4, until_consumed=until_consumed)))
-    eventually(lambda: has_waiting_claim(client))
-    client.close_partition("p")
-    assert batches.result(20) == []
-
-
-def test_a_dead_letter_does_not_keep_a_loop_from_its_end_once_the_partition_is_closed(
-    client: DataPlaneClient, put: Put, loader: Loader
-) -> None:
-    fields = ["tokens", "number", "text"]
-    client.register_partition("p", fields, 9, ["train"], per_token_fields=["tokens"], max_deliveries=1)
-    put(range(3))
-    client.claim("p", "train", [], 1).release(reason="bad")
-    client.close_partition("p")
-    assert [batch.meta.sample_ids for batch in loader(4)] == [["s1", "s2"]]
 
 
 def test_max_batches_ends_the_loop_with_its_batches_committed_and_nothing_else_claimed(
@@ -265,22 +221,6 @@ def test_whole_groups_come_together_and_say_which_weights_made_them(
         for group in batch.groups
     ]
     assert sorted(groups) == [(group, 3, 7, 8, [f"{group}{number}" for number in range(3)]) for group in ("g", "h")]
-
-
-def test_a_task_that_does_not_exist_is_an_error(client: DataPlaneClient, loader: Loader) -> None:
-    client.register_partition("p", ["tokens", "number", "text"], 1, ["other"], replace=True)
-    with pytest.raises(NotFoundError, match="'train'"):
-        next(iter(loader(1)))
-
-
-def test_a_copy_of_a_loader_loads_the_same_task(fill: Rows, loader: Loader) -> None:
-    fill(4)
-    made = loader(2, pad_value_dict={"tokens": -1})
-    for batch in made:
-        batch.commit()
-        break
-    twin = copy.deepcopy(made)
-    assert [number for batch in twin for number in numbers(batch)] == [2, 3]
 
 
 def test_worker_processes_are_refused_with_what_to_use_instead(loader: Loader) -> None:

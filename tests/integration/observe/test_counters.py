@@ -75,14 +75,6 @@ async def test_clients_of_one_process_share_their_counters(
     assert counted(registry, "GetServerStatus", transport) == before + 3
 
 
-def test_threads_lose_no_count(
-    registry: CollectorRegistry, client: DataPlaneClient, transport: TransportChoice
-) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda _: client.partitions(), range(200)))
-    assert counted(registry, "ListPartitions", transport) == 200
-
-
 def test_open_sessions_are_counted(
     registry: CollectorRegistry, client: DataPlaneClient, eventually: Eventually
 ) -> None:

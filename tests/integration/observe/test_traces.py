@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,7 +12,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 from tests.integration.conftest import Eventually
 
-from dataplane_client import aio, observe
+from dataplane_client import observe
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.columns import write_columns
 from dataplane_client.errors import NotFoundError
@@ -132,12 +131,6 @@ def test_a_claim_links_to_the_puts_of_its_rows(traced: DataPlaneClient, spans: S
     assert [link.context.span_id for link in links] == [context_of(first)[1], context_of(second)[1]]
 
 
-def test_a_shard_links_to_the_puts_of_its_rows(traced: DataPlaneClient, spans: Spans) -> None:
-    put(traced, "a", "b", "c", "d")
-    traced.claim_shard("p", "train", ["x"], 4, step=0, dp_rank=0, dp_world=2)
-    assert linked(*spans("ClaimShard")) == {context_of(*spans("PutSamples")): 2}
-
-
 def test_a_span_has_at_most_32_links(traced: DataPlaneClient, spans: Spans) -> None:
     for number in range(40):
         put(traced, f"s{number}")
@@ -156,16 +149,6 @@ def test_later_writes_do_not_change_the_linked_producer(traced: DataPlaneClient,
     producer, *writers = spans("PutSamples")
     assert len(writers) == 2
     assert linked(spans("ClaimSamples")[-1]) == {context_of(producer): 2}
-
-
-def test_an_append_leaves_the_mark_of_the_producer(traced: DataPlaneClient, spans: Spans) -> None:
-    traced.register_partition("q", ["tokens"], 1, ["train"], per_token_fields=["tokens"])
-    tokens = torch.nested.nested_tensor([torch.tensor([1, 2])], layout=torch.jagged)
-    traced.put_samples(["a"], "q", {"tokens": tokens})
-    traced.append_tokens(["a"], "q", {"tokens": torch.tensor([[3]])})
-    traced.claim("q", "train", ["tokens"], 1)
-    producer, _ = spans("PutSamples")
-    assert linked(spans("ClaimSamples")[-1]) == {context_of(producer): 1}
 
 
 def test_tags_of_the_caller_stay_including_its_own_traceparent(traced: DataPlaneClient, spans: Spans) -> None:
@@ -214,19 +197,3 @@ def test_rows_of_an_unsampled_trace_are_not_marked(client: DataPlaneClient) -> N
         assert client.claim("p", "train", ["x"], 1).meta.tags == [{}]
     finally:
         observe.remove(tracer)
-
-
-async def test_concurrent_tasks_keep_their_traces_separate(
-    tracing_server: ServerThread, transport: TransportChoice, spans: Spans
-) -> None:
-    async with await aio.connect(tracing_server.addresses[0], transport=transport) as client:
-
-        async def caller(number: int) -> int:
-            with TRACER.start_as_current_span(f"caller {number}") as span:
-                await asyncio.gather(*(client.partitions() for _ in range(5)))
-            return span.get_span_context().trace_id
-
-        traces = await asyncio.gather(*map(caller, range(4)))
-    for kind in (SpanKind.CLIENT, SpanKind.SERVER):
-        found = [context_of(span)[0] for span in spans("ListPartitions", kind)]
-        assert sorted(found) == sorted([*traces] * 5)

@@ -17,7 +17,7 @@ from dataplane_client.errors import PreconditionError
 from dataplane_client.options import TransportChoice
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.testing import ServerThread, running_server
+from dataplane_server.testing import ServerThread
 
 MIB = 1 << 20
 Start = Callable[..., ServerThread]
@@ -150,15 +150,6 @@ def test_without_a_way_to_the_right_memory_values_travel_over_grpc(
     if place.exists():
         assert what != "nothing"
         place.unlink()
-
-
-def test_a_file_in_the_place_of_the_local_socket_is_left_alone(tmp_path: Path) -> None:
-    precious = local_socket(tmp_path, "a")
-    precious.write_text("data")
-    here = f"unix://{tmp_path}/a.sock"
-    with running_server(listen=here, memory_bytes=8 * MIB), connect(here) as client:
-        assert (client.transport, works(client)) == ("grpc", True)
-    assert precious.read_text() == "data"
 
 
 def test_a_socket_whose_path_has_no_room_for_a_second_is_served_over_grpc(start_server: Start, tmp_path: Path) -> None:

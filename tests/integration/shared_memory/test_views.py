@@ -130,13 +130,6 @@ def test_rows_that_do_not_adjoin_are_copied_and_right(client: DataPlaneClient, s
     assert used(client) == 0  # a copy holds nothing
 
 
-def test_rows_in_the_middle_of_a_put_adjoin(client: DataPlaneClient, sent: torch.Tensor) -> None:
-    batch = read(client, "c", "d")
-    client.clear_samples(None, "p")
-    assert used(client) >= 4 * (LENGTHS[2] + LENGTHS[3])
-    assert bits(batch["x"]).tobytes() == sent[3000:43_001].numpy().tobytes()
-
-
 def test_a_field_of_empty_rows_and_objects_come_along(client: DataPlaneClient) -> None:
     client.register_partition("q", ["none", "x", "text"], 0, ["train"])
     text = np.array(["a", None, {"b": 1}], object)

@@ -109,13 +109,6 @@ def test_a_browser_is_cut_off(direct: Direct) -> None:
     assert peer.ended
 
 
-def test_a_session_has_no_method_that_opens_one(direct: Direct) -> None:
-    peer = direct.begin()
-    for method in (pb.LOCAL_METHOD_ATTACH, pb.LOCAL_METHOD_JOIN, DIRECT, 0, 99):
-        assert peer.refused(method) == ("INVALID_REQUEST", "unknown method")
-    peer.call(STATUS, b"")
-
-
 # -- values that come --------------------------------------------------------------------------------------------------
 
 
@@ -144,15 +137,6 @@ def test_a_client_that_leaves_before_its_last_byte_has_put_nothing(
     assert direct.host.client.server_status().rows == 1
 
 
-def test_more_bytes_than_were_declared_end_the_connection(direct: Direct, eventually: Eventually) -> None:
-    peer = direct.reserve(10)
-    peer.socket.sendall(finish_frame() + bytes(MIB))
-    with contextlib.suppress(ConnectionError):
-        while peer.socket.recv(MIB):
-            pass
-    eventually(lambda: direct.host.used in (ROW_BYTES, ROW_BYTES + 10))  # what came after the tenth was another request
-
-
 @pytest.mark.parametrize("handle", [2, 0])
 def test_values_without_a_reservation_are_refused_and_end_the_connection(direct: Direct, handle: int) -> None:
     peer = direct.reserve(10)
@@ -172,14 +156,6 @@ def test_a_client_that_stalls_is_cut_off_and_its_put_is_gone(
         peer.socket.sendall(finish_frame() + bytes(sent))
     assert peer.ended
     eventually(lambda: direct.host.used == ROW_BYTES)
-
-
-def test_a_client_that_holds_nothing_may_be_silent(direct: Direct) -> None:
-    endpoint = direct.endpoint
-    endpoint.stall_timeout_s = 0.1
-    peer = direct.begin()
-    threading.Event().wait(0.3)
-    peer.call(STATUS, b"")
 
 
 def test_a_put_that_is_under_way_when_the_server_drains_is_finished(direct: Direct) -> None:
@@ -210,13 +186,6 @@ def test_values_follow_the_response_and_then_comes_the_next(direct: Direct) -> N
         assert not answer.lease.offsets
         assert peer.exactly(ROW_BYTES) == VALUES
     assert peer.receive()[0] == pb.LOCAL_OUTCOME_UNSPECIFIED
-
-
-def test_small_values_are_in_the_response(direct: Direct) -> None:
-    peer = direct.begin()
-    answer = peer.call(READ, read(1, inline_bytes=ROW_BYTES), pb.LocalReadResponse)
-    assert answer.values == VALUES
-    peer.call(STATUS, b"")
 
 
 @pytest.mark.parametrize("end", ["leaves", "stalls"])
@@ -306,11 +275,3 @@ def test_a_client_that_moves_a_byte_now_and_then_is_cut_off(direct: Direct, even
         return direct.host.used == ROW_BYTES
 
     eventually(is_over)
-
-
-def test_a_client_that_leaves_while_its_values_leave_harms_nobody(direct: Direct) -> None:
-    for _ in range(20):
-        peer = direct.begin()
-        peer.send(READ, read(1))
-        peer.close()
-    assert direct.begin().call(READ, read(1, inline_bytes=ROW_BYTES), pb.LocalReadResponse).values == VALUES

@@ -6,7 +6,6 @@ import hashlib
 import mmap
 import os
 import struct
-import threading
 
 import pytest
 from tests.integration.conftest import Eventually
@@ -68,14 +67,6 @@ def test_a_frame_of_20_mib_is_read_to_its_end(host: Host) -> None:
     assert reason == "INVALID_REQUEST"
 
 
-@pytest.mark.parametrize("sent", range(1, 30, 4))
-def test_half_a_frame_is_nothing(host: Host, sent: int) -> None:
-    peer, body = host.join(), put(1, 4, b"abcd").SerializeToString()
-    peer.socket.sendall((HEAD.pack(len(body), pb.LOCAL_METHOD_PUT) + body)[:sent])
-    peer.close()
-    assert host.client.server_status().rows == 1
-
-
 def test_a_frame_may_come_byte_by_byte(host: Host) -> None:
     peer, body = host.join(), put(1, 4, b"abcd").SerializeToString()
     for byte in HEAD.pack(len(body), pb.LOCAL_METHOD_PUT) + body:
@@ -119,16 +110,6 @@ def test_requests_whose_responses_nobody_reads_are_not_taken_in_for_ever(host: H
     assert peer.receive()[0] == pb.LOCAL_OUTCOME_ERROR
 
 
-def test_a_claim_whose_connection_closes_takes_no_rows(host: Host, eventually: Eventually) -> None:
-    peer = host.join()
-    peer.send(pb.LOCAL_METHOD_CLAIM_SAMPLES, claim(rows=2))
-    eventually(lambda: host.client.server_status().waiting_claims == 1)
-    peer.close()
-    eventually(lambda: host.client.server_status().waiting_claims == 0)
-    host.join().call(pb.LOCAL_METHOD_PUT, put(1, 4, b"abcd"), pb.LocalWriteResponse)
-    assert host.client.claim_meta("p", "train", ["x"], 2, blocking=False).size == 2
-
-
 def test_what_is_held_outlives_the_connection_that_asked_for_it(host: Host, eventually: Eventually) -> None:
     peer = host.join()
     peer.call(pb.LOCAL_METHOD_PUT, put(1, MIB), pb.LocalWriteResponse)
@@ -153,20 +134,6 @@ def test_everything_ends_with_the_lifeline(host: Host, eventually: Eventually) -
     reason = host.connect().refused(pb.LOCAL_METHOD_JOIN, pb.JoinRequest(session=lifeline.attached.session))[0]
     assert reason == "INVALID_REQUEST"
     host.join().call(pb.LOCAL_METHOD_PUT, put(4, ROW_BYTES, bytes(range(256)) * 16, sample_ids=["row"]))
-
-
-def test_peers_that_come_and_go_at_once_do_no_harm(host: Host) -> None:
-    def come_and_go() -> None:
-        for _ in range(20):
-            lifeline = host.attach()
-            host.join(lifeline).send(pb.LOCAL_METHOD_CLAIM_SAMPLES, claim(rows=5))
-            lifeline.close()
-
-    visitors = [threading.Thread(target=come_and_go) for _ in range(4)]
-    for visitor in visitors:
-        visitor.start()
-    for visitor in visitors:
-        visitor.join()
 
 
 def test_attaching_lends_one_descriptor_for_reading_and_one_for_writing(host: Host) -> None:

@@ -139,6 +139,14 @@ def test_a_call_that_was_let_go_of_before_it_came_holds_nothing(
     host.join().call(PUT, put(1, ROW_BYTES, bytes(range(256)) * 16, sample_ids=["row"]))
 
 
+def test_handles_let_go_of_before_their_calls_are_remembered_up_to_a_bound(host: Host) -> None:
+    host.let_go(*range(1, 10_001))
+    host.lifeline.call(pb.LOCAL_METHOD_GET_SERVER_STATUS, b"")
+    peer = host.join()
+    assert peer.refused(PUT, put(10_000, MIB))[0] == "INVALID_REQUEST"
+    assert peer.call(PUT, put(1, MIB), pb.LocalWriteResponse).HasField("reservation")
+
+
 def test_a_put_that_was_let_go_of_while_it_waited_for_room_holds_nothing(host: Host, eventually: Eventually) -> None:
     holder, waiter = host.join(), host.join()
     holder.call(PUT, put(1, 7 * MIB), pb.LocalWriteResponse)

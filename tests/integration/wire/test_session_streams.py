@@ -17,11 +17,8 @@ from dataplane_server.testing import ServerThread
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
-Refused = Callable[[Callable[[], object]], tuple[grpc.StatusCode, str, str]]
-
 OK = grpc.StatusCode.OK
 EXPIRED = (grpc.StatusCode.ABORTED, "SESSION_EXPIRED")
-SHORT_S = 0.2
 _numbers = itertools.count()
 
 
@@ -158,33 +155,6 @@ def test_a_second_stream_of_a_session_takes_the_first_ones_place(flow: Any, peer
     second.send(pb.SessionRequest(close=True))
     assert second.ending() == (OK, "")
     assert sessions(flow) == 0
-
-
-def test_a_client_that_closes_its_session_gives_back_what_it_holds_at_once(
-    flow: Any, peer: Callable[[], SessionPeer]
-) -> None:
-    stream = peer()
-    session_id = stream.open(grace_s=60.0).session_id
-    claimed(flow, session_id)
-    stream.send(pb.SessionRequest(close=True))
-    assert stream.ending() == (OK, "")
-    assert sessions(flow) == 0
-    assert list(claimed(flow, "").sample_ids) == ["a", "b"]
-    again = peer()
-    again.send(opening(session_id))
-    assert again.ending() == EXPIRED
-
-
-def test_a_silent_session_dies_and_its_rows_go_to_whoever_waits_for_them(
-    flow: Any, peer: Callable[[], SessionPeer], refusal: Refused
-) -> None:
-    silent = peer()
-    lost = claimed(flow, silent.open(grace_s=SHORT_S).session_id)
-    won = claimed(flow, "")
-    assert silent.ending() == EXPIRED
-    assert (list(won.sample_ids), won.claim_id != lost.claim_id) == (["a", "b"], True)
-    assert refusal(lambda: commit(flow, lost.claim_id))[:2] == (grpc.StatusCode.ABORTED, "CLAIM_FENCED")
-    assert commit(flow, won.claim_id) == 2
 
 
 def test_delayed_rows_come_back_while_no_session_lives(flow: Any) -> None:

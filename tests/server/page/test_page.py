@@ -235,10 +235,3 @@ def test_beside_an_access_file_state_needs_the_role_of_metrics_and_rows_one_for_
         "trainer": [200, 200, 403, 200, 200],
         "rollout": [200, 200, 403, 404, 403],
     }
-
-
-def test_rows_are_told_at_an_address_of_this_host_and_to_no_page_of_another_site(server: ServerThread) -> None:
-    with connect(server.addresses[0]) as client:
-        fill(client)
-    hosts = ("127.0.0.1:9464", "[::1]:9464", "localhost", "rebound.example")
-    assert [Asked(server, "/page/sample", host=host, id="a").status for host in hosts] == [200, 200, 200, 403]
