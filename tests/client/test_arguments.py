@@ -80,16 +80,6 @@ def test_a_tag_may_be_a_numpy_scalar_or_a_0_d_tensor(client: DataPlaneClient) ->
     ] * 2
 
 
-@pytest.mark.parametrize("count", [3, np.int32(3), torch.tensor(3)], ids=repr)
-def test_a_count_may_be_any_integer(client: DataPlaneClient, count: int) -> None:
-    assert client.register_partition("counted", ["x"], count, ["train"]).num_samples == 3
-
-
-@pytest.mark.parametrize("lengths", [[1, -1], np.array([1, -1]), torch.tensor([1, -1])], ids=repr)
-def test_lengths_may_be_a_list_an_array_or_a_tensor(client: DataPlaneClient, lengths: Sequence[int]) -> None:
-    assert client.put_samples(["a", "b"], "p", sequence_lengths=lengths).sequence_lengths == [1, -1]
-
-
 def dead_letters(task: Any) -> Call:
     return lambda c: c.dead_letters("p", task)
 

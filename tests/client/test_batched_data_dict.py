@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Mapping
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +17,6 @@ from dataplane_client.batched_data_dict import BatchedDataDict, SlicedDataDict
 from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 
 Batch = BatchedDataDict[Any]
-
-
-class Spec(TypedDict):
-    ids: torch.Tensor
 
 
 def objects(*elements: object) -> np.ndarray[Any, Any]:
@@ -102,45 +98,12 @@ def test_rows_that_are_taken_from_rows_that_were_taken_are_those_of_lists(count:
             return
 
 
-def test_a_spec_can_be_given_as_a_type_argument() -> None:
-    batch = BatchedDataDict[Spec](ids=torch.zeros(3))
-    assert (type(batch), batch.size) == (BatchedDataDict, 3)
-
-
-def test_a_batch_is_a_mapping_but_no_dict() -> None:
-    batch: object = BatchedDataDict({"a": [1]})
-    assert isinstance(batch, Mapping)
-    assert not isinstance(batch, dict)
-
-
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_metadata_survives_copying(copied: Callable[[Batch], Batch]) -> None:
     batch: Batch = BatchedDataDict(a=[1, 2])
     batch.micro_batch_indices = [[[0, 2]]]
     assert copied(batch).micro_batch_indices == [[[0, 2]]]
     assert copied(batch) == batch
-
-
-@pytest.mark.parametrize(
-    ("columns", "size"),
-    [
-        pytest.param({}, 0, id="no_columns"),
-        pytest.param({"a": torch.zeros(3, 7)}, 3, id="tensor"),
-        pytest.param({"a": [1, 2]}, 2, id="list"),
-        pytest.param({"a": objects(1, 2)}, 2, id="ndarray"),
-        pytest.param({"a": PackedTensor([torch.zeros(5), None], 0)}, 2, id="packed"),
-        pytest.param({"a": [1, 2], "b": torch.zeros(9)}, 2, id="first_column_counts"),
-    ],
-)
-def test_size_is_the_rows_of_the_first_column(columns: dict[str, Any], size: int) -> None:
-    assert BatchedDataDict[Any](columns).size == size
-
-
-def test_get_dict_is_the_underlying_dictionary() -> None:
-    batch: Batch = BatchedDataDict(a=[1])
-    batch.get_dict()["b"] = [2]
-    assert type(batch.get_dict()) is dict
-    assert batch["b"] == [2]
 
 
 @pytest.mark.parametrize(
@@ -202,26 +165,7 @@ def test_select_indices_of_no_rows_keeps_every_column() -> None:
     assert (empty["ids"].shape, empty["logs"], empty["tags"].shape, len(empty["image"])) == ((0, 2), [], (0,), 0)
 
 
-def test_chunks_are_slices_and_chosen_rows_are_of_the_class_they_are_chosen_from() -> None:
-    assert type(four_rows().chunk(0, 2)) is SlicedDataDict
-    for cls in (BatchedDataDict[Any], SlicedDataDict):
-        assert type(cls(four_rows()).select_indices([0])) is type(cls())
-
-
 # --- reorder_data ---
-
-
-def test_reorder_data_sends_each_row_to_its_index() -> None:
-    batch: Batch = BatchedDataDict(a=torch.tensor([10, 11, 12]))
-    batch.reorder_data([2, 0, 1])
-    assert batch["a"].tolist() == [11, 12, 10]
-
-
-def test_reorder_data_keeps_the_underlying_dictionary() -> None:
-    batch: Batch = BatchedDataDict(a=[7, 8])
-    columns = batch.get_dict()
-    batch.reorder_data([1, 0])
-    assert columns["a"] == [8, 7]
 
 
 @pytest.mark.parametrize("indices", [[0, 0, 1, 2], [1, 2, 3, 4], [-1, 0, 1, 2]])

@@ -41,15 +41,6 @@ def test_rows_are_padded_to_the_widest_with_zero_or_the_value_of_their_column() 
     assert joined["mask"].tolist() == [[1, 0, 0], [1, 0, 0], [1, 1, 1]]
 
 
-@pytest.mark.parametrize("trailing", [(4,), (4, 2)], ids=["3d", "4d"])
-def test_deeper_tensors_are_padded_on_dim_1_and_keep_their_trailing_dims(trailing: tuple[int, ...]) -> None:
-    parts = [{"a": torch.ones(2, 3, *trailing)}, {"a": torch.ones(1, 5, *trailing)}]
-    joined = join(parts, pad_value_dict={"a": 7})["a"]
-    assert joined.shape == (3, 5, *trailing)
-    assert (joined[:2, 3:] == 7).all()
-    assert (joined[:2, :3] == 1).all()
-
-
 @pytest.mark.parametrize(
     "dtype", [torch.bool, torch.uint8, torch.int16, torch.float16, torch.bfloat16, torch.float8_e4m3fn], ids=str
 )
@@ -63,11 +54,6 @@ def test_padding_keeps_the_dtype(dtype: torch.dtype) -> None:
 def test_a_batch_without_rows_may_lack_columns_and_sets_no_width(empty: dict[str, Any]) -> None:
     joined = join([empty, {"a": torch.ones(1, 2), "b": [3]}])
     assert (joined["a"].tolist(), joined["b"]) == ([[1, 1]], [3])
-
-
-def test_batches_that_all_lack_rows_keep_the_columns() -> None:
-    joined = join([{"a": torch.zeros(0, 9), "b": []}, {"a": torch.zeros(0, 4), "b": []}])
-    assert (joined["a"].shape, joined["b"]) == ((0, 9), [])
 
 
 ROWS = torch.zeros(2, 2, 4)

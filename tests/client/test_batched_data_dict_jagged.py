@@ -28,12 +28,6 @@ def twice(batch: Batch) -> Batch:
     return BatchedDataDict.from_batches([batch, batch])
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
-def test_size_counts_the_rows() -> None:
-    assert BatchedDataDict[Any](a=jagged(2, 0, 3)).size == 3
-    assert BatchedDataDict[Any](a=torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])).size == 2
-
-
 def test_slice_cuts_out_the_rows_without_copying_values() -> None:
     batch: Batch = BatchedDataDict(a=jagged(2, 0, 3, 1))
     part = batch.slice(1, 4)["a"]
@@ -61,12 +55,6 @@ def test_columns_that_shared_offsets_can_still_be_added(use: Callable[[Batch], B
     result = use(BatchedDataDict(a=first, b=first * 10))
     assert rows_of(result["a"]) == expected
     assert rows_of(result["a"] + result["b"]) == [[11 * x for x in row] for row in expected]
-
-
-@pytest.mark.parametrize("use", [lambda b: b.slice(1, 3), lambda b: b.select_indices([1, 2])], ids=["slice", "select"])
-def test_the_result_pads_to_its_longest_row(use: Callable[[Batch], Batch]) -> None:
-    part = use(BatchedDataDict(a=jagged(2, 3, 1, 9)))["a"]
-    assert torch.nested.to_padded_tensor(part.float(), 0.0).tolist() == [[1, 1, 1], [2, 0, 0]]
 
 
 RAGGED_IN_DIM_2 = torch.nested.nested_tensor([torch.zeros(4, 2), torch.zeros(4, 3)], layout=torch.jagged)

@@ -10,11 +10,9 @@ import numpy.typing as npt
 import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
-from tests.client.jagged_slices import needs_jagged_slices
 from torch.nested import as_nested_tensor, narrow, nested_tensor, nested_tensor_from_jagged
 
 from dataplane_client._values.columns_layout import Layout
-from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.codec import materialize, pack_jagged_fields
 
 
@@ -30,20 +28,6 @@ def objects(*values: object) -> npt.NDArray[np.object_]:
     for i, value in enumerate(values):
         array[i] = value
     return array
-
-
-def test_result_is_a_batched_data_dict_with_the_keys_in_order() -> None:
-    td = TensorDict({"b": torch.ones(2), "a": ragged([1], [2, 3]), "c": NonTensorStack("x", "y")}, [2])
-    batch = materialize(td)
-    assert type(batch) is BatchedDataDict
-    assert list(batch) == ["b", "a", "c"]
-
-
-def test_each_field_is_padded_with_its_own_value_and_zero_otherwise() -> None:
-    td = TensorDict({"ids": ragged([1], [2, 3]), "mask": ragged([1], [1, 1])}, [2])
-    batch = materialize(td, pad_value_dict={"ids": 9, "absent": 4})
-    assert batch["ids"].tolist() == [[1, 9], [2, 3]]
-    assert batch["mask"].tolist() == [[1, 0], [1, 1]]
 
 
 def test_jagged_layout_passes_nested_leaves_through() -> None:
@@ -128,12 +112,6 @@ def test_nested_tensors_of_every_make_are_padded(
     assert materialize(TensorDict({"x": leaf}, [len(expected)]))["x"].tolist() == expected
 
 
-@needs_jagged_slices
-def test_slice_of_a_batch_is_padded_to_its_own_longest_row() -> None:
-    td = TensorDict({"x": ragged([1], [2, 3], [4], [5, 6, 7])}, [4])
-    assert materialize(td[:3])["x"].tolist() == [[1, 0], [2, 3], [4, 0]]
-
-
 @pytest.mark.parametrize("layout", ["padded", "auto"])
 @pytest.mark.parametrize(
     "shapes", [((1, 2), (2, 2)), ((2, 2), (2, 2)), ((2, 3), (2, 5))], ids=["ragged", "even", "later"]
@@ -196,12 +174,6 @@ def test_auto_layout_is_dense_where_all_rows_have_one_shape(
         return
     assert (got.is_nested, got.shape) == (False, shape)
     assert torch.equal(got, torch.stack(nested.unbind()))
-
-
-@needs_jagged_slices
-def test_auto_layout_of_a_slice_looks_at_its_rows() -> None:
-    part = TensorDict({"x": ragged([0], [1, 2], [3, 4])}, [3])[1:]
-    assert materialize(part, "auto")["x"].tolist() == [[1, 2], [3, 4]]
 
 
 def offsets(*bounds: int) -> torch.Tensor:

@@ -51,14 +51,6 @@ def test_every_byte_of_a_result_is_written_whatever_its_memory_held_before() -> 
             packed[name].values().view(torch.uint8).fill_(0xDD)
 
 
-def test_a_wider_rectangle_is_filled_up_in_used_memory_too() -> None:
-    narrow = rectangles()["tokens"]
-    for _ in range(2):
-        wide = materialize(TensorDict({"tokens": narrow}, [7]), pad_value_dict={"tokens": 9}, pad_to_seqlen=WIDTH + 3)
-        assert torch.equal(wide["tokens"], torch.nn.functional.pad(narrow, (0, 3), value=9))
-        wide["tokens"].fill_(-1)
-
-
 def test_a_large_batch_that_is_gone_lends_its_memory_to_the_next() -> None:
     nested = to_nested_by_length(rectangles()["tokens"], LENGTHS)
     batch = materialize(TensorDict({"tokens": nested}, [7]))
@@ -69,11 +61,3 @@ def test_a_large_batch_that_is_gone_lends_its_memory_to_the_next() -> None:
     assert materialize(TensorDict({"tokens": nested}, [7]))["tokens"].data_ptr() != address
     del row
     assert materialize(TensorDict({"tokens": nested}, [7]))["tokens"].data_ptr() == address
-
-
-def test_gradients_flow_through_a_large_field() -> None:
-    padded = rectangles()["logprobs"].requires_grad_()
-    to_nested_by_length(padded, LENGTHS).values().sum().backward()
-    inside = torch.arange(WIDTH) < LENGTHS[:, None]
-    assert padded.grad is not None
-    assert torch.equal(padded.grad, inside.to(torch.float64))

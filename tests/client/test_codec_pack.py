@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict
-from tests.client.jagged_slices import needs_jagged_slices
 from torch.nested import as_nested_tensor, nested_tensor_from_jagged
 
 from dataplane_client._values.columns_layout import join_values
@@ -277,12 +276,6 @@ def test_a_response_is_cut_from_the_end_and_shifted_left_by_one(sizes: list[tupl
 )
 def test_responses_of_nested_tensors_of_every_make(full: torch.Tensor, mask: torch.Tensor, rows: list[Any]) -> None:
     assert rows_of(response_from_nested(full, mask)) == rows
-
-
-@needs_jagged_slices
-def test_a_slice_of_a_batch_is_a_mask() -> None:
-    sliced = TensorDict({"m": nest([1], [1, 1], [1])}, [3])[1:]["m"]
-    assert rows_of(response_from_nested(nest([0, 1, 2, 3], [5, 6, 7]), sliced)) == [[1, 2], [6]]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch.nested import nested_tensor_from_jagged
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 from dataplane_client.client import connect
-from dataplane_client.loader import ClaimLoader, LoadedBatch
+from dataplane_client.loader import LoadedBatch
 from dataplane_client.meta import KVBatchMeta
 from dataplane_server.testing import running_server
 
@@ -59,15 +59,3 @@ def test_tables_escape_every_name() -> None:
             assert shown.endswith("</table>")
             assert ESCAPED in shown
             assert "<img" not in shown
-
-
-def test_descriptions_show_themselves_in_a_line() -> None:
-    with running_server() as address, connect(address) as client:
-        described = client.register_partition("rollouts", [f"field_{n}" for n in range(30)], 0, ["train", "eval"])
-        assert repr(described) == "<PartitionDescription rollouts 0 rows of field_0, field_1, … for train, eval>"
-        assert repr(client.server_status()).startswith(f"<ServerStatus {client.server_status().version} up ")
-        assert repr(client.server_status()).endswith(" 0 rows, 0.0 of 256.0 MiB used, 0 claims and 0 puts wait>")
-        assert len(repr(client.server_status())) <= 100
-        assert repr(ClaimLoader(address, "rollouts", "train", ["x"], 8)) == (
-            f"<ClaimLoader {address} rollouts/train batches of 8 with x>"
-        )

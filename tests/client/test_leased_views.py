@@ -142,8 +142,3 @@ def test_where_there_is_no_socket_every_place_is_named(tmp_path: Path) -> None:
         OSError, match=rf"{tmp_path}/a\.sock\.local: .*No such file.*; @rl-dataplane-nowhere: .*refused"
     ):
         attach(f"unix://{tmp_path}/a.sock", shared)
-
-
-def test_handles_are_never_used_twice(arena: RecordedArena) -> None:
-    handles = [arena.next_handle() for _ in range(1000)]
-    assert len(set(handles)) == 1000

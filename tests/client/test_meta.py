@@ -70,10 +70,6 @@ def test_a_transform_keeps_what_belongs_to_its_rows_and_leaves_the_meta_alone(
     assert bare.sample_ids == changed.sample_ids
 
 
-def test_a_meta_from_which_all_rows_are_dropped_is_none(meta: KVBatchMeta) -> None:
-    assert meta.drop(range(4)) is None
-
-
 @pytest.mark.parametrize(
     "column",
     [{"sequence_lengths": [1]}, {"tags": [{}]}, {"generations": [1]}],
@@ -86,11 +82,6 @@ def test_columns_of_another_length_than_the_ids_are_refused(column: dict[str, An
 
 def test_a_meta_counts_its_rows_and_gives_their_ids(meta: KVBatchMeta) -> None:
     assert (len(meta), meta.size, list(meta)) == (4, 4, ["a", "b", "c", "d"])
-
-
-def test_a_meta_shows_itself_in_a_line(meta: KVBatchMeta) -> None:
-    assert repr(meta) == "<KVBatchMeta p/train 4 rows: a, b, c, d with x, y>"
-    assert repr(KVBatchMeta("p", None, [])) == "<KVBatchMeta p 0 rows: >"
 
 
 @pytest.mark.parametrize("name", ["x" * 256, "ä" * 128, "new\nline"], ids=["long", "wide", "two lines"])

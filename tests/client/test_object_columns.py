@@ -8,14 +8,13 @@ import tracemalloc
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
-from typing import Any
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
@@ -61,21 +60,6 @@ def typed(value: object) -> object:
 
 
 @pytest.mark.parametrize(
-    "leaf",
-    [stack, objects, lambda values: NonTensorData(objects(values), batch_size=[len(values)])],
-    ids=["stack", "object array", "non-tensor data"],
-)
-@pytest.mark.parametrize("values", [VALUES, VALUES[:1], []], ids=["all", "one row", "no rows"])
-def test_values_come_back_equal_and_of_the_same_type(
-    values: Sequence[object], leaf: Callable[[Sequence[object]], object]
-) -> None:
-    td = round_trip({"o": leaf(values)}, len(values))
-    got = td.get("o")
-    assert isinstance(got, NonTensorStack if values else NonTensorData)
-    assert [typed(value) for value in got.tolist()] == [typed(value) for value in td["o"]] == list(map(typed, values))
-
-
-@pytest.mark.parametrize(
     "rows", [({}, 3, "a"), (b"", [1, 2], None), (("a",), (1, 2), 1.5), ([torch.ones(2)], 1, None)], ids=str
 )
 def test_one_row_that_can_only_be_an_object_makes_all_rows_objects_wherever_it_is(rows: tuple[object, ...]) -> None:
@@ -98,26 +82,16 @@ def test_one_payload_without_rows_goes_to_every_row(payload: object) -> None:
     assert round_trip({"x": torch.ones(3), "o": NonTensorData(payload)}, 3).get("o").tolist() == [payload] * 3
 
 
-@pytest.mark.parametrize("leaf", [objects(VALUES), [["a", "b"], ["c", "d"]], np.array(["a", "b"])], ids=type)
-def test_objects_of_a_packed_tensordict_come_back_row_by_row(leaf: Any) -> None:
-    rows = leaf.tolist() if isinstance(leaf, np.ndarray) else leaf
-    got = round_trip(TensorDict({"o": leaf}, [len(leaf)]), len(leaf))
-    assert typed(got.get("o").tolist()) == typed(rows)
-
-
 def test_an_array_of_foreign_byte_order_comes_back_in_the_order_of_the_wire() -> None:
     (got,) = round_trip({"o": stack([np.arange(3, dtype=">i4")])}, 1).get("o").tolist()
     assert (got.tolist(), got.dtype) == ([0, 1, 2], np.dtype("<i4"))
 
 
-def test_objects_stay_row_aligned_when_the_batch_is_indexed() -> None:
-    td = round_trip({"o": objects(VALUES), "i": torch.arange(len(VALUES))}, len(VALUES))
-    for i, value in enumerate(VALUES):
-        assert typed(td[i]["o"]) == typed(value)
-    picked = td[torch.tensor([3, 11])]
-    assert picked["i"].tolist() == [3, 11]
-    assert picked.get("o").tolist() == [VALUES[3], VALUES[11]]
-    assert td[2:4].get("o").tolist() == VALUES[2:4]
+def nested_lists(depth: int) -> list[object]:
+    value: list[object] = []
+    for _ in range(depth):
+        value = [value]
+    return value
 
 
 JSON_LIKE = st.recursive(
@@ -137,11 +111,24 @@ JSON_LIKE = st.recursive(
 )
 
 
-@given(values=st.lists(JSON_LIKE, max_size=6))
+LEAVES: list[Callable[[Sequence[object]], object]] = [
+    stack,
+    objects,
+    lambda values: NonTensorData(objects(values), batch_size=[len(values)]),
+]
+
+
+@given(values=st.lists(JSON_LIKE, max_size=6), leaf=st.sampled_from(LEAVES))
+@example(values=VALUES, leaf=objects)
+@example(values=[nested_lists(127)], leaf=stack)
 @settings(max_examples=100, deadline=None)
-def test_any_values_come_back_equal_and_of_the_same_type(values: Sequence[object]) -> None:
-    got = round_trip({"o": stack(values)}, len(values)).get("o").tolist()
-    assert [typed(value) for value in got] == [typed(value) for value in values]
+def test_values_come_back_equal_and_of_the_same_type(
+    values: Sequence[object], leaf: Callable[[Sequence[object]], object]
+) -> None:
+    td = round_trip({"o": leaf(values)}, len(values))
+    got = td.get("o")
+    assert isinstance(got, NonTensorStack if values else NonTensorData)
+    assert [typed(value) for value in got.tolist()] == [typed(value) for value in td["o"]] == list(map(typed, values))
 
 
 @pytest.mark.parametrize(
@@ -173,13 +160,6 @@ def test_type_that_would_not_come_back_is_refused_naming_field_row_and_type(valu
         encode_columns({"o": objects(["a", "b", value])})
 
 
-def nested_lists(depth: int) -> list[object]:
-    value: list[object] = []
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
 ENDLESS: list[object] = []
 ENDLESS.append(ENDLESS)
 
@@ -194,11 +174,6 @@ def test_value_msgpack_cannot_hold_is_refused_naming_field_and_row(value: object
         encode_columns({"o": objects([0, value])})
     with pytest.raises(ValueError, match=r"'o'.*\(2, 2\)"):
         encode_columns({"o": np.array([["a", "b"], ["c", "d"]], object)})
-
-
-def test_deepest_value_comes_back() -> None:
-    value = nested_lists(127)
-    assert round_trip({"o": objects([value])}, 1).get("o").tolist() == [value]
 
 
 @pytest.mark.parametrize("payload", [np.ones(2), torch.ones(2)], ids=["array", "tensor"])

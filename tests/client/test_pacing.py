@@ -68,14 +68,6 @@ def test_calls_that_take_long_let_others_begin_as_they_end_or_from_second_to_sec
         assert sum(begun(waiting)) == expected
 
 
-def test_many_calls_that_succeed_without_others_that_wait_leave_the_bound(world: World) -> None:
-    for _ in range(1000):
-        world.begin(4)
-        world.succeed(4)
-        world.now += 1.0
-    assert sum(begun(world.begin(100))) == 4
-
-
 def test_after_a_refusal_half_as_many_may_be_under_way_and_others_begin_in_order(world: World) -> None:
     world.grow(8)
     world.refuse()

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.metadata import version
-
-import pytest
 
 import dataplane_client
 from dataplane_client import aio, errors
@@ -18,15 +15,6 @@ def test_every_listed_name_is_there_and_is_kept() -> None:
         assert getattr(dataplane_client, name) is vars(dataplane_client)[name] is value
     for name in aio.__all__:
         assert getattr(aio, name).__module__.startswith("dataplane_client._async.")
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match=r"'dataplane_client'.*'nope'"):
-        dataplane_client.nope  # noqa: B018  # the access is the test
-
-
-def test_the_version_is_that_of_the_distribution() -> None:
-    assert dataplane_client.__version__ == version("rl-dataplane")
 
 
 def test_dir_shows_the_public_names_and_no_others() -> None:

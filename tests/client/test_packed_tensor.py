@@ -35,12 +35,6 @@ def test_rows_without_a_tensor_count_as_rows_and_add_nothing() -> None:
     assert (len(empty), empty.as_tensor()) == (0, None)
 
 
-def test_as_tensor_returns_a_copy() -> None:
-    row = torch.zeros(2)
-    tensor_of(PackedTensor([row], 0)).fill_(7)
-    assert row.tolist() == [0, 0]
-
-
 @pytest.mark.parametrize("indices", [[2, 0, 2], torch.tensor([2, 0, 2])], ids=["list", "tensor"])
 def test_slice_takes_the_rows_named_in_that_order(indices: list[int] | torch.Tensor) -> None:
     assert tensor_of(shaped(1, 2, 1).slice(indices))[:, 0].tolist() == [2, 0, 2]
@@ -85,7 +79,3 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
 def test_what_does_not_fit_is_refused(call: Callable[[], object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
-
-
-def test_repr_tells_the_shapes_of_the_rows() -> None:
-    assert repr(shaped(3, None)) == "PackedTensor(rows=[(3, 2), None], dim_to_pack=0)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 
 import pytest
@@ -166,52 +165,12 @@ def test_any_packing_is_that_of_the_plain_rules(
 
 # -- fixed vectors -----------------------------------------------------------------------------------------------------
 
-MIXED = [25, 35, 45, 55, 65, 75, 85, 95, 15, 25, 35, 45, 55, 65, 75, 85, 95]
-
-
-VECTORS = {
-    "concatenative": [[0, 1], [2, 3], [4], [5], [6], [7], [8, 9, 10], [11, 12], [13], [14], [15], [16]],
-    "first_fit_decreasing": [[16], [7], [15, 8], [6], [14, 9], [5, 0], [13, 10], [4, 1], [12, 11], [3, 2]],
-    "modified_first_fit_decreasing": [[7], [16], [6, 8], [15], [5, 0], [14, 9], [4, 1], [13, 10], [3, 2], [12, 11]],
-}
-
-
-@pytest.mark.parametrize(("algorithm", "bins"), VECTORS.items())
-def test_mixed_lengths_pack_into_the_bins_of_the_fixed_vector(algorithm: str, bins: list[list[int]]) -> None:
-    assert get_packer(algorithm, 100).pack(MIXED) == bins
-
 
 def test_concatenative_closes_a_bin_that_holds_the_most_sequences_allowed() -> None:
     class Pairs(ConcatenativePacker):
         max_sequences_per_bin = 2
 
     assert Pairs(100).pack([10, 10, 10, 90, 10, 10, 10]) == [[0, 1], [2, 3], [4, 5], [6]]
-
-
-def test_first_fit_shuffle_repeats_itself_for_one_seed_and_differs_for_another() -> None:
-    packings = []
-    for seed in (1, 1, 2):
-        random.seed(seed)
-        packings.append(get_packer("First_Fit_Shuffle", 100).pack(MIXED))
-    assert packings[0] == packings[1] != packings[2]
-
-
-@pytest.mark.parametrize(
-    ("min_bin_count", "multiple", "bins"),
-    [
-        (None, None, [[0, 1, 2], [3, 4, 5], [6, 7, 8]]),
-        (3, 3, [[0, 1, 2], [3, 4, 5], [6, 7, 8]]),
-        (7, None, [[0, 1, 2], [3], [6], [8], [7], [5], [4]]),
-        (None, 4, [[0, 1, 2], [3, 4, 5], [6, 7], [8]]),
-        (9, 3, [[0], [3], [6], [8], [7], [5], [4], [2], [1]]),
-    ],
-    ids=["as packed", "already there", "at least 7", "multiple of 4", "one sequence each"],
-)
-def test_bins_are_split_until_their_number_suits(
-    min_bin_count: int | None, multiple: int | None, bins: list[list[int]]
-) -> None:
-    packer = get_packer(MFFD, 100, min_bin_count=min_bin_count, bin_count_multiple=multiple)
-    assert packer.pack([30] * 9) == bins
 
 
 @pytest.mark.parametrize("algorithm", [a for a in PackingAlgorithm if a is not MFFD])
@@ -291,12 +250,3 @@ def test_metrics_add_up_over_packings_until_reset() -> None:
     assert total["bin_balance"] == pytest.approx((1.0 + 1 - (2 * 0.25**2) ** 0.5 / 0.75) / 2)
     metrics.reset()
     assert metrics.get_aggregated_stats()["num_sequences"] == 0
-
-
-@pytest.mark.parametrize("algorithm", list(PackingAlgorithm))
-def test_ten_thousand_sequences_pack_well_under_a_second(algorithm: PackingAlgorithm) -> None:
-    rng = random.Random(0)
-    lengths = [rng.randint(1, 2000) for _ in range(10_000)]
-    started = time.process_time()
-    get_packer(algorithm, 8192).pack(lengths)
-    assert time.process_time() - started < 1.0

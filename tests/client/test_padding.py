@@ -5,7 +5,7 @@ against padding: a read that goes straight into rectangles gives the batch that 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import product
 from typing import Any
@@ -180,33 +180,6 @@ def content(value: Any) -> tuple[object, ...]:
         assert value.is_contiguous()
         return value.dtype, tuple(value.shape), raw(value)
     return value.dtype, tuple(value.shape), value.tolist()
-
-
-SHAPES: dict[str, Callable[[str], torch.Tensor]] = {
-    "jagged": lambda name: jagged(some(name, 6), [2, 0, 4]),
-    "jagged with trailing dims": lambda name: jagged(some(name, 6, 3), [2, 0, 4]),
-    "narrow": lambda name: some(name, 3, 2, 2),
-    "wide": lambda name: some(name, 3, 6),
-    "flat": lambda name: some(name, 3),
-}
-
-
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_fields_of_every_element_type_are_read_as_materialized(
-    clients: list[DataPlaneClient], shape: Callable[[str], torch.Tensor]
-) -> None:
-    pads = [{name: pad for name in NAMES if holds(name, pad)} for pad in PADS]
-    for client, pad_to_seqlen in product(clients, (0, 5)):
-        td = TensorDict({name: shape(name) for name in NAMES}, [3])
-        assert_read_as_materialized(client, td, [{}, *pads], pad_to_seqlen)
-
-
-def holds(name: str, pad: float) -> bool:
-    try:
-        materialize(TensorDict({"x": jagged(some(name, 1), [1])}, [1]), pad_value_dict={"x": pad})
-    except ValueError:
-        return False
-    return True
 
 
 @st.composite

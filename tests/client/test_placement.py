@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane_client._memory.placement import Destination, Padding, PlacedColumn, ReadBuffers, blame_server, row_places
+from dataplane_client._memory.placement import Destination, Padding, PlacedColumn, ReadBuffers, blame_server
 from dataplane_client._values.columns_layout import ColumnLayout
 from dataplane_client.errors import InternalError
 from rl_dataplane.v1.element_types import ITEM_SIZES, Kind
@@ -144,12 +144,6 @@ def test_runs_that_do_not_fit_the_rows_or_the_memory_are_refused(
     buffers = ReadBuffers([LAYOUT], 3, ADJOINING)
     with pytest.raises(ValueError, match=message):
         buffers.copy_runs(np.zeros(100, np.uint8), int64(*offsets), int64(*sizes))
-
-
-def test_an_empty_row_between_two_runs_lies_in_either() -> None:
-    places = row_places(int64(10, 40), int64(2, 3), int64(2, 0, 3))
-    assert (places[0], places[2]) == (10, 40)
-    assert places[1] in (12, 40)
 
 
 # -- values that come in chunks ----------------------------------------------------------------------------------------

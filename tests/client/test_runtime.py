@@ -10,7 +10,6 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -19,12 +18,6 @@ from dataplane_client._sync.runtime import LocalConnection as BlockingConnection
 from rl_dataplane.v1.local_frames import HEAD
 
 # -- work on threads ---------------------------------------------------------------------------------------------------
-
-
-async def test_work_apart_gives_what_it_returns_or_raises() -> None:
-    assert await run_in_thread(lambda: 5) == 5
-    with pytest.raises(ZeroDivisionError):
-        await run_in_thread(lambda: 1 // 0)
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["works", "fails"])
@@ -158,13 +151,6 @@ async def test_a_cancellation_is_never_lost_to_an_answer_that_comes_at_once(pair
         with pytest.raises(asyncio.CancelledError):
             await call
         break  # what it left behind is of no use to another
-
-
-async def test_where_nobody_listens_there_is_no_connection(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        await LocalConnection.open(str(tmp_path / "nowhere"), 20.0)
-    with pytest.raises(FileNotFoundError):
-        BlockingConnection.open(str(tmp_path / "nowhere"), 20.0)
 
 
 @KINDS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -162,40 +161,7 @@ def test_bad_arguments_are_refused_by_name(error: type[Exception], call: Callabl
         call()
 
 
-@pytest.mark.parametrize("kind", [DynamicBatchingArgs, SequencePackingArgs])
-def test_the_description_names_every_key_of_the_arguments(kind: Any) -> None:
-    described = str(BatchedDataDict.shard_by_batch_size.__doc__)
-    assert [key for key in kind.__annotations__ if key not in described] == []
-
-
 # --- dynamic batching ---
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "order", "indices", "lengths"),
-    [
-        (None, [0, 2, 3, 5, 6, 1, 4, 7], [[[0, 2], [2, 3], [3, 4]]], [[8, 28, 32]]),
-        (4, [0, 1, 2, 3, 6, 5, 4, 7], [[[0, 2]], [[0, 1], [1, 2]]], [[16], [28, 32]]),
-    ],
-    ids=["all rows in one chunk", "chunks of 4 rows"],
-)
-def test_dynamic_batching_gives_the_fixed_vectors(
-    batch_size: int | None, order: list[int], indices: list[Any], lengths: list[Any]
-) -> None:
-    shards, sorted_indices = with_lengths(LENGTHS).shard_by_batch_size(2, batch_size, dynamic_batching_args=DYNAMIC)
-    assert sorted_indices == order
-    for shard in shards:
-        assert (shard.micro_batch_indices, shard.micro_batch_lengths) == (indices, lengths)
-        assert shard.elem_counts_per_gb is None
-
-
-def test_dynamic_shards_feed_the_microbatch_iterator() -> None:
-    shards, _ = with_lengths(LENGTHS).shard_by_batch_size(2, 4, dynamic_batching_args=DYNAMIC)
-    shapes = [
-        [tuple(mb["ids"].shape) for mb in shards[0].get_batch(i, 2).make_microbatch_iterator_with_dynamic_shapes()]
-        for i in range(2)
-    ]
-    assert shapes == [[(2, 16)], [(1, 28), (1, 32)]]
 
 
 def test_sharding_leaves_the_batch_alone() -> None:
@@ -230,13 +196,3 @@ def test_packed_shards_may_be_uneven_in_rows_but_have_as_many_microbatches() -> 
     )
     assert [shard.size for shard in shards] == [1, 4]
     assert [shard.get_microbatch_iterator_for_packable_sequences_len() for shard in shards] == [(1, 32), (1, 16)]
-
-
-@pytest.mark.parametrize(("key", "args"), [("dynamic_batching_args", DYNAMIC), ("sequence_packing_args", PACKING)])
-def test_ten_thousand_rows_shard_well_under_two_seconds(key: str, args: Any) -> None:
-    batch = with_lengths([1 + (i * 7919) % 2000 for i in range(10_000)], width=1)
-    batch["ids"] = torch.zeros(10_000, 2000, dtype=torch.int8)
-    of: Any = {key: {**args, "max_tokens_per_microbatch": 8192}}
-    started = time.process_time()
-    batch.shard_by_batch_size(8, 2000, **of)
-    assert time.process_time() - started < 2.0

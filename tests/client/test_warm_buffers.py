@@ -176,12 +176,6 @@ def test_at_most_an_eighth_more_memory_than_asked_for_stands_behind_a_buffer(nby
     assert nbytes <= pool.idle_bytes <= nbytes * 1.125
 
 
-def test_a_slightly_narrower_batch_takes_the_same_memory() -> None:
-    pool = WarmBuffers(64 * MIB)
-    address = pool.take(512 * 4096 * 8).ctypes.data
-    assert pool.take(512 * 4001 * 8).ctypes.data == address
-
-
 def test_the_memory_used_last_is_used_next_and_the_one_idle_longest_is_freed_first() -> None:
     pool = WarmBuffers(3 * SMALLEST)
     first, second, third, fourth = (pool.take(SMALLEST) for _ in range(4))

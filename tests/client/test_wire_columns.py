@@ -14,8 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from tests.client.jagged_slices import needs_jagged_slices
-from torch.nested import as_nested_tensor, nested_tensor_from_jagged, to_padded_tensor
+from torch.nested import nested_tensor_from_jagged, to_padded_tensor
 
 from dataplane_client._values.columns_layout import WireColumn
 from dataplane_client._values.wire_columns import decode_columns, encode_columns
@@ -109,24 +108,6 @@ def test_pending_operations_and_gradients_are_resolved(values: torch.Tensor, exp
     assert not got["d"].requires_grad
 
 
-def test_column_says_how_the_bytes_are_laid_out() -> None:
-    td = TensorDict({"d": torch.zeros(2, 3, 4, dtype=torch.int16), "j": jagged(torch.zeros(5, 2), (4, 1))}, [2])
-    dense, ragged = columns = encode_columns(td)
-    assert [(c.name, c.kind, c.dtype, c.row_shape, c.values.nbytes) for c in columns] == [
-        ("d", "dense", "int16", (3, 4), 48),
-        ("j", "jagged", "float32", (2,), 40),
-    ]
-    assert (dense.lengths, ragged.lengths is not None and ragged.lengths.tolist()) == (None, [4, 1])
-
-
-@needs_jagged_slices
-def test_slice_sends_only_its_own_rows() -> None:
-    td = TensorDict({"j": jagged(torch.arange(1000), (300, 2, 3, 695))}, [4])[1:3]
-    (column,) = encode_columns(td)
-    assert column.values.nbytes == 5 * 8
-    assert decode_columns(received([column]), 2)["j"].values().tolist() == [300, 301, 302, 303, 304]
-
-
 @pytest.mark.parametrize(
     ("offsets", "lengths", "sent"),
     [([2, 3, 5], None, [2, 3, 4]), ([0, 3, 6, 10], [1, 3, 2], [0, 3, 4, 5, 6, 7])],
@@ -184,21 +165,6 @@ def test_jagged_fields_with_equal_lengths_can_be_combined() -> None:
     assert (got["a"] + got["b"]).values().tolist() == [2, 2, 2]
     assert got["c"].offsets().tolist() == [0, 2, 3]
     assert to_padded_tensor(got["a"], 0.0).shape == (2, 2)
-
-
-@needs_jagged_slices
-def test_decoded_batch_stays_row_aligned_when_indexed() -> None:
-    sent = {"j": as_nested_tensor([torch.tensor([1]), torch.tensor([2, 2]), torch.tensor([3])], layout=torch.jagged)}
-    sent["d"] = torch.tensor([1, 2, 3])
-    got = round_trip(sent, 3)[torch.tensor([2, 1])]
-    assert got["d"].tolist() == [3, 2]
-    assert [row.tolist() for row in got["j"].unbind()] == [[3], [2, 2]]
-
-
-@pytest.mark.parametrize("td", [{}, TensorDict({}, [0]), TensorDict({}, [3])], ids=["mapping", "no rows", "rows"])
-def test_without_fields_there_are_no_columns(td: TensorDict | Mapping[str, object]) -> None:
-    assert encode_columns(td) == []
-    assert decode_columns([], 3).batch_size == (3,)
 
 
 @pytest.mark.gpu

@@ -76,11 +76,6 @@ JAGGED = WireColumn("x", "jagged", "int32", (2,), np.array([1, 0, 2]), memoryvie
 OBJECT = WireColumn("x", "object", "", (), np.array([1, 1, 1]), memoryview(bytearray(b"\x01\x02\x03")))
 
 
-@pytest.mark.parametrize("column", [DENSE, JAGGED, OBJECT], ids=lambda column: column.kind)
-def test_columns_of_the_tables_below_are_sound_before_they_are_spoiled(column: WireColumn) -> None:
-    assert decode_columns([column], 3).batch_size == (3,)
-
-
 @pytest.mark.parametrize(
     ("column", "change", "rule"),
     [

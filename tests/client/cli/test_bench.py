@@ -82,12 +82,3 @@ def test_after_ctrl_c_nothing_is_left(client: DataPlaneClient) -> None:
             assert process.wait(30) != 0
     finally:
         signal.signal(signal.SIGINT, handler)
-
-
-def test_after_an_error_nothing_is_left(client: DataPlaneClient) -> None:
-    command = [DATAPLANE, "bench", "-s", client.target, *SHORT, "--seconds", "2", "--clients", "2"]
-    with commands.begin(command, stderr=subprocess.PIPE, text=True) as process:
-        client.drop_partition(begun(client))
-        assert process.wait(30) == 1
-        assert process.stderr is not None
-        assert "there is no partition 'bench-" in process.stderr.read()

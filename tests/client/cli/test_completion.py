@@ -43,18 +43,9 @@ def test_partitions_and_tasks_of_the_running_server_are_offered(address: str, li
     assert offered(line, DATAPLANE_SERVER=address) == names
 
 
-def test_the_line_may_name_the_server(address: str) -> None:
-    assert offered(f"dataplane describe -s {address} ") == ["train", "val"]
-
-
 @pytest.mark.parametrize("address", ["unix:///nowhere/dataplane.sock", "nowhere"])
 def test_without_a_server_nothing_is_offered_or_printed(address: str) -> None:
     assert offered("dataplane describe ", DATAPLANE_SERVER=address) == []
-
-
-@pytest.mark.parametrize(("shell", "begins"), [("zsh", "#compdef dataplane"), ("fish", "complete ")])
-def test_each_shell_has_a_script(shell: str, begins: str) -> None:
-    assert script(shell).lstrip().startswith(begins)
 
 
 def test_bash_completes_the_name_of_a_partition(address: str, tmp_path: Path) -> None:

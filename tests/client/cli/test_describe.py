@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
-import pytest
 from tests.client.cli.reading import read, run, run_json
 
 from dataplane_client import DrawBand, FlowPolicy, TaskPolicy, connect
-from dataplane_client.cli._describe import _partition_lines
-from dataplane_client.cli._output import print_text
 
 
 def test_a_partition_is_shown_with_its_fields_tasks_and_waits(address: str) -> None:
@@ -48,11 +44,6 @@ def test_a_partition_is_shown_with_its_fields_tasks_and_waits(address: str) -> N
         "prev_lp  ~  ~  ~  ~  ~",
         "train  ~  ~  ~  ~  ~",
     ]
-
-
-def test_a_partition_without_tasks_has_only_the_table_of_fields(address: str) -> None:
-    text = run("describe", "val", "-s", address)[1]
-    assert read(text)[-2:] == ["field  kind  element type  row shape  per token  rows  size", "input_ids  0  0 B"]
 
 
 def test_the_modes_of_a_partition_are_on_one_line(address: str) -> None:
@@ -93,18 +84,3 @@ def test_what_bounds_new_rows_and_who_waits_is_told_within_80_columns(troubled: 
     assert "waiting 1 call: partition 'p' has no room for 1 new rows: 1 rows are done with by every task" in shown
     assert "  waiting  0 claims, 0 puts, 1 call for room in a partition" in read(status)
     assert "p  2 rows, 32 B, oldest ~, 1 call for room" in read(status)
-
-
-def test_an_unknown_partition_exits_with_1_and_its_name(address: str) -> None:
-    code, text = run("describe", "tarin", "-s", address)
-    assert code == 1
-    assert "there is no partition 'tarin'" in text
-
-
-def test_a_server_without_counts_of_the_last_minute_shows_totals(
-    address: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with connect(address) as client:
-        partition = replace(client.partition("train"), recent=None)
-    print_text(*_partition_lines(partition))
-    assert "  put  2 rows, 64 B written since registration" in read(capsys.readouterr().out)

@@ -102,12 +102,6 @@ def _claim_in_vain(client: DataPlaneClient) -> None:
         client.claim("p", "train", ["x", "y"], 9, timeout_s=2.0)
 
 
-def test_without_claims_and_sessions_the_lists_say_so() -> None:
-    with running_server() as address:
-        assert run("claims", "-s", address) == (0, "no open claims\n\nno claim waits\n")
-        assert run("sessions", "-s", address) == (0, "no open sessions\n")
-
-
 def test_sessions_show_what_each_client_holds(client: DataPlaneClient) -> None:
     code, text = run("sessions", "-s", client.target)
     assert (code, read(text, r"[0-9a-f]{12}-[0-9a-f]{16}-s\d+")) == (

@@ -13,7 +13,6 @@ from tests.client.cli.reading import run
 
 from dataplane_client import DataPlaneClient, connect
 from dataplane_client.dtypes import WIRE_DTYPES
-from dataplane_client.meta import Tag
 from dataplane_server.testing import running_server
 
 P, COPY = "p", "copy"
@@ -83,12 +82,6 @@ def test_ragged_rows_of_every_element_type_come_back_exactly(client: DataPlaneCl
     client.put_samples(["a", "b", "c"], P, {str(d): [values(d, size, 2, 2) for size in sizes] for d in DTYPES})
     client.put_samples(["d"], P, {str(dtype): [values(dtype, 4, 2, 2)] for dtype in DTYPES})
     client.put_samples(["e"], P)
-    assert_comes_back(client, file)
-
-
-def test_objects_and_tags_come_back(client: DataPlaneClient, file: str) -> None:
-    tags: list[dict[str, Tag]] = [{"std": 0.5, "n": 1, "s": "1", "b": True, "none": None}, {"std": float("inf")}, {}]
-    client.put_samples(["a", "b", "c"], P, {"o": [{"prompt": ["é", 1.5, None]}, None, "null"]}, tags)
     assert_comes_back(client, file)
 
 

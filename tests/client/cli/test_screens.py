@@ -54,19 +54,6 @@ def rows_of(name: str, text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines() if line.lstrip().startswith(name) and "%" not in line]
 
 
-def test_status_on_80_columns(busy: str) -> None:
-    text = run("status", "-s", busy, COLUMNS="80")[1]
-    table = re.sub(r"oldest .*", "oldest ~", text).splitlines()[-6:]
-    assert [line.rstrip() for line in table] == [
-        "                                                 rows/s in  versions   claims",
-        "task                  untaken  ready  claimed  last minute    behind  waiting",
-        f"{LONG}  1,200 rows, 18.8 KiB, oldest ~",
-        "  prev_lp               1,200      -        0            0         -        0",
-        "  reference_logprobs    1,200  1,200        0            0         -        0",
-        "not shown on this narrow screen: longest wait",
-    ]
-
-
 COLOURS = re.compile(r"\x1b\[[\d;]*3[1-7][\d;]*m")
 
 

@@ -121,16 +121,3 @@ def test_every_command_has_a_short_and_a_long_flag_for_help() -> None:
         assert short[1].startswith(f"Usage: dataplane {command}".rstrip())
         assert max(map(len, short[1].splitlines())) <= 80
         assert "..." not in short[1].replace("[ARGS]...", "").replace("[SAMPLE...]", "").replace("SAMPLE...", "")
-
-
-def test_arguments_are_written_in_one_style() -> None:
-    usages = [run(verb, "-h")[1].translate({123: "", 125: ""}) for verb in ("reset", "sample")]  # by typer's release
-    assert "PARTITION TASK [SAMPLE...]" in usages[0]
-    assert "PARTITION SAMPLE" in usages[1]
-
-
-def test_help_names_the_exit_codes_of_status() -> None:
-    code, text = run("status", "--help")
-    assert code == 0
-    lines = [line.strip() for line in text.splitlines()]
-    assert [line for line in lines if line[:1].isdigit()][:3] == ["0  healthy", "1  not reachable", "2  wrong usage"]

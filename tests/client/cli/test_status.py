@@ -51,27 +51,6 @@ def test_it_waits_for_a_server_that_comes_late(tmp_path: Path) -> None:
     assert "serving, healthy" in shown
 
 
-def test_a_wait_for_a_server_that_never_comes_ends(tmp_path: Path) -> None:
-    code, text = run("status", "-s", f"unix://{tmp_path}/never.sock", "--wait", "0.5")
-    assert code == 1
-    assert "no server answers" in text
-
-
-def test_numbers_of_a_table_are_right_aligned(address: str) -> None:
-    lines = run("status", "-s", address)[1].splitlines()
-    heading = next(line for line in lines if line.startswith("task"))
-    end = heading.index("untaken") + len("untaken")
-    assert [line[end - 2 : end] for line in lines if line.startswith(("  prev_lp ", "  train "))] == [
-        " 2",
-        " 1",
-    ]
-
-
-def test_a_server_without_partitions_says_so() -> None:
-    with running_server() as address:
-        assert run("status", "-s", address)[1].splitlines()[-1] == "no partitions"
-
-
 def test_many_partitions_with_many_tasks_of_long_names_are_shown_whole() -> None:
     tasks = [f"{task:0250}" for task in range(64)]
     with running_server(memory_bytes=1 << 20) as address, connect(address) as client:
@@ -175,10 +154,6 @@ def test_a_malformed_address_is_a_usage_error(command: str) -> None:
     code, text = run(command, "-s", "nowhere")
     assert code == 2
     assert "unix:///path or host:port" in text
-
-
-def test_the_environment_variable_chooses_the_server(address: str) -> None:
-    assert run("status", DATAPLANE_SERVER=address)[0] == 0
 
 
 @pytest.mark.parametrize(

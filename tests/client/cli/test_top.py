@@ -43,12 +43,6 @@ def test_without_a_terminal_screens_follow_each_other_as_plain_text(address: str
     assert read(text, of_last_minute) == [*head, *screens[0], *head, *screens[1]]
 
 
-def test_an_unreachable_server_is_reported_on_every_screen() -> None:
-    code, text = run("top", "-s", "unix:///nowhere/dataplane.sock", "-n", "2", "-i", "0.1")
-    assert code == 0
-    assert text.count("unix:///nowhere/dataplane.sock: not reachable, retrying\n") == 2
-
-
 @contextmanager
 def watching(address: str) -> Iterator[subprocess.Popen[str]]:
     """The command as a process that prints a line of JSON ten times a second.

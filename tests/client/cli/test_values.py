@@ -81,18 +81,6 @@ def test_peek_decodes_token_ids(client: DataPlaneClient, tmp_path: Path) -> None
     assert row["fields"]["input_ids as text"] == "'w7 w8'"
 
 
-def test_without_a_tokenizer_peek_says_what_is_missing(client: DataPlaneClient, tmp_path: Path) -> None:
-    code, text = run("peek", "p", "--decode", str(tmp_path), "-s", address_of(client))
-    assert code == 1
-    assert f"there is no tokenizer.json in {tmp_path}" in text
-
-
-def test_an_unknown_sample_ends_peek_with_its_name(client: DataPlaneClient) -> None:
-    code, text = run("peek", "p", "nobody", "-s", address_of(client))
-    assert code == 1
-    assert "nobody" in text
-
-
 @pytest.mark.parametrize("name", ["rows.jsonl", pytest.param("rows.parquet", marks=NEEDS_PYARROW)])
 def test_what_was_exported_can_be_imported_with_the_same_types(
     client: DataPlaneClient, tmp_path: Path, name: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
@@ -45,13 +44,3 @@ def test_a_setting_that_makes_no_sense_is_refused_by_name(error: Any, wrong: dic
     settings = {"address": "a:1", "partition_id": "p", "task_name": "t", "fields": ["x"], "batch_size": 4, **wrong}
     with pytest.raises(error, match=rule):
         ClaimLoader(**settings)
-
-
-def test_rows_are_required_to_have_the_fields_that_are_read_unless_told_otherwise() -> None:
-    assert ClaimLoader("a:1", "p", "t", ["x", "y"], 4)._settings.required_fields == ["x", "y"]
-    assert ClaimLoader("a:1", "p", "t", ["x", "y"], 4, required_fields=[])._settings.required_fields == []
-
-
-def test_settings_survive_the_way_to_a_worker() -> None:
-    loader = ClaimLoader("a:1", "p", "t", ["x"], 4, pad_value_dict={"x": -1}, client_options={"timeout_s": 3.0})
-    assert pickle.loads(pickle.dumps(loader))._settings == loader._settings  # noqa: S301  # made just now

@@ -38,13 +38,3 @@ def test_fields_are_attributes_of_the_record_in_their_own_types(caplog: pytest.L
     assert vars(record).items() >= {"event": "session_lost", "server": "s", "pid": 17}.items()
     assert (record.name, record.levelname) == ("dataplane_client", "WARNING")
     assert record.funcName == "test_fields_are_attributes_of_the_record_in_their_own_types"
-
-
-def test_a_disabled_event_is_not_formatted(caplog: pytest.LogCaptureFixture) -> None:
-    class Unprintable:
-        def __str__(self) -> str:
-            raise AssertionError
-
-    with caplog.at_level(logging.WARNING, "dataplane_client"):
-        log_event(logging.INFO, "server_reached", server=Unprintable())
-    assert caplog.records == []

@@ -76,8 +76,3 @@ ROWS = packed({"traceparent": OTHER}, {}, {"traceparent": MARK}, {"traceparent":
 def test_a_claim_names_its_producers_and_the_rows_of_each(response: object) -> None:
     assert producers_in(response) == {OTHER: 2, MARK: 1}
     assert list(producers_in(response)) == [OTHER, MARK]
-
-
-@pytest.mark.parametrize("response", [None, [], pb.PutSamplesResponse(), pb.GetPartitionResponse()])
-def test_other_responses_name_no_producers(response: object) -> None:
-    assert producers_in(response) == {}

@@ -3,7 +3,6 @@
 White-box: users get one of them.
 """
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataplane_client._common.arrays import Int64Array
-from dataplane_client._values.row_kernels import RowCopy, copy_rows, kernel_name
+from dataplane_client._values.row_kernels import RowCopy, kernel_name
 from dataplane_client._values.row_kernels._copies import PATTERN_SIZES, CheckedCopies, check_copies
 from dataplane_client._values.row_kernels._native import copy_rows_in_c
 from dataplane_client._values.row_kernels._plain import copy_rows_in_numpy
@@ -92,13 +91,6 @@ def test_rows_and_fills_land_where_they_belong_and_nothing_else_changes(
     assert [copy.target.tobytes() for copy in copies] == expected
 
 
-@given(copies=st.lists(row_copies(), max_size=4), threads=st.none() | st.integers(1, 100))
-def test_the_public_call_gives_the_same(copies: list[RowCopy], threads: int | None) -> None:
-    expected = [expected_target(copy) for copy in copies]
-    copy_rows(copies, threads)
-    assert [copy.target.tobytes() for copy in copies] == expected
-
-
 @pytest.mark.parametrize("row", [HUGE_ROW, PAST_THE_CACHES])
 @pytest.mark.parametrize("copy_checked", IMPLEMENTATIONS)
 def test_huge_rows_and_fills_are_cut_into_pieces_that_fit_together(
@@ -122,14 +114,3 @@ def huge_copy(row: int = HUGE_ROW) -> RowCopy:
 @compiled
 def test_one_huge_row_is_shared_by_the_threads_asked_for() -> None:
     assert copy_rows_in_c(check_copies([huge_copy()]), 3) == 3
-
-
-def test_several_threads_of_a_process_copy_at_once() -> None:
-    copies = [huge_copy() for _ in range(6)]
-    expected = expected_target(copies[0])
-    threads = [threading.Thread(target=copy_rows, args=([copy], 2)) for copy in copies]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=300)
-    assert all(copy.target.tobytes() == expected for copy in copies)

@@ -71,9 +71,3 @@ def test_arrays_of_another_kind_are_refused(changes: dict[str, npt.NDArray[np.ge
 def test_a_fill_of_another_length_is_refused(fill: bytes) -> None:
     with pytest.raises(ValueError, match=r"^copy 0: fill must have one of"):
         copy_rows([dataclasses.replace(GOOD, fill=fill)])
-
-
-def test_no_copies_and_no_rows_are_fine() -> None:
-    none = np.zeros(0, np.int64)
-    copy_rows([])
-    copy_rows([RowCopy(np.zeros(0, np.uint8), none, np.zeros(0, np.uint8), none, none, none)])
