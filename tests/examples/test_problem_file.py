@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from make_problems import COUNT, PROBLEMS_FILE, problem_lines
-from problem_file import Problem, load_problems, prompt_batches
+from problem_file import load_problems, prompt_batches
 from word_problems import FINAL_MARK, KINDS, WordProblem, draw_problems
 
 _STEP = re.compile(r"(\d+)([+-])(\d+)=(\d+)")
@@ -38,10 +38,6 @@ def test_every_step_is_right_small_and_the_last_one_is_the_answer(problem: WordP
     assert problem.solution.endswith(f"\n{FINAL_MARK}{problem.answer}")
 
 
-def test_solutions_differ_widely_in_length() -> None:
-    assert {len(problem.steps) for problem in draw_problems(COUNT, seed=0)} == set(range(1, 8))
-
-
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -61,12 +57,6 @@ def test_a_bad_file_is_refused_with_line_and_reason(tmp_path: Path, text: str, c
         load_problems(path)
 
 
-def test_a_line_separator_inside_a_question_does_not_end_the_line(tmp_path: Path) -> None:
-    path = tmp_path / "problems.jsonl"
-    path.write_text('{"question": "one\u2028two", "answer": "#### 3"}\r\n', encoding="utf-8")
-    assert [problem.question for problem in load_problems(path)] == ["one\u2028two"]
-
-
 def test_each_pass_over_the_problems_takes_every_problem_once_in_another_order(tmp_path: Path) -> None:
     problems = load_problems(PROBLEMS_FILE)[:10]
     batches = islice(prompt_batches(problems, 4, seed=0), 5)
@@ -74,8 +64,3 @@ def test_each_pass_over_the_problems_takes_every_problem_once_in_another_order(t
     first, second = taken[:10], taken[10:]
     assert sorted(first) == sorted(second) == sorted(problem.question for problem in problems)
     assert first != second
-
-
-def test_a_batch_larger_than_the_file_repeats_problems() -> None:
-    problem = Problem("q", load_problems(PROBLEMS_FILE)[0].answer)
-    assert next(prompt_batches([problem], 3, seed=0)) == [problem] * 3

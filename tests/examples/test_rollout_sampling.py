@@ -7,7 +7,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from problem_file import prompt_ids
-from rollout_sampling import Rollouts, cut_at_eos, sample_rollouts
+from rollout_sampling import Rollouts, sample_rollouts
 
 GROUP, LIMIT = 12, 48
 QUESTIONS = ("How many?", "Maya has 14 apples and gives 3 of them to Tom. How many apples are left?", "2+2?")
@@ -95,24 +95,3 @@ def test_the_mask_covers_the_response_up_to_the_length_and_the_rest_is_padding(
     assert not rollouts.token_mask[beyond].any()
     assert (rollouts.token_mask.sum(1) + rollouts.token_mask.int().argmax(1) == rollouts.input_lengths).all()
     assert int(rollouts.input_lengths.max()) == rollouts.input_ids.shape[1]
-
-
-def test_response_texts_are_the_masked_tokens_without_special_ones(
-    rollouts: Rollouts, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    rows = zip(rollouts.input_ids, rollouts.token_mask, rollouts.responses, strict=True)
-    for ids, mask, text in rows:
-        assert tokenizer.decode(ids[mask], skip_special_tokens=True) == text
-
-
-@pytest.mark.parametrize(
-    ("tokens", "kept"),
-    [
-        pytest.param([5, 1, 2, 2], [5, 1], id="padding goes"),
-        pytest.param([5, 1, 6, 1], [5, 1], id="the first one ends it"),
-        pytest.param([5, 6], [5, 6], id="no end"),
-        pytest.param([1], [1], id="nothing said"),
-    ],
-)
-def test_cutting_keeps_the_first_end_of_sequence_token(tokens: list[int], kept: list[int]) -> None:
-    assert cut_at_eos(tokens, 1) == kept

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import random
 from itertools import islice
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from make_problems import PROBLEMS_FILE
 from problem_file import load_problems, prompt_ids
 from token_batch import pad_samples
-from warmup import imitated_solution, warmup_batches, worked_problems
+from warmup import warmup_batches, worked_problems
 
 
 def test_no_question_of_the_training_problems_is_worked() -> None:
@@ -17,15 +15,6 @@ def test_no_question_of_the_training_problems_is_worked() -> None:
     drawn = [problem.question for problem in islice(worked_problems(0, known), 3000)]
     assert not known.intersection(drawn)
     assert known.intersection(problem.question for problem in islice(worked_problems(0), 3000))
-
-
-def test_an_imitated_solution_is_whole_or_breaks_off_after_a_line() -> None:
-    rng, whole = random.Random(0), 0
-    for problem in islice(worked_problems(1), 300):
-        text = imitated_solution(problem, rng)
-        whole += text == problem.solution
-        assert text == problem.solution or problem.solution.startswith(text + "\n")
-    assert 60 < whole < 240
 
 
 def test_a_sample_is_a_prompt_and_a_closed_solution_and_only_the_solution_is_trained(
@@ -42,12 +31,6 @@ def test_a_sample_is_a_prompt_and_a_closed_solution_and_only_the_solution_is_tra
         assert response[-1] == tokenizer.eos_token_id
         assert len(prompt) + len(response) == length
         assert problem.solution.startswith(str(tokenizer.decode(response[:-1])))
-
-
-def test_the_same_seed_gives_the_same_batches_and_another_seed_others(tokenizer: PreTrainedTokenizerBase) -> None:
-    first, same, other = (next(warmup_batches(tokenizer, 4, seed, ())).input_ids for seed in (0, 0, 1))
-    assert torch.equal(first, same)
-    assert first.shape != other.shape or not torch.equal(first, other)
 
 
 def test_padding_a_sample_marks_its_response_and_fills_the_rest() -> None:

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rl_dataplane.v1 import data_plane_pb2 as pb
-from rl_dataplane.v1.frames import Frame, frame_prefix, parse_frame
+from rl_dataplane.v1.frames import frame_prefix, parse_frame
 
 Message = type[pb.PutSamplesRequest] | type[pb.CommitClaimRequest] | type[pb.ReadColumnsResponse]
 MESSAGES: list[Message] = [pb.PutSamplesRequest, pb.CommitClaimRequest, pb.ReadColumnsResponse]
@@ -103,76 +103,12 @@ def test_any_bytes_are_read_as_the_generated_classes_read_them_or_refused(kind: 
     assert parsed(message, kind) == read(message, kind)
 
 
-@settings(deadline=None, max_examples=200)
-@given(st.none() | headers, chunks, st.data())
-def test_bytes_cut_off_are_refused_or_a_shorter_frame(header: object, chunk: pb.Chunk, data: st.DataObject) -> None:
-    kind = next((kind for kind in MESSAGES if type(kind().header) is type(header)), pb.CommitClaimRequest)
-    message = kind(header=header, chunk=chunk).SerializeToString()  # type: ignore[arg-type]
-    cut = message[: data.draw(st.integers(0, len(message)))]
-    assert parsed(cut, kind) == read(cut, kind)
-
-
-CHUNK = pb.Chunk(offset_bytes=7, data=b"abc").SerializeToString()
-DELIMITED = b"\x12" + bytes([len(CHUNK)]) + CHUNK
-HEADER = b"\x0a\x03\x0a\x01r"
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        HEADER + DELIMITED,
-        DELIMITED + HEADER,
-        HEADER + b"\x12\x02\x08\x07" + b"\x12\x05\x12\x03abc",
-        HEADER + b"\x12\x02\x08\x09" + DELIMITED,
-        b"\x0a\x03\x0a\x01q" + DELIMITED + HEADER,
-        HEADER + b"\x12\x07\x12\x03abc\x08\x07",
-        HEADER + DELIMITED + b"\x1a\x02zz",
-        b"\x98\x06\x05" + HEADER + DELIMITED,
-        HEADER + b"\x12\x09" + CHUNK + b"\x18\x01",
-        HEADER + b"\x9b\x06\x08\x01\x9c\x06" + DELIMITED,
-        HEADER + b"\x12\x08\x08\x87\x00\x12\x03abc",
-    ],
-    ids=[
-        "as usual",
-        "the chunk first",
-        "a chunk in two pieces",
-        "a chunk whose offset is replaced",
-        "a header in two pieces",
-        "data before its offset",
-        "an unknown field at the end",
-        "an unknown field at the beginning",
-        "an unknown field in the chunk",
-        "an unknown group",
-        "a number longer than it need be",
-    ],
-)
-def test_one_frame_has_many_encodings(message: bytes) -> None:
-    frame = parse_frame(message)
-    assert frame.header is not None
-    assert pb.PutSamplesHeader.FromString(frame.header) == pb.PutSamplesHeader(request_id="r")
-    assert frame._replace(header=None) == Frame(None, 7, memoryview(b"abc"))
-
-
-def test_a_frame_without_parts_has_none() -> None:
-    assert parse_frame(b"") == Frame(None, 0, None)
-
-
-def test_an_empty_header_and_an_empty_chunk_are_there() -> None:
-    assert parse_frame(b"\x0a\x00\x12\x00") == Frame(b"", 0, memoryview(b""))
-
-
 def test_the_values_of_a_frame_are_a_read_only_view_of_the_message() -> None:
     message = frame_prefix(b"h", 5, 1000) + bytes(1000)
     chunk = parse_frame(message).chunk
     assert chunk is not None
     assert chunk.obj is message
     assert chunk.readonly
-
-
-@pytest.mark.parametrize("message", [b"\xff" * 50, b"\x12\x05\x12\x09abc", b"\x0a\x05abc", b"\x12\x02\x08\x80"])
-def test_bytes_that_are_no_frame_are_a_value_error(message: bytes) -> None:
-    with pytest.raises(ValueError, match="not a frame"):
-        parse_frame(message)
 
 
 FAULTS_OF_MESSAGES = """

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from rl_dataplane.v1 import data_plane_pb2 as pb
-from rl_dataplane.v1.records import Mapper, duration
+from rl_dataplane.v1.records import Mapper
 
 
 class UnknownNumberError(Exception):
@@ -126,11 +126,6 @@ def test_a_number_of_an_enum_is_a_name_the_default_or_refused(
         assert read(message).order == order
 
 
-def test_a_negative_duration_is_none_at_all(mapper: Mapper) -> None:
-    read = mapper.reader(Recent, pb.RecentTask, leave=others(pb.RecentTask, "period", "ended_deliveries"))
-    assert read(pb.RecentTask(period=duration(-3.0))).period_s == 0.0
-
-
 @dataclass(frozen=True)
 class Letter:
     sample: str
@@ -156,24 +151,6 @@ def test_other_names_what_is_made_of_the_whole_and_what_is_left_out_are_declared
         leave=("copies", "deliveries", "place", "text"),
     )
     assert write(Letter("a", "bad")) == pb.DeadLetter(sample_id="a", reason="BAD")
-
-
-@dataclass(frozen=True)
-class Status:
-    letter: Letter
-    deliveries: int
-
-
-def test_the_fields_of_an_inlined_record_are_those_of_the_message(mapper: Mapper) -> None:
-    write = mapper.writer(
-        Status,
-        pb.DeadLetter,
-        inline="letter",
-        sample_id="letter.sample",
-        reason="letter.text",
-        leave=("letter.copies", "letter.place"),
-    )
-    assert write(Status(Letter("a", "bad"), 2)) == pb.DeadLetter(sample_id="a", deliveries=2, reason="bad")
 
 
 @pytest.mark.parametrize(

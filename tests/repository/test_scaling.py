@@ -31,20 +31,6 @@ def test_random_puts_wait_as_long_as_in_a_queue_with_one_server_and_equal_servic
     assert fmean(waits) == pytest.approx(load * service_s / (2 * (1 - load)), rel=0.15)
 
 
-@pytest.mark.parametrize("rows_per_s", [2_000.0, 8_000.0])
-def test_a_loop_is_busy_for_as_long_as_its_calls_and_beats_take(rows_per_s: float) -> None:
-    workload, times = simulation.Workload(rows_per_s, 16, 64, nodes=100), times_of(0.0003, beat=0.0005)
-    report = simulation.simulate(workload, times)
-    assert report.utilisation == pytest.approx(simulation.needed(workload, times), rel=0.05)
-    assert report.rows_per_s == pytest.approx(rows_per_s, rel=0.05)
-
-
-def test_calls_that_take_twice_as_long_saturate_a_coordinator_at_half_of_the_rows() -> None:
-    workload = simulation.Workload(1, 16, 64, nodes=100, ranks=8)
-    fast, slow = (simulation.saturation(workload, times_of(seconds)) for seconds in (0.0002, 0.0004))
-    assert fast == pytest.approx(2 * slow, rel=0.1)
-
-
 def test_as_many_coordinators_are_needed_as_keep_the_busiest_below_its_limit() -> None:
     number = simulation.coordinators_for(100_000.0, 30_000.0)
     assert number is not None
