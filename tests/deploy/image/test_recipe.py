@@ -40,10 +40,6 @@ def test_the_trainers_image_runs_the_versions_of_the_servers() -> None:
     assert pinned().items() <= pinned("trainer-requirements").items()
 
 
-def test_every_debian_package_is_pinned() -> None:
-    assert all(debian_packages().values())
-
-
 def test_the_script_is_one_that_bash_takes_and_refuses_to_run_without_a_destination() -> None:
     subprocess.run(["bash", "-n", SCRIPT], check=True, timeout=300)
     done = subprocess.run([SCRIPT], capture_output=True, text=True, timeout=300)
@@ -60,13 +56,6 @@ def pinned(file: str = "requirements") -> dict[str, Version]:
     """Versions by normalized name."""
     found = re.findall(r"^([\w.-]+)==(\S+)", (IMAGE / f"{file}.txt").read_text(), re.MULTILINE)
     return {canonicalize_name(name): Version(version) for name, version in found}
-
-
-def debian_packages() -> dict[str, str]:
-    """Versions by name, empty where none is pinned."""
-    lines = (line.partition("#")[0].strip() for line in (IMAGE / "packages.txt").read_text().splitlines())
-    pins = (line.partition("=") for line in lines if line)
-    return {name: version for name, _, version in pins}
 
 
 def _listed(file: str) -> list[Requirement]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,14 +64,6 @@ def test_it_is_the_named_user_with_no_rights_and_the_first_process_of_its_contai
 @pytest.mark.usefixtures("running")
 def test_probes_are_answered(addresses: dict[str, str], service: str) -> None:
     assert _status(addresses["--health"], service) == SERVING
-
-
-@pytest.mark.usefixtures("running")
-def test_metrics_are_answered(addresses: dict[str, str]) -> None:
-    with urllib.request.urlopen(f"http://{addresses['--http']}/metrics", timeout=10) as response:  # ours
-        text = response.read().decode()
-    assert "\nprocess_resident_memory_bytes " in text
-    assert "\ndataplane_" in text
 
 
 @pytest.mark.usefixtures("running")

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from importlib.metadata import version
 
 import pytest
 import yaml
 from tests.deploy.kubernetes.manifests import (
     KUBERNETES,
-    OVERLAYS,
     PROBES,
     Container,
     address_of_trainer,
@@ -88,12 +85,6 @@ def test_memory_is_shared_over_a_unix_socket_and_a_port_that_other_pods_reach_ha
     assert (len(reached) > 0) == (config.tls is not None) == (config.access is not None)
 
 
-def test_overlays_differ_in_nothing_but_what_they_say() -> None:
-    own = {"args", "env", "ports", "resources", "volumeMounts", "lifecycle", "restartPolicy"}
-    common = [{key: value for key, value in server_of(o).fields.items() if key not in own} for o in OVERLAYS]
-    assert common[0] == common[1] == common[2]
-
-
 # -- its clients -------------------------------------------------------------------------------------------------------
 
 
@@ -147,15 +138,6 @@ def test_a_sidecar_is_up_before_its_trainer_and_does_not_keep_the_job_from_compl
     assert server.fields["restartPolicy"] == "Always"
     assert server.pod.spec["restartPolicy"] == "Never"
     assert "startupProbe" in server.fields
-
-
-def test_the_command_of_the_examples_is_one_that_the_trainers_image_has() -> None:
-    commands = {tuple(trainer_of(overlay).fields["command"]) for overlay in OVERLAYS}
-    ((program, *arguments),) = commands
-    assert program == "dataplane"
-    main = [sys.executable, "-c", "from dataplane_client.cli import main; main()"]
-    done = subprocess.run([*main, *arguments, "--help"], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
 
 
 # -- what selects pods -------------------------------------------------------------------------------------------------
@@ -291,24 +273,3 @@ def test_a_node_is_not_drained_under_a_server_unless_it_is_of_no_use(overlay: st
     (budget,) = of_kind(overlay, "PodDisruptionBudget")
     assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
     assert budget["spec"].get("maxUnavailable") == 0 or budget["spec"].get("minAvailable") == 1
-
-
-REASONS_OWED = re.compile(
-    r"\b(fsGroup|supplementalGroups|startupProbe|readinessProbe|livenessProbe|terminationGracePeriodSeconds|hostPath|"
-    r"readOnlyRootFilesystem|automountServiceAccountToken|updateStrategy|medium|lifecycle|volumeClaimTemplates|"
-    r"podManagementPolicy|unhealthyPodEvictionPolicy|tolerations|clusterIP|backoffLimit|runAsUser|memory):|--insecure|--no-share"
-)
-_NEAR = 8
-
-
-@each_overlay
-def test_fields_that_are_not_obvious_have_a_reason_near_them_in_their_overlay_or_in_the_base(overlay: str) -> None:
-    files = [*(KUBERNETES / "base").glob("*.yaml"), *(KUBERNETES / "overlays" / overlay).glob("*.yaml")]
-    owed, given = set(), set()
-    for lines in (file.read_text().splitlines() for file in files):
-        for number, line in enumerate(lines):
-            for field in REASONS_OWED.findall(line.partition("#")[0]):
-                owed.add(field)
-                if any("#" in near for near in lines[max(0, number - _NEAR) : number + 1]):
-                    given.add(field)
-    assert owed == given

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 
 import jsonschema
 import kubernetes_validate
-import pytest
-from tests.deploy.kubernetes.manifests import Manifest, each_overlay, name_of, of_kind, pods, rendered
+from tests.deploy.kubernetes.manifests import Manifest, each_overlay, name_of, of_kind, rendered
 
 VERSIONS = ("1.29", "1.31", "1.34", "1.37")
 """From the first with native sidecars to the newest that the validator knows."""
@@ -31,18 +29,3 @@ def test_kubernetes_and_prometheus_operator_take_every_manifest_and_no_two_have_
                 _validate(manifest, version)
     names = [name_of(manifest) for manifest in rendered(overlay)]
     assert (len(of_kind(overlay, "PodMonitor")), len(names)) == (1, len(set(names)))
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_field_that_is_misspelt_somewhere_in_a_container_is_found(version: str) -> None:
-    workload = copy.deepcopy(pods("statefulset")[0].workload)
-    workload["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["periodSecond"] = 1
-    with pytest.raises(kubernetes_validate.ValidationError):
-        _validate(workload, version)
-
-
-def test_a_field_that_is_misspelt_in_a_pod_monitor_is_found() -> None:
-    monitor = copy.deepcopy(of_kind("sidecar", "PodMonitor")[0])
-    monitor["spec"]["podMetricsEndpoints"][0]["intervall"] = "15s"
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(monitor, POD_MONITOR)

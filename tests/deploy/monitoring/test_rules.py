@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 from tests.deploy.monitoring.rule_files import ROOT, RULE_FILES, RULE_TESTS, RULES, load_expectations, load_rules
 from tests.repository.test_pages import anchors_of
 
@@ -48,12 +47,3 @@ def test_alerts_say_how_bad_it_is_what_is_wrong_with_figures_and_where_the_guide
         assert "$labels.instance" in texts["description"], name
         assert (texts["summary"].endswith("."), texts["description"].endswith(".")) == (False, True), name
         assert texts["runbook"] in sections, name
-
-
-def test_names_of_rules_and_tests_are_unique() -> None:
-    rules = [
-        rule for path in RULE_FILES for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]
-    ]
-    assert len({rule.get("alert", rule.get("record")) for rule in rules}) == len(rules)
-    names = [test["name"] for path in RULE_TESTS for test in yaml.safe_load(path.read_text())["tests"]]
-    assert len(set(names)) == len(names)
