@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 
@@ -80,26 +79,3 @@ def test_ranks_that_fail_are_named_and_the_next_play_has_new_ones(
     after = pool.play(look, "MARK")
     assert before.isdisjoint(seen[0] for seen in after)
     assert not any(was_marked for _, _, was_marked, _, _ in after)
-
-
-class Interruption(Exception):
-    """As a test's timeout."""
-
-
-def interrupt_parent(rank: int, parent: int) -> str:
-    if rank == 0:
-        os.kill(parent, signal.SIGUSR2)
-    return "an answer that nobody waits for any more"
-
-
-def test_a_play_that_is_interrupted_leaves_the_next_one_no_answers(pool: RankPool) -> None:
-    def interrupt(*_: object) -> None:
-        raise Interruption
-
-    former = signal.signal(signal.SIGUSR2, interrupt)
-    try:
-        with pytest.raises(Interruption):
-            pool.play(interrupt_parent, os.getpid())
-    finally:
-        signal.signal(signal.SIGUSR2, former)
-    assert [seen[1] for seen in pool.play(look, "MARK")] == [0, 1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +15,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from trainer_adapter.automodel.checkpoint import (
     CheckpointManager,
-    _infer_checkpoint_root,
-    _random,
     detect_checkpoint_format,
 )
 from trainer_adapter.automodel.checkpoint._files import read_plain, write_plain
@@ -53,19 +50,6 @@ def test_training_goes_on_as_if_it_had_not_stopped(folder: Path, tmp_path: Path)
         assert state.optimizer is not None
         assert state.optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
         assert state.optimizer.param_groups[0]["betas"] == (0.9, 0.95)
-
-
-def test_a_checkpoint_is_data_in_three_folders(folder: Path, tmp_path: Path) -> None:
-    saved: list[str] = []
-    tokenizer = SimpleNamespace(save_pretrained=saved.append)
-    with set_up(trained(folder)) as state:
-        save(state, tmp_path, tokenizer=tokenizer, tokenizer_path="tokenizer")
-    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    suffixes = {Path(name).suffix for name in files}
-    assert suffixes == {".safetensors", ".msgpack", ".json"}
-    assert {"weights/model/config.json", "optimizer/optim/scheduler.msgpack"} <= files
-    assert detect_checkpoint_format(str(tmp_path / "weights")) == ("safetensors", False)
-    assert saved == ["tokenizer"]
 
 
 def test_without_its_path_the_optimizer_is_neither_saved_nor_loaded(folder: Path, tmp_path: Path) -> None:
@@ -115,18 +99,6 @@ def test_the_state_of_another_optimizer_is_refused(folder: Path, tmp_path: Path)
     assert_refused(trained(folder, SGD), ValueError, "the state of another optimizer", **paths_in(tmp_path))
 
 
-def test_saving_needs_its_configuration_and_a_process_group(tmp_path: Path) -> None:
-    model = torch.nn.Linear(1, 1)
-    with pytest.raises(ValueError, match="checkpointing_cfg must be provided"):
-        MANAGER.save_checkpoint(model, str(tmp_path))
-    with pytest.raises(AssertionError, match="Checkpointer must be initialized"):
-        MANAGER.save_checkpoint(model, str(tmp_path), checkpointing_cfg={})
-    with pytest.raises(AssertionError, match="Checkpointer must be initialized"):
-        MANAGER.load_checkpoint(model, str(tmp_path))
-    with pytest.raises(ValueError, match="model_save_format must be safetensors, not 'torch_save'"):
-        MANAGER.save_checkpoint(model, str(tmp_path), checkpointing_cfg={"model_save_format": "torch_save"})
-
-
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
@@ -152,25 +124,12 @@ def test_the_format_is_known_from_names_in_all_subfolders(
     assert detect_checkpoint_format(str(tmp_path / "nowhere")) == ("safetensors", False)
 
 
-@pytest.mark.parametrize(
-    ("path", "root"),
-    [("/c/step_5/weights/model", "/c/step_5"), ("/c/step_5/policy_weights/model", "/c/step_5"), ("/c/model", "/c")],
-)
-def test_the_root_of_a_checkpoint_lies_above_its_weights(path: str, root: str) -> None:
-    assert _infer_checkpoint_root(path) == root
-
-
 def test_plain_state_keeps_its_kinds(tmp_path: Path) -> None:
     state = {"betas": (0.9, [1, 2]), "milestones": Counter({2: 1}), "last_epoch": 3, "none": None}
     write_plain(tmp_path / "state", state)
     found = read_plain(tmp_path / "state", like={**state, "last_epoch": 0})
     assert found == state
     assert type(found["milestones"]) is Counter
-
-
-def test_state_that_is_not_plain_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(TypeError):
-        write_plain(tmp_path / "state", {"lr": torch.tensor(1.0)})
 
 
 def test_random_numbers_go_on_if_the_ranks_are_arranged_as_before(folder: Path, tmp_path: Path) -> None:
@@ -184,14 +143,3 @@ def test_random_numbers_go_on_if_the_ranks_are_arranged_as_before(folder: Path, 
         assert torch.equal(torch.get_rng_state(), other)
         read_random_state(tmp_path, state.model)
         assert torch.equal(torch.get_rng_state(), written)
-
-
-def test_the_random_numbers_of_a_gpu_go_on_too(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    of_gpu, restored = torch.arange(16, dtype=torch.uint8), list[torch.Tensor]()
-    monkeypatch.setattr(_random, "computes_on_gpu", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: of_gpu)
-    monkeypatch.setattr(torch.cuda, "set_rng_state", restored.append)
-    with set_up(policy_config(folder / "llama")) as state:
-        write_random_state(tmp_path, state.model)
-        read_random_state(tmp_path, state.model)
-    assert [state.tolist() for state in restored] == [of_gpu.tolist()]

@@ -13,7 +13,6 @@ from tests.trainer_adapter.automodel.setup_cases import SHAPE
 from tests.trainer_adapter.automodel.tiny_policy import TOKENIZER, batch_of
 from transformers import AutoConfig, AutoModelForCausalLM, BloomConfig, BloomForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from trainer_adapter.automodel.choices import context_parallel_attention
 from trainer_adapter.automodel.data import ProcessedInputs, process_microbatch
 from trainer_adapter.automodel.parallel.context import (
     check_attention,
@@ -23,7 +22,6 @@ from trainer_adapter.automodel.parallel.context import (
 )
 from trainer_adapter.automodel.parallel.gathered_attention import attend_to, gathered_attention, shard_sequence
 from trainer_adapter.automodel.parallel.ring_attention import ring_attention
-from trainer_adapter.automodel.parallel.sequence import sequence_shard
 
 CONFIG = {"dtensor_cfg": {"device": "cpu"}}
 HEADS = torch.zeros(1, 1, 2, 4)
@@ -44,31 +42,6 @@ def contexts_of_second() -> Any:
 def inputs_of(width: int, cp_size: int = 2) -> ProcessedInputs:
     batch = batch_of([width, 1], width)
     return process_microbatch(batch, TOKENIZER, False, {}, cp_size)
-
-
-@pytest.mark.parametrize(
-    ("length", "ranks", "positions"),
-    [
-        (8, 2, [[0, 1, 6, 7], [2, 3, 4, 5]]),
-        (12, 3, [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]),
-        (4, 2, [[0, 3], [1, 2]]),
-    ],
-)
-def test_every_rank_gets_an_early_and_a_late_stretch(length: int, ranks: int, positions: list[list[int]]) -> None:
-    assert [own.tolist() for own in positions_of_ranks(length, ranks, torch.device("cpu"))] == positions
-
-
-def test_the_same_tensors_hold_this_ranks_positions_inside_and_all_of_them_afterwards() -> None:
-    contexts = contexts_of_second()
-    inputs = inputs_of(8)
-    before = [buffer.clone() for buffer in inputs.cp_buffers]
-    ids, pointers = inputs.input_ids, [buffer.data_ptr() for buffer in inputs.cp_buffers]
-    with contexts(inputs):
-        assert inputs.input_ids is ids
-        assert [buffer.tolist() for buffer in inputs.cp_buffers] == [whole[:, 2:6].tolist() for whole in before]
-        assert ids.is_contiguous()
-    assert [buffer.tolist() for buffer in inputs.cp_buffers] == [whole.tolist() for whole in before]
-    assert [buffer.data_ptr() for buffer in inputs.cp_buffers] == pointers
 
 
 def test_a_microbatch_that_is_a_part_of_a_batch_leaves_the_rest_alone_also_after_an_exception() -> None:
@@ -103,12 +76,6 @@ def test_two_microbatches_at_once_are_refused() -> None:
     inputs = inputs_of(8)
     with contexts(inputs), pytest.raises(RuntimeError, match="still in its forward or backward pass"), contexts(inputs):
         pass
-
-
-def test_results_are_not_made_of_a_microbatch_that_is_whole() -> None:
-    mesh = second_of_two().device_mesh["cp"]
-    with pytest.raises(ValueError, match=r"8 positions of 8 on each of 2 ranks.*context_parallel_contexts"):
-        sequence_shard(inputs_of(8), mesh)
 
 
 @pytest.mark.parametrize(
@@ -209,11 +176,6 @@ def test_what_attention_would_leave_out_is_refused(arguments: dict[str, Any], te
         ring_attention(torch.nn.Module(), HEADS, HEADS, HEADS, **arguments)
 
 
-def test_torchs_attention_has_no_sliding_windows() -> None:
-    with pytest.raises(NotImplementedError, match=r"sliding windows: set .*context_parallel_attention=gathered"):
-        ring_attention(torch.nn.Module(), HEADS, HEADS, HEADS, None, sliding_window=3)
-
-
 def test_models_that_attend_in_other_ways_are_refused() -> None:
     with torch.device("meta"):
         by_itself = BloomForCausalLM(BloomConfig(hidden_size=8, n_layer=1, n_head=1, vocab_size=8))
@@ -223,16 +185,3 @@ def test_models_that_attend_in_other_ways_are_refused() -> None:
         check_attention(by_itself)
     with pytest.raises(NotImplementedError, match="LlamaForCausalLM: its layers compute linear_attention"):
         check_attention(mixed)
-
-
-@pytest.mark.parametrize(
-    ("layout", "chosen"),
-    [
-        ({"device": "cpu"}, "gathered"),
-        ({"device": "cuda"}, "torch"),
-        ({}, "torch"),
-        ({"context_parallel_attention": "gathered"}, "gathered"),
-    ],
-)
-def test_the_way_to_attend_follows_the_device_unless_it_is_chosen(layout: dict[str, Any], chosen: str) -> None:
-    assert context_parallel_attention({"dtensor_cfg": layout}) == chosen

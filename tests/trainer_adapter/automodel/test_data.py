@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import random
-from collections.abc import Iterator
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tests.trainer_adapter.planning import dynamic_args, packing_args
+from tests.trainer_adapter.planning import packing_args
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
@@ -21,7 +20,6 @@ from trainer_adapter.automodel.data import (
     ProcessedInputs,
     ProcessedMicrobatch,
     get_microbatch_iterator,
-    make_processed_microbatch_iterator,
     process_microbatch,
 )
 
@@ -84,33 +82,6 @@ def test_dataclasses_have_their_fields_in_this_order(kind: Any, fields: str) -> 
 
 
 # --- what a forward pass takes ---
-
-
-@pytest.mark.parametrize(
-    ("given", "seen"),
-    [
-        ({}, (False, False, False)),
-        ({"cp_buffers": [torch.zeros(1)]}, (True, False, False)),
-        ({"flash_attn_kwargs": {"max_seqlen_q": 3}}, (False, True, False)),
-        ({"flash_attn_kwargs": SimpleNamespace()}, (False, True, False)),
-        ({"vlm_kwargs": {"pixel_values": None}}, (False, False, True)),
-    ],
-)
-def test_inputs_tell_what_they_hold(given: dict[str, Any], seen: tuple[bool, bool, bool]) -> None:
-    inputs = ProcessedInputs(input_ids=torch.zeros(1, 2), seq_len=2, **given)
-    assert (inputs.has_context_parallel, inputs.has_flash_attention, inputs.is_multimodal) == seen
-    assert type(inputs.has_context_parallel) is type(inputs.has_flash_attention) is type(inputs.is_multimodal) is bool
-
-
-def test_unpacked_every_position_is_seen_and_spelled_out() -> None:
-    batch = batch_of([3, 1], width=4)
-    inputs = process_microbatch(batch, TOKENIZER, False, {}, 1)
-    mask, positions = torch.as_tensor(inputs.attention_mask), torch.as_tensor(inputs.position_ids)
-    assert inputs.input_ids is batch["input_ids"]
-    assert inputs.seq_len == 4
-    assert (mask.dtype, mask.tolist()) == (torch.bool, [[True] * 4] * 2)
-    assert (positions.dtype, positions.tolist()) == (torch.int64, [[0, 1, 2, 3]] * 2)
-    assert (inputs.flash_attn_kwargs, inputs.vlm_kwargs, inputs.cp_buffers, inputs.seq_index) == ({}, {}, [], None)
 
 
 @pytest.mark.gpu
@@ -182,52 +153,7 @@ def test_what_multimodal_data_cannot_be_combined_with(
         process_microbatch(with_images([3, 1]), TOKENIZER, packs, cfg, cp_size)
 
 
-def test_rows_are_packed_before_multimodal_data_is_refused() -> None:
-    batch = with_images([3, 1])
-    batch["input_lengths"] = torch.tensor([3, 9])
-    with pytest.raises(ValueError, match="length 9 of row 1"):
-        process_microbatch(batch, TOKENIZER, True, packing_cfg(), 1)
-
-
 # --- iterators ---
-
-
-def test_microbatches_are_processed_one_by_one_when_asked_for() -> None:
-    taken: list[int] = []
-
-    def raw() -> Iterator[Batch]:
-        for rows in (1, 3):
-            taken.append(rows)
-            yield batch_of([2] * rows, width=rows + 2)
-
-    iterator = make_processed_microbatch_iterator(raw(), TOKENIZER, {}, 1)
-    assert taken == []
-    first = next(iterator)
-    assert taken == [1]
-    assert isinstance(first, ProcessedMicrobatch)
-    second = next(iterator)
-    shapes = [(mb.original_batch_size, mb.original_seq_len, mb.processed_inputs.seq_len) for mb in (first, second)]
-    assert shapes == [(1, 3, 3), (3, 5, 5)]
-
-
-def test_a_processed_microbatch_keeps_the_very_batch_and_its_shape_before_packing() -> None:
-    batch = batch_of([3, 1, 2], width=4)
-    (processed,) = make_processed_microbatch_iterator(iter([batch]), TOKENIZER, packing_cfg(), 1)
-    assert processed.data_dict is batch
-    assert (processed.original_batch_size, processed.original_seq_len) == (3, 4)
-    assert processed.processed_inputs.input_ids.shape == (1, 8)
-
-
-@pytest.mark.parametrize("cfg", [{}, {"sequence_packing": {}}, {"sequence_packing": {"enabled": False}}])
-def test_without_being_asked_nothing_is_packed(cfg: dict[str, Any]) -> None:
-    (processed,) = make_processed_microbatch_iterator(iter([batch_of([3, 1])]), TOKENIZER, cfg, 1)
-    assert processed.processed_inputs.input_ids.shape == (2, 3)
-
-
-def test_fixed_microbatches_are_consecutive_rows() -> None:
-    iterator, length = get_microbatch_iterator(batch_of([1] * 6), plain_cfg(), 2, None, TOKENIZER)
-    assert [mb.data_dict["input_ids"].flatten().tolist() for mb in iterator] == [[1, 101], [201, 301], [401, 501]]
-    assert length == 3
 
 
 def test_a_batch_that_does_not_divide_is_refused_at_the_first_microbatch() -> None:
@@ -235,18 +161,6 @@ def test_a_batch_that_does_not_divide_is_refused_at_the_first_microbatch() -> No
     assert length == 2
     with pytest.raises(AssertionError, match="not a multiple of the provided microbatch size"):
         next(iterator)
-
-
-def test_whether_batching_is_dynamic_must_be_said() -> None:
-    with pytest.raises(KeyError, match="dynamic_batching"):
-        get_microbatch_iterator(batch_of([1]), {}, 1, None, TOKENIZER)
-
-
-def test_dynamic_microbatches_are_cut_to_their_own_length() -> None:
-    batch = batch_of([2, 8, 3, 4]).shard_by_batch_size(1, dynamic_batching_args=dynamic_args(12, 2))[0][0]
-    iterator, length = get_microbatch_iterator(batch, {"dynamic_batching": {"enabled": True}}, 1, None, TOKENIZER)
-    assert [tuple(mb.processed_inputs.input_ids.shape) for mb in iterator] == [(3, 4), (1, 8)]
-    assert length == 2
 
 
 def sequences(processed: ProcessedMicrobatch) -> list[list[int]]:

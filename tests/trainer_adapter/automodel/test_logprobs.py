@@ -58,20 +58,6 @@ def test_they_are_those_of_each_row_by_itself_however_many_positions_are_a_chunk
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_so_they_are_with_attention_that_takes_a_mask(packed: bool) -> None:
-    model, batch = tiny_policy.tiny_model(), batch_of(LENGTHS, width=14)
-    model.set_attn_implementation("eager")
-    found = logprobs(model, batch, packed)
-    with torch.no_grad():
-        torch.testing.assert_close(found, expected_logprobs(model, batch), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_batch_of_single_tokens_has_one_column_of_zeros(model: Any, packed: bool) -> None:
-    assert logprobs(model, batch_of([1, 1]), packed).tolist() == [[0.0], [0.0]]
-
-
 def test_half_precision_logits_are_normalised_in_float32() -> None:
     logits = torch.tensor([4.0, 4.0078125, 0.0]).bfloat16()
     numbers = [math.exp(value) for value in logits.tolist()]
@@ -152,17 +138,3 @@ def test_logits_that_tie_with_the_k_th_largest_can_all_be_drawn() -> None:
 def test_a_chunk_of_no_positions_is_refused(chunk_size: int) -> None:
     with pytest.raises(ValueError, match="logprob_chunk_size must be at least 1"):
         LogprobsPostProcessor({"logprob_chunk_size": chunk_size}, None, None, None, 1)
-
-
-def test_packing_that_the_microbatch_knows_nothing_of_is_refused(model: Any) -> None:
-    post_processor = LogprobsPostProcessor({}, None, None, None, 1, enable_seq_packing=True)
-    microbatch = processed(batch_of(LENGTHS), packed=False)
-    with pytest.raises(ValueError, match="the microbatch is not packed"), torch.no_grad():
-        forward_with_post_processing_fn(model, post_processor, microbatch)
-
-
-def test_context_parallel_inputs_without_a_mesh_are_refused(model: Any) -> None:
-    microbatch = processed(batch_of(LENGTHS), packed=False)
-    microbatch.processed_inputs.cp_buffers = [microbatch.processed_inputs.input_ids]
-    with pytest.raises(ValueError, match="pass a cp_mesh, and keep its seq_index"), torch.no_grad():
-        forward_with_post_processing_fn(model, LogprobsPostProcessor({}, None, None, None, 2), microbatch)

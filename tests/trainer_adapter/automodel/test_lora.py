@@ -15,7 +15,6 @@ from tests.trainer_adapter.automodel import lora_cases, setup_cases
 from tests.trainer_adapter.automodel.lora_cases import LORA, MANAGER, SOME, adapters_in, lora_config
 from tests.trainer_adapter.automodel.setup_cases import (
     BATCH,
-    REWARD,
     assert_refused,
     policy_config,
     set_up,
@@ -70,18 +69,6 @@ def test_only_adapters_are_trained_and_the_configuration_is_returned(folder: Pat
         assert (layer.lora_A.weight.shape, layer.lora_B.weight.shape) == ((4, 48), (32, 4))
 
 
-def test_bfloat16_layers_train_float32_adapters(folder: Path) -> None:
-    with set_up({**lora_config(folder / "llama", activation_checkpointing=True), "precision": "bfloat16"}) as state:
-        losses = [train_step(state, 0, 1)[0] for _ in range(3)]
-        assert {value.dtype for value in state.model.parameters()} == {torch.float32}
-    assert losses[2] < losses[0]
-
-
-def test_adapters_of_a_reward_model_are_refused(folder: Path) -> None:
-    config = {**lora_config(folder / "llama"), **REWARD}
-    assert_refused(config, NotImplementedError, "lora_cfg: adapters are not supported for reward models")
-
-
 # --- which layers ---
 
 QKV = {f"self_attn.{name}_proj" for name in "qkv"}
@@ -118,12 +105,6 @@ def test_names_that_leave_nothing_to_adapt_are_refused_and_nothing_is_frozen(
     with pytest.raises(ValueError, match=text):
         add_adapters(model, PeftConfig(**settings))
     assert all(parameter.requires_grad for parameter in model.parameters())
-
-
-def test_a_special_linear_layer_is_refused() -> None:
-    model = nn.Sequential(nn.modules.linear.NonDynamicallyQuantizableLinear(2, 2))
-    with pytest.raises(TypeError, match="0 is a NonDynamicallyQuantizableLinear"):
-        adapted(PeftConfig(target_modules=("0",)), model)
 
 
 # --- how they begin, and dropout ---
@@ -168,15 +149,6 @@ def test_dropout_is_of_the_adapters_input_or_output_and_of_training_only(positio
 @pytest.mark.parametrize("lora_cfg", [None, {}, {"enabled": False, "dimm": 1}])
 def test_without_enabled_there_are_no_adapters(lora_cfg: Any) -> None:
     assert peft_config({"lora_cfg": lora_cfg}, 1, "cpu") is None
-
-
-def test_all_keys_are_read() -> None:
-    settings: dict[str, Any] = {"dim": 2, "alpha": 0.5, "dropout": 0.25, "dropout_position": "pre"}
-    settings |= {"match_all_linear": True, "lora_A_init": "uniform"}
-    lists = {"target_modules": ["a"], "exclude_modules": ["b"]}
-    others = {"enabled": True, "use_triton": False, "lora_dtype": "torch.float32"}
-    found = PeftConfig.from_dict({**settings, **lists, **others})
-    assert found == PeftConfig(**settings, target_modules=("a",), exclude_modules=("b",))
 
 
 @pytest.mark.parametrize(

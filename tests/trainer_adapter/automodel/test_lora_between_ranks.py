@@ -34,15 +34,6 @@ def test_adapters_begin_the_same_however_ranks_are_arranged(folder: Path) -> Non
     assert all(torch.equal(dp[name], value) for name, value in tp.items())
 
 
-def test_an_adapter_is_divided_as_its_layer_is(ranks: list[dict[str, Any]]) -> None:
-    parts = ranks[0]["llama_tp"]["parts"]
-    layer = "model.layers.0"
-    assert parts[f"{layer}.self_attn.q_proj.lora_A.weight"] == 1
-    assert parts[f"{layer}.self_attn.q_proj.lora_B.weight"] == 0.5
-    assert parts[f"{layer}.mlp.down_proj.lora_A.weight"] == 0.5
-    assert parts[f"{layer}.mlp.down_proj.lora_B.weight"] == 1
-
-
 def test_training_goes_on_from_a_checkpoint_on_ranks_that_are_arranged_otherwise(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert rank["resumed"] == pytest.approx(ranks[0]["checkpointed"], rel=1e-6)

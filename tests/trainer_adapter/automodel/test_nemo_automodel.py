@@ -11,16 +11,13 @@ import pytest
 import torch
 from tests.trainer_adapter.automodel import nemo_automodel_cases, setup_cases, tiny_policy
 from tests.trainer_adapter.automodel.setup_cases import policy_config, set_up
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import AutoConfig, PreTrainedTokenizerFast
+from transformers import AutoConfig
 
 from trainer_adapter.automodel.config import DistributedContext
 from trainer_adapter.automodel.data import sequence_bounds
 from trainer_adapter.automodel.models.automodel_model import _adapter_config, _model_kwargs, load_automodel
-from trainer_adapter.automodel.models.backend import resolve_model_class, reward_model_class
 from trainer_adapter.automodel.packages import from_package, is_installed
-from trainer_adapter.automodel.setup import _maybe_set_force_hf, get_tokenizer, validate_and_prepare_config
+from trainer_adapter.automodel.setup import _maybe_set_force_hf, validate_and_prepare_config
 from trainer_adapter.automodel.train import extract_logits, model_forward
 
 pytestmark = [
@@ -65,20 +62,6 @@ def test_a_reward_model_gives_one_score_a_sequence(folder: Path) -> None:
     assert scores.shape == (4, 1)
 
 
-def test_overrides_change_the_model_and_not_only_its_configuration(folder: Path) -> None:
-    config = {**policy_config(folder / "llama", **BACKEND), "hf_config_overrides": {"rms_norm_eps": 0.5}}
-    with set_up(config) as state:
-        norm: Any = state.model.get_submodule("model.norm")
-        assert norm.variance_epsilon == 0.5
-
-
-def test_the_models_classes_are_the_packages() -> None:
-    found = [resolve_model_class(kind, "automodel").__name__ for kind in ("llama", "qwen2_vl", "qwen2_5_omni")]
-    found.append(reward_model_class("bradley_terry", "automodel").__name__)
-    kinds = ("CausalLM", "ImageTextToText", "TextToWaveform", "SequenceClassification")
-    assert found == [f"NeMoAutoModelFor{kind}" for kind in kinds]
-
-
 def test_what_another_release_lacks_is_an_error_that_names_the_one_that_has_it() -> None:
     with pytest.raises(ImportError, match=r"has no create_device_mesh.*needs nemo-automodel 0\.7"):
         from_package("components.distributed.mesh_utils", "create_device_mesh")
@@ -114,13 +97,6 @@ def test_arguments_of_from_pretrained_are_completed(
     config = policy_config(folder / "llama", **BACKEND, automodel_kwargs=own)
     runtime = validate_and_prepare_config(config, None, 0)
     assert _model_kwargs(config, runtime, tp_size, on_cpu) == {"use_liger_kernel": False, **expected}
-
-
-def test_a_backend_is_made_of_its_target_and_the_configuration_stays_as_it_is(folder: Path) -> None:
-    config = policy_config(folder / "llama", **BACKEND, automodel_kwargs={"backend": dict(OWN_LINEAR)})
-    made = _model_kwargs(config, validate_and_prepare_config(config, None, 0), 1, False)["backend"]
-    assert (type(made).__name__, made.linear) == ("BackendConfig", "torch")
-    assert config["dtensor_cfg"]["automodel_kwargs"] == {"backend": OWN_LINEAR}
 
 
 def test_the_packages_own_models_need_a_gpu(folder: Path) -> None:
@@ -200,31 +176,6 @@ def test_adapters_are_the_packages_in_float32() -> None:
     adapters = _adapter_config({"lora_cfg": lora_cfg}, tp_size=1)
     assert (adapters.dim, adapters.use_dora, adapters.lora_dtype) == (4, True, "torch.float32")
     assert _adapter_config({"lora_cfg": {**lora_cfg, "enabled": False}}, tp_size=1) is None
-
-
-@pytest.mark.parametrize(
-    ("lora_cfg", "tp_size", "error", "text"),
-    [
-        ({"use_triton": True}, 2, AssertionError, "use_triton must be false with tensor_parallel_size > 1"),
-        ({"rank": 4}, 1, ValueError, r"dtensor_cfg\.lora_cfg: unknown rank; known are alpha, dim"),
-    ],
-)
-def test_adapters_that_cannot_be_are_refused(
-    lora_cfg: dict[str, Any], tp_size: int, error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
-        _adapter_config({"lora_cfg": {"enabled": True, **lora_cfg}}, tp_size)
-
-
-def test_a_tokenizer_is_the_packages(tmp_path: Path) -> None:
-    """Also without a padding token, for which the package takes token 0."""
-    begin, end = "<s>", "</s>"
-    words = Tokenizer(WordLevel({begin: 0, end: 1, "a": 2}, unk_token=begin))
-    PreTrainedTokenizerFast(tokenizer_object=words, bos_token=begin, eos_token=end).save_pretrained(tmp_path)
-    tokenizer = get_tokenizer({"name": str(tmp_path), "chat_template": None})
-    assert "NeMoAutoTokenizer" in type(tokenizer).__name__
-    assert (tokenizer.pad_token, tokenizer("a")["input_ids"]) == ("</s>", [2])
-    assert tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "a"
 
 
 @pytest.mark.gpu

@@ -12,7 +12,6 @@ import torch
 from trainer_adapter.automodel.data import get_flash_attention_kwargs, pack_sequences
 
 IDS = torch.tensor([[1, 2, 3, 0], [4, 5, 0, 0], [6, 7, 8, 9]])
-LENGTHS = torch.tensor([3, 2, 4])
 
 
 def packed_by_hand(rows: list[list[int]], sizes: list[int], padding: int, min_width: int) -> tuple[Any, Any, Any]:
@@ -27,20 +26,6 @@ def packed_by_hand(rows: list[list[int]], sizes: list[int], padding: int, min_wi
         positions.append([*chain(*(range(len(row)) for row in group)), *[0] * (width - count)])
         masks.append([[seen <= at < count for seen in range(width)] for at in range(width)])
     return ids, positions, masks
-
-
-def test_sequences_follow_one_another_without_their_padding() -> None:
-    ids, positions, mask = pack_sequences(IDS, LENGTHS, [3], return_attention_mask=False)
-    assert ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 9]]
-    assert positions.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2, 3]]
-    assert mask is None
-
-
-def test_the_mask_is_one_triangle_over_all_tokens_of_a_row() -> None:
-    _, _, mask = pack_sequences(IDS, torch.tensor([2, 1, 0]), [2, 1], min_seq_len=4)
-    assert mask is not None
-    assert mask.dtype == torch.bool
-    assert mask.int().tolist() == [[[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]], [[0, 0, 0, 0]] * 4]
 
 
 def test_any_rows_are_packed_as_by_hand() -> None:

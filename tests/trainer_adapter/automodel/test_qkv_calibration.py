@@ -16,7 +16,7 @@ from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trainer_adapter.automodel.data import ProcessedMicrobatch
-from trainer_adapter.automodel.qkv_calibration import QkvCalibration, real_tokens
+from trainer_adapter.automodel.qkv_calibration import QkvCalibration
 from trainer_adapter.automodel.train import model_forward
 
 
@@ -132,25 +132,6 @@ def test_scales_are_those_of_rows_without_padding(kind: str, packed: bool) -> No
     assert_scales(found["layers"], expected_scales(model))
     padded, alone = qkv_cases.largest_values(model, is_padded=True), qkv_cases.largest_values(model)
     assert any(more[0, "k"] > less[0, "k"] for more, less in zip(padded, alone, strict=True))
-
-
-@pytest.mark.parametrize("kind", qkv_cases.KINDS)
-def test_the_largest_key_and_value_of_a_cache_are_the_largest_that_fp8_can_hold(kind: str) -> None:
-    model = calibrated_model(kind)
-    layers = calibrate(model, [processed(batch, False) for batch in batches()], 100.0, 1.0)["layers"]
-    rows = [ids for batch in batches() for ids in qkv_cases.rows_of(batch, is_padded=False)]
-    caches = [model(input_ids=ids, use_cache=True).past_key_values.layers for ids in rows]
-    for number, scales in enumerate(layers.values()):
-        assert scales.keys() == {"k_scale", "v_scale"}
-        for kind, scale in (("keys", scales["k_scale"]), ("values", scales["v_scale"])):
-            largest = max(getattr(cache[number], kind).abs().max().item() for cache in caches)
-            assert largest / scale == pytest.approx(448)
-
-
-def test_real_tokens_of_a_packed_row_end_with_its_last_sequence() -> None:
-    packed = real_tokens(processed(batch_of([3, 2]), packed=True))
-    assert packed.tolist() == [[True] * 5 + [False] * 3]
-    assert real_tokens(processed(batch_of([3, 1]), packed=False)).tolist() == [[True] * 3, [True, False, False]]
 
 
 # --- what cannot be ---

@@ -7,18 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgpack
 import pytest
 import torch
 import torch.distributed
-from safetensors.torch import load_file, save_file
 from tests.trainer_adapter.automodel import setup_cases
 from tests.trainer_adapter.automodel.setup_cases import assert_refused, policy_config, set_up
 from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from trainer_adapter.automodel.checkpoint._random import write_random_state
 from trainer_adapter.automodel.config import DistributedContext, RuntimeConfig
 from trainer_adapter.automodel.parallel.mesh import parallel_sizes
 from trainer_adapter.automodel.parallel.tensor import parallelize_tensors
@@ -71,26 +68,6 @@ def test_layers_compute_in_the_configured_precision_and_logits_keep_it(folder: P
     assert logits.dtype == torch.bfloat16
 
 
-def test_files_with_other_names_than_the_models_are_read_by_transformers(folder: Path) -> None:
-    """Such as those of a model that was saved without its head's prefix."""
-    weights = load_file(folder / "llama/model.safetensors")
-    (folder / "renamed").mkdir()
-    (folder / "renamed/config.json").write_bytes((folder / "llama/config.json").read_bytes())
-    renamed = {name.removeprefix("model."): value for name, value in weights.items()}
-    save_file(renamed, folder / "renamed/model.safetensors", metadata={"format": "pt"})
-    with set_up(policy_config(folder / "renamed")) as state:
-        found = setup_cases.whole_weights(state.model)
-    assert found.keys() == weights.keys()
-    assert all(torch.equal(found[name], value) for name, value in weights.items())
-
-
-def test_where_nothing_is_trained_there_is_no_optimizer(folder: Path) -> None:
-    config = policy_config(folder / "llama")
-    del config["optimizer"]
-    with set_up(config, init_optimizer=False) as state:
-        assert (state.optimizer, state.scheduler) == (None, None)
-
-
 def test_the_reference_is_a_copy_that_training_leaves_alone(folder: Path) -> None:
     with set_up(policy_config(folder / "llama")) as state:
         reference = setup_reference_model_state(state.model)
@@ -101,24 +78,6 @@ def test_the_reference_is_a_copy_that_training_leaves_alone(folder: Path) -> Non
     assert not any(isinstance(value, DTensor) or value.requires_grad for value in reference.values())
     assert all(torch.equal(reference[name], value) for name, value in before.items())
     assert not torch.equal(after["lm_head.weight"], reference["lm_head.weight"])
-
-
-def test_a_rank_on_the_cpu_leaves_gpus_alone(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with set_up(policy_config(folder / "llama")) as state:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        reference = setup_reference_model_state(state.model)
-        write_random_state(tmp_path, state.model)
-    assert not any(value.is_pinned() for value in reference.values())
-    (written,) = tmp_path.iterdir()
-    assert len(msgpack.unpackb(written.read_bytes())) == 1
-
-
-def test_the_reference_copies_single_numbers_too() -> None:
-    model = torch.nn.Module()
-    model.register_buffer("count", torch.tensor(1.0))
-    reference = setup_reference_model_state(model)
-    model.get_buffer("count").add_(1)
-    assert reference["count"].item() == 1.0
 
 
 @pytest.mark.parametrize(
@@ -155,11 +114,6 @@ def test_a_repeated_forward_pass_has_no_kernel_to_itself(folder: Path, activatio
 @pytest.mark.parametrize(("local_rank", "visible", "gpu"), [(0, 8, 0), (7, 8, 7), (0, 1, 0), (3, 1, 0)])
 def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one(local_rank: int, visible: int, gpu: int) -> None:
     assert choose_gpu(local_rank, visible) == gpu
-
-
-def test_two_ranks_do_not_share_a_gpu_of_several() -> None:
-    with pytest.raises(ValueError, match="LOCAL_RANK=8, but this process sees 8 GPUs: start one rank for each GPU"):
-        choose_gpu(8, 8)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -225,25 +179,6 @@ def test_a_model_of_other_modules_needs_a_plan_of_its_own() -> None:
 def test_a_plan_of_ones_own_is_made_of_styles(plan: Any) -> None:
     with pytest.raises(TypeError, match="custom_parallel_plan must map patterns"):
         parallelize_tensors(torch.nn.Linear(1, 1), THREE_RANKS, plan)
-
-
-def test_a_plan_that_does_not_exist_is_named() -> None:
-    with pytest.raises(ValueError, match=r"custom_parallel_plan: no attribute 'package\.plan' found"):
-        parallelize_tensors(torch.nn.Linear(1, 1), THREE_RANKS, "package.plan")
-
-
-def test_the_optimizer_gets_what_needs_a_gradient_and_values_of_torch_by_name() -> None:
-    model = torch.nn.Linear(2, 3)
-    model.bias.requires_grad_(False)
-    optimizer = build_optimizer(model, {"name": "torch.optim.SGD", "kwargs": {"lr": "torch.pi"}})
-    assert optimizer.param_groups[0]["params"] == [model.weight]
-    assert optimizer.param_groups[0]["lr"] == torch.pi
-
-
-@pytest.mark.parametrize("name", ["torch.optim.NoSuch", "no_such_module.Adam", "Adam"])
-def test_an_optimizer_that_does_not_exist_is_named(name: str) -> None:
-    with pytest.raises(ValueError, match=f"optimizer.name: no attribute '{name}'"):
-        build_optimizer(torch.nn.Linear(1, 1), {"name": name})
 
 
 @pytest.mark.parametrize(

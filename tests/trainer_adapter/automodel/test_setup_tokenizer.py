@@ -34,11 +34,6 @@ def rendered(tokenizer: Any, **kwargs: Any) -> str:
     return text
 
 
-def test_a_missing_padding_token_is_end_of_sequence(name: str) -> None:
-    tokenizer = get_tokenizer({"name": name})
-    assert (tokenizer.pad_token, tokenizer.pad_token_id) == ("</s>", 1)
-
-
 @pytest.mark.parametrize(
     ("config", "text", "notice"),
     [
@@ -69,11 +64,6 @@ def test_arguments_of_the_chat_template_are_given_to_every_call(
     name: str, kwargs: dict[str, Any] | None, text: str
 ) -> None:
     assert rendered(get_tokenizer({"name": name, "chat_template_kwargs": kwargs})) == text
-
-
-def test_arguments_of_the_chat_template_must_be_a_dictionary(name: str) -> None:
-    with pytest.raises(AssertionError, match="chat_template_kwargs should be a dictionary"):
-        get_tokenizer({"name": name, "chat_template_kwargs": ["mood"]})
 
 
 def test_a_processor_carries_the_tokens_of_its_tokenizer(name: str) -> None:

@@ -15,13 +15,12 @@ import pytest
 import torch
 import torch._inductor.config
 from tests.trainer_adapter.automodel.setup_cases import REWARD
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from trainer_adapter.automodel.config import RuntimeConfig, TrainingSamplingParams
-from trainer_adapter.automodel.models.backend import require_model_backend, resolve_model_class
-from trainer_adapter.automodel.models.transformers_model import _new_model
+from trainer_adapter.automodel.models.backend import require_model_backend
 from trainer_adapter.automodel.packages import is_installed
-from trainer_adapter.automodel.setup import STRING_TO_DTYPE, validate_and_prepare_config
+from trainer_adapter.automodel.setup import validate_and_prepare_config
 
 PACKED = {"sequence_packing": {"enabled": True}}
 FLOAT32 = {"precision": "float32"}
@@ -64,10 +63,6 @@ def config(model: Path, changes: dict[str, Any] | None = None, **dtensor_cfg: An
 
 def validated(model: Path, changes: dict[str, Any] | None = None, **dtensor_cfg: Any) -> RuntimeConfig:
     return validate_and_prepare_config(config(model, changes, **dtensor_cfg), None, 0)
-
-
-def test_precisions_have_the_names_of_torch() -> None:
-    assert {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")} == STRING_TO_DTYPE
 
 
 def test_a_plain_configuration_determines_everything(model: Path) -> None:
@@ -126,11 +121,6 @@ def test_what_cannot_be_done_is_refused_by_name(
         validated(model, changes, **dtensor_cfg)
 
 
-def test_settings_of_the_other_backend_that_change_nothing_are_accepted(model: Path) -> None:
-    other = {"force_hf": True, "use_liger_kernel": False, "backend": None}
-    assert validated(model, {"dequantize_base_checkpoint": False}, automodel_kwargs=other).model_config is not None
-
-
 def test_sequence_packing_is_refused_for_vision_language_models(model: Path) -> None:
     with pytest.raises(ValueError, match=r"^Sequence packing is not supported for VLM"):
         validate_and_prepare_config(config(model, PACKED), PROCESSOR, 0)
@@ -145,11 +135,6 @@ def test_a_missing_key_is_named(model: Path, path: str) -> None:
     del (incomplete[block] if path in LAYOUT else incomplete)[key if path in LAYOUT else block]
     with pytest.raises(KeyError, match=re.escape(path)):
         validate_and_prepare_config(incomplete, None, 0)
-
-
-def test_an_unknown_precision_wins_over_everything_that_is_checked_later(model: Path) -> None:
-    with pytest.raises(ValueError, match="Unknown precision"):
-        validate_and_prepare_config(config(model, {**PACKED, "precision": "int8"}), PROCESSOR, 0)
 
 
 @pytest.mark.parametrize(
@@ -194,15 +179,6 @@ def test_attention_follows_packing_context_parallelism_and_device(
     assert validated(model, changes, **dtensor_cfg).attn_impl == attention
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "flex"])
-def test_the_chosen_attention_is_that_of_the_model(model: Path, attention: str) -> None:
-    small = {"hf_config_overrides": {"num_hidden_layers": 1}}
-    runtime = validated(model, {**packed_by(attention), **small}, device="cuda")
-    with torch.device("meta"):
-        made = _new_model(runtime)
-    assert made.config._attn_implementation == runtime.attn_impl
-
-
 @pytest.mark.skipif(
     any(importlib.util.find_spec(name) for name in ("flash_attn", "kernels")), reason="FlashAttention is installed"
 )
@@ -211,45 +187,11 @@ def test_flash_attention_is_asked_for_before_anything_is_loaded(model: Path) -> 
         validated(model, PACKED, device="cuda")
 
 
-@pytest.mark.parametrize(
-    ("changes", "dtensor_cfg", "notice"),
-    [
-        (PACKED, {}, "[Rank 3] Using sdpa for sequence packing"),
-        (PACKED, {}, "[Rank 3] Sequence packing is enabled for model "),
-        ({}, {"sequence_parallel": True}, "sequence_parallel=True has no effect with tp_size=1"),
-        (
-            {},
-            {"moe_parallelizer": {"lm_head_precision": None}},
-            "moe_parallelizer has no effect with expert_parallel_s",
-        ),
-        (REWARD, {}, "model_config.num_labels is 2; set to 1"),
-    ],
-)
-def test_what_was_chosen_is_written_to_standard_output(
-    model: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], dtensor_cfg: dict[str, Any], notice: str
-) -> None:
-    validate_and_prepare_config(config(model, changes, **dtensor_cfg), None, 3)
-    assert notice in capsys.readouterr().out
-
-
 def test_a_reward_model_has_one_label(model: Path) -> None:
     runtime = validated(model, REWARD)
     assert runtime.model_class is AutoModelForSequenceClassification
     assert runtime.model_config.num_labels == 1
     assert runtime.is_reward_model
-
-
-def test_overrides_reach_the_models_configuration(model: Path) -> None:
-    runtime = validated(model, {"hf_config_overrides": {"hidden_size": 48}})
-    assert runtime.hf_config_overrides == {"hidden_size": 48}
-    assert runtime.model_config.hidden_size == 48
-
-
-@pytest.mark.parametrize(
-    ("model_type", "expected"), [("LLaVA", AutoModelForImageTextToText), ("gpt2", AutoModelForCausalLM)]
-)
-def test_the_models_class_follows_its_type(model_type: str, expected: Any) -> None:
-    assert resolve_model_class(model_type) is expected
 
 
 @pytest.mark.skipif(is_installed(), reason="nemo_automodel is installed")

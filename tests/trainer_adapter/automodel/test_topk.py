@@ -29,12 +29,6 @@ def test_packed_rows_are_zero_behind_their_last_token() -> None:
         assert not ids[row, length:].any()
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_k_beyond_the_vocabulary_gives_the_whole_vocabulary(packed: bool) -> None:
-    _, ids = topk(1000, packed)
-    assert sorted(ids[0, 0].tolist()) == list(range(64))
-
-
 @pytest.mark.parametrize("k", [0, -3])
 def test_a_k_of_less_than_one_is_refused(k: int) -> None:
     with pytest.raises(ValueError, match="k must be at least 1"):

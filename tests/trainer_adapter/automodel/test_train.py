@@ -153,29 +153,7 @@ def test_what_is_not_a_loss_runs_without_autograd_and_no_temperature_scales_scor
     assert (scores.requires_grad, metrics) == (False, {})
 
 
-def test_a_loss_without_the_global_counts_is_refused(llama: Any) -> None:
-    with pytest.raises(ValueError, match="a loss needs global_valid_seqs and global_valid_toks"), torch.no_grad():
-        forward_with_post_processing_fn(llama, post_processor(NLLLoss()), processed(batch_of(LENGTHS), False))
-
-
-def test_a_post_processor_of_another_kind_is_refused(llama: Any) -> None:
-    unknown: Any = len
-    with pytest.raises(TypeError, match="Unknown post-processing function type builtin_function"):
-        automodel_forward_backward(llama, [], unknown)
-    with pytest.raises(TypeError, match="Unknown post-processing function type builtin_function"):
-        forward_with_post_processing_fn(llama, unknown, processed(batch_of(LENGTHS), False))
-
-
 # --- several microbatches ---
-
-
-def test_gradients_of_microbatches_add_up_to_those_of_the_batch(llama: Any) -> None:
-    batch = batch_of(LENGTHS, width=14)
-    results = run(llama, [batch.slice(0, 1), batch.slice(1, 4)], NLLLoss())
-    found = gradients(llama)
-    [(whole, _)] = run(llama, [batch], NLLLoss())
-    torch.testing.assert_close(sum(loss for loss, _ in results), whole, rtol=1e-5, atol=1e-5)
-    assert_same_gradients(found, gradients(llama))
 
 
 def test_the_backward_pass_makes_up_for_the_mean_over_ranks_and_the_result_does_not_show_it(llama: Any) -> None:
@@ -256,11 +234,3 @@ def test_each_microbatch_is_announced_and_its_passes_run_within_its_own_context(
     handle.remove()
     assert events == ["start 0", 3, "backward", "end", "start 1", 5, "backward", "end"]
     gradients(llama)
-
-
-def test_no_microbatches_give_no_results(llama: Any) -> None:
-    assert run(llama, [], NLLLoss()) == []
-
-
-def test_scores_in_half_precision_come_back_in_float32() -> None:
-    assert ScorePostProcessor({})(torch.ones(3, 1, dtype=torch.bfloat16)).dtype == torch.float32

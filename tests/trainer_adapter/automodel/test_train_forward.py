@@ -106,17 +106,6 @@ def test_logits_are_the_output_or_part_of_it_or_made_of_its_last_hidden_state() 
         torch.testing.assert_close(extract_logits(model, hidden), outputs.logits)
 
 
-@pytest.mark.parametrize("params", [None, TrainingSamplingParams()])
-def test_a_temperature_of_one_leaves_logits_alone(params: TrainingSamplingParams | None) -> None:
-    assert apply_temperature_scaling(torch.tensor([1.0, 3.0]), params).tolist() == [1.0, 3.0]
-
-
-def test_logits_are_divided_by_the_temperature_in_place() -> None:
-    logits = torch.tensor([1.0, 3.0])
-    assert apply_temperature_scaling(logits, TrainingSamplingParams(temperature=0.5)) is logits
-    assert logits.tolist() == [2.0, 6.0]
-
-
 @pytest.mark.parametrize("temperature", [0.0, -1.0])
 def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> None:
     with pytest.raises(ValueError, match=r"generation\.temperature must be positive"):

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.meta import KVBatchMeta
-from trainer_adapter._exchange import broadcast_outcome, broadcast_values, gather_values
+from trainer_adapter._exchange import broadcast_values, gather_values
 from trainer_adapter.automodel.config import DistributedContext
 from trainer_adapter.data_plane import ReplicaDataPlane, ReplicaGroup, replica_group
 from trainer_adapter.pad_target import with_pad_target
@@ -109,10 +109,6 @@ def fetched(here: Rank, name: str) -> Any:
     return shown(here.fetch(name))
 
 
-def some_fields(here: Rank, name: str) -> Any:
-    return shown(here.fetch(name, "notes", "token_mask"))
-
-
 def minted(here: Rank, name: str) -> Any:
     whole = with_pad_target(meta_of(name, list(range(8))), pad_to_multiple=6)
     return shown(here.side().fetch(whole.subset(ORDERS[here.dp_rank]), fetch_policy="leader_broadcast"))
@@ -120,11 +116,6 @@ def minted(here: Rank, name: str) -> Any:
 
 def unknown_lengths(here: Rank, name: str) -> Any:
     return shown(here.fetch(name, known=False))
-
-
-def unaligned(here: Rank, name: str) -> Any:
-    batches = [here.fetch(name, known=known, dp_aligned_seq_len=False) for known in (True, False)]
-    return [batch["input_ids"].shape[1] for batch in batches]
 
 
 def independent(here: Rank, name: str) -> Any:
@@ -199,14 +190,6 @@ def written(here: Rank, name: str) -> Any:
     result = wait_for_results(here, rows) if here.replica.is_leader else None
     here.side().write_back(meta_of(name, rows), result, result_key="logprobs", field="prev_logprobs")
     here.side().write_back(meta_of(name, rows, known=False), result, result_key="reward", field="reward")
-    return "written"
-
-
-def written_by_input_lengths(here: Rank, name: str) -> Any:
-    rows = ORDERS[here.dp_rank]
-    result = {**wait_for_results(here, rows), "input_lengths": torch.tensor([LENGTHS[row] for row in rows])}
-    meta = meta_of(name, rows, known=False)
-    here.side().write_back(meta, result, result_key="logprobs", field="prev_logprobs")
     return "written"
 
 
@@ -291,16 +274,6 @@ def cleared(here: Rank, name: str) -> Any:
     return [raised(work), seen[0].partition(":")[0], claim.state]
 
 
-def too_few_rows(here: Rank, name: str) -> Any:
-    return raised(lambda: here.claim(name, 16, timeout_s=0.3)).partition(":")[0]
-
-
-def end_of_data(here: Rank, name: str) -> Any:
-    if here.client is not None:
-        here.client.close_partition(name)
-    return raised(lambda: here.claim(name, 16)).partition(":")[0]
-
-
 # --- exchange ---
 
 
@@ -338,15 +311,6 @@ def refused(here: Rank, _name: str) -> Any:
     ]
 
 
-def make_fails(here: Rank, _name: str) -> Any:
-    def make() -> dict[str, Any]:
-        raise OSError(f"disk of {here.rank}")
-
-    group = here.replica.group
-    assert group is not None
-    return raised(lambda: broadcast_outcome(make, source=here.replica.leader, group=group, device=CPU))
-
-
 def layouts(here: Rank, _name: str) -> Any:
     """Leaders and sizes of the replicas of other meshes."""
     seen = {}
@@ -359,11 +323,11 @@ def layouts(here: Rank, _name: str) -> Any:
     return seen
 
 
-FETCHES = [fetched, some_fields, minted, unknown_lengths, unaligned, independent, jagged, preprocessed, planned]
+FETCHES = [fetched, minted, unknown_lengths, independent, jagged, preprocessed, planned]
 FETCHES += [plan_of_other_rows, unreadable, unreadable_by_one, preprocess_fails]
-WRITES = [written, written_by_input_lengths, unwritable]
-CLAIMS = [claimed, left_clean, one_rank_fails, ranks_disagree, fenced, cleared, too_few_rows, end_of_data]
-EXCHANGES = [exchanged, gathered, refused, make_fails, layouts]
+WRITES = [written, unwritable]
+CLAIMS = [claimed, left_clean, one_rank_fails, ranks_disagree, fenced, cleared]
+EXCHANGES = [exchanged, gathered, refused, layouts]
 CASES: dict[str, Callable[[Rank, str], Any]] = {
     case.__name__: case for case in [*FETCHES, *WRITES, *CLAIMS, *EXCHANGES]
 }

@@ -7,7 +7,6 @@ replica_cases.py has the cases and their data.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -23,7 +22,6 @@ from dataplane_server.testing import ServerThread
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
-REPOSITORY = Path(__file__).parents[3]
 DECLARED = [*replica_cases.FIELDS, "input_lengths", "prev_logprobs", "reward"]
 
 
@@ -84,16 +82,6 @@ def test_all_ranks_get_the_rows_asked_for_at_one_width_and_leaders_alone_read(
     assert played.counts["dataplane_read_rows_total", case] == rows_read
 
 
-def test_fields_that_are_named_are_those_that_are_read(played: Played) -> None:
-    wholes = [batch_of(rows, 8) for rows in ORDERS]
-    expected = [{name: whole[name] for name in ("notes", "token_mask")} for whole in wholes]
-    assert played.seen("some_fields") == by_rank(expected)
-
-
-def test_replicas_that_need_not_agree_pad_to_their_own_rows(played: Played) -> None:
-    assert played.seen("unaligned") == by_rank([[4, 4], [8, 8]])
-
-
 def test_ragged_rows_stay_ragged_and_share_their_offsets(played: Played) -> None:
     expected = [{"rows": [tokens(row) for row in rows], "notes": batch_of(rows, 8)["notes"]} for rows in ORDERS]
     assert played.seen("jagged") == by_rank(expected)
@@ -140,9 +128,8 @@ def test_a_preprocessing_that_fails_or_loses_rows_fails_on_all_ranks(played: Pla
 # --- write_back ---
 
 
-@pytest.mark.parametrize("case", ["written", "written_by_input_lengths"])
-def test_the_leaders_result_is_stored_row_by_row_without_padding(played: Played, case: str) -> None:
-    stored = played.client.get_samples(IDS, case, ["prev_logprobs"])["prev_logprobs"].unbind()
+def test_the_leaders_result_is_stored_row_by_row_without_padding(played: Played) -> None:
+    stored = played.client.get_samples(IDS, "written", ["prev_logprobs"])["prev_logprobs"].unbind()
     for row, values in enumerate(stored):
         leader = 0 if row in ORDERS[0] else 2
         torch.testing.assert_close(values, row + torch.arange(LENGTHS[row]) / 10 + 1000 * leader)
@@ -209,8 +196,6 @@ DISAGREE = "RuntimeError: the ranks of the replica end claim ID in different way
         pytest.param("ranks_disagree", [DISAGREE, "open", 4, "released"], 0, id="disagreeing ranks keep the claim"),
         pytest.param("fenced", ["ClaimFencedError", "fenced"], 0, id="a fenced claim"),
         pytest.param("cleared", ["ZeroDivisionError: ", "NotFoundError", "released"], 0, id="a commit lacks a row"),
-        pytest.param("too_few_rows", "ClaimTimeoutError", 0, id="a claim that times out"),
-        pytest.param("end_of_data", "EndOfDataError", 0, id="the end of data"),
         pytest.param("exchanged", 60, 0, id="whatever is broadcast comes as it was"),
         pytest.param("gathered", 15, 0, id="whatever is gathered comes as it was, in the order of ranks"),
     ],
@@ -230,14 +215,6 @@ def test_an_unsupported_value_is_refused_by_name_on_all_ranks(played: Played) ->
         assert odd == f"UnsupportedValue: {prefix}value 'odd': unsupported value type set"
         assert nothing == f"UnsupportedValue: {prefix}values must be a mapping, got NoneType"
         assert gathered == f"UnsupportedValue: {'rank 0: ' if rank == 1 else ''}value 'odd': unsupported value type set"
-
-
-def test_what_making_the_values_raises_is_raised_on_all_ranks(played: Played) -> None:
-    assert played.seen("make_fails") == [
-        text
-        for leader in (0, 2)
-        for text in (f"OSError: disk of {leader}", f"RuntimeError: rank {leader} failed: OSError: disk of {leader}")
-    ]
 
 
 def test_a_replica_is_all_that_share_a_place_in_dp(played: Played) -> None:

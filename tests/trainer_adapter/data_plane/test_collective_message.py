@@ -12,7 +12,6 @@ import torch
 from tests.trainer_adapter.data_plane.exchanged_values import equal, mapping_of, value_of
 
 from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
-from dataplane_client.dtypes import WIRE_DTYPES
 from trainer_adapter._collective_message import CollectiveMessage, allocate_buffers, pack_message, unpack_message
 
 CPU = torch.device("cpu")
@@ -32,47 +31,6 @@ def test_values_arrive_as_they_were() -> None:
     for seed in range(100):
         values = mapping_of(random.Random(seed)) | {"one more": value_of(random.Random(-seed), 0)}
         assert equal(received(values), values), seed
-
-
-def test_every_element_type_of_the_data_plane_arrives() -> None:
-    for name in (entry.name for entry in WIRE_DTYPES):
-        tensor = torch.arange(32, dtype=torch.uint8).view(getattr(torch, name)) if name != "bool" else torch.ones(3) > 0
-        assert equal(received({"x": tensor}), {"x": tensor}), name
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (np.float32(0.5), 0.5),
-        (np.int64(-3), -3),
-        (np.bool_(True), True),
-        ((1, (2,)), [1, [2]]),
-        (bytearray(b"x"), b"x"),
-        ({"a": np.float64(2.0)}, {"a": 2.0}),
-    ],
-)
-def test_values_that_msgpack_lacks_arrive_as_the_nearest_type(value: object, expected: object) -> None:
-    assert equal(received({"x": value}), {"x": expected})
-
-
-def test_pending_conjugations_and_strides_are_resolved() -> None:
-    tensor = torch.tensor([[1 + 2j, 3 - 1j], [0, 1j]]).conj().T
-    assert torch.equal(received({"x": tensor})["x"], tensor)
-
-
-def test_a_parameter_comes_as_a_plain_tensor() -> None:
-    got = received({"x": torch.nn.Parameter(torch.ones(2))})["x"]
-    assert equal(got, torch.ones(2))
-    assert not got.requires_grad
-
-
-def test_windows_and_nested_tensors_with_holes_come_as_their_rows() -> None:
-    whole = torch.arange(12).reshape(3, 4)
-    window = torch.nested.nested_tensor_from_jagged(torch.arange(12), torch.tensor([4, 8, 9]))
-    holes = torch.nested.narrow(whole, 1, torch.tensor([1, 0, 2]), torch.tensor([2, 3, 0]), layout=torch.jagged)
-    got = received({"window": window, "holes": holes})
-    assert [row.tolist() for row in got["window"].unbind()] == [[4, 5, 6, 7], [8]]
-    assert [row.tolist() for row in got["holes"].unbind()] == [[1, 2], [4, 5, 6], []]
 
 
 def test_columns_with_equal_rows_can_be_combined() -> None:

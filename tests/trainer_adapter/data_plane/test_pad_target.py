@@ -25,14 +25,6 @@ def test_the_width_is_the_least_that_holds_the_longest_row_and_that_both_multipl
         assert meta.extra_info[KEY] == least, (longest, multiple, rounding)
 
 
-def test_minting_twice_changes_nothing_and_leaves_the_first_meta_alone() -> None:
-    first = meta_of([3, 5], step=1)
-    once = with_pad_target(first, pad_to_multiple=4)
-    assert with_pad_target(once, pad_to_multiple=4) == once
-    assert once.extra_info == {"step": 1, KEY: 8}
-    assert first.extra_info == {"step": 1}
-
-
 @pytest.mark.parametrize(("held", "width"), [(5, 8), (8, 8), (16, 16), (18, 20)])
 def test_a_width_of_the_first_write_is_widened_but_never_narrowed(held: int, width: int) -> None:
     assert pad_target(with_pad_target(meta_of([3, 5], **{KEY: held}), pad_to_multiple=4)) == width

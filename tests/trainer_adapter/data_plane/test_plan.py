@@ -44,12 +44,6 @@ def test_every_plan_of_the_driver_fits_its_shard(args: dict[str, Any]) -> None:
         assert batch.elem_counts_per_gb == meta.extra_info.get("elem_counts_per_gb")
 
 
-def test_a_batch_without_a_plan_stays_without() -> None:
-    batch = batch_for(meta_of(2))
-    attach_plan(batch, meta_of(2, step=3))
-    assert batch.micro_batch_indices is None
-
-
 @pytest.mark.parametrize(
     ("indices", "lengths", "counts", "fragment"),
     [

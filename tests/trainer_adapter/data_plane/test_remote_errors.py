@@ -45,10 +45,3 @@ def test_any_other_error_is_a_runtime_error_with_its_text(
     got = sent_and_decoded(error)
     assert type(got) is kind
     assert str(got) == text
-
-
-def test_a_class_that_only_this_rank_knows_is_a_runtime_error() -> None:
-    class OwnError(errors.DataPlaneError):
-        pass
-
-    assert str(sent_and_decoded(OwnError("odd"))) == "rank 3 failed: OwnError: odd"

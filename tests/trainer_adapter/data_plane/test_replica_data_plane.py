@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +12,10 @@ from tests.trainer_adapter.data_plane.replica_cases import IDS, LENGTHS, PAD, fi
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.columns import kv_first_write
-from dataplane_client.errors import ClaimFencedError, InvalidArgumentError, NotFoundError, ReplacedError
+from dataplane_client.errors import InvalidArgumentError, NotFoundError, ReplacedError
 from dataplane_client.meta import KVBatchMeta
 from dataplane_server.testing import running_server
-from trainer_adapter.data_plane import LOGPROB_FIELDS, TRAIN_FIELDS, ReplicaDataPlane, ReplicaGroup
+from trainer_adapter.data_plane import ReplicaDataPlane, ReplicaGroup
 
 ALONE = ReplicaGroup(None, 0, is_leader=True)
 ROWS = [4, 1, 6]
@@ -63,18 +62,6 @@ def test_only_ids_are_padded_with_the_pad_token(client: DataPlaneClient, known: 
     assert batch["token_mask"].tolist() == [[token < LENGTHS[row] for token in range(8)] for row in ROWS]
 
 
-def test_a_chosen_width_is_used_unchanged(side: ReplicaDataPlane) -> None:
-    meta = replace(meta_of("p", ROWS), extra_info={"global_forward_pad_seqlen": 9})
-    assert side.fetch(meta)["input_ids"].shape == (3, 9)
-
-
-def test_the_fields_of_a_stage_are_those_of_the_schema() -> None:
-    shared = {"input_ids", "input_lengths", "token_mask", "sample_mask"}
-    assert set(LOGPROB_FIELDS) == shared
-    others = {"generation_logprobs", "prev_logprobs", "reference_policy_logprobs", "advantages"}
-    assert set(TRAIN_FIELDS) == shared | others
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "fragment"),
     [
@@ -92,24 +79,6 @@ def test_a_fetch_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(error, match=re.escape(fragment)):
         side.fetch(meta_of("p", ROWS), **arguments)
-
-
-def test_rows_longer_than_the_chosen_width_are_refused(side: ReplicaDataPlane) -> None:
-    meta = replace(meta_of("p", ROWS), extra_info={"global_forward_pad_seqlen": 6})
-    with pytest.raises(ValueError, match="a row has 7 tokens, more than the width 6"):
-        side.fetch(meta)
-
-
-def test_without_a_client_reading_is_refused_and_writing_does_nothing() -> None:
-    side = side_of(None)
-    with pytest.raises(RuntimeError, match="no data-plane client"):
-        side.fetch(meta_of("p", ROWS))
-    side.write_back(meta_of("p", ROWS), None, result_key="logprobs", field="prev_logprobs")
-
-
-def test_a_multiple_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="pad_multiple must be at least 1, got 0"):
-        side_of(None, pad_multiple=0)
 
 
 # --- write_back ---
@@ -178,14 +147,6 @@ def test_columns_that_do_not_fit_leave_the_claim_open(side: ReplicaDataPlane) ->
         claim.commit({"score": torch.zeros(3)})
     assert (claim.state, claim.release(), claim.state) == ("open", 8, "released")
     assert repr(claim).endswith("8 rows released>")
-
-
-def test_a_claim_whose_partition_is_dropped_is_fenced(client: DataPlaneClient, side: ReplicaDataPlane) -> None:
-    claim = claim_of(side)
-    client.drop_partition("p")
-    with pytest.raises(ClaimFencedError), claim:
-        pass
-    assert claim.state == "fenced"
 
 
 # --- on a device ---

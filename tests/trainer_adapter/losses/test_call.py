@@ -19,15 +19,9 @@ from tests.trainer_adapter.losses.microbatches import (
 )
 from torch import Tensor
 
-from trainer_adapter.losses import LossFunction, LossInputType, LossResult, LossType, NLLLoss, call_loss
+from trainer_adapter.losses import LossFunction, LossInputType, LossResult, NLLLoss, call_loss
 
 SEQS, TOKS = torch.tensor(2), torch.tensor(5)
-
-
-def older_shape(
-    next_token_logits: Tensor, data: Mapping[str, Any], global_valid_seqs: Tensor, global_valid_toks: Tensor
-) -> LossResult:
-    return next_token_logits.sum(), {"args": (data, global_valid_seqs, global_valid_toks)}
 
 
 class NewerShape:
@@ -40,20 +34,6 @@ class NewerShape:
         self, *, data: Mapping[str, Any], global_valid_seqs: Tensor, global_valid_toks: Tensor, **inputs: Any
     ) -> LossResult:
         return torch.zeros(()), {"args": (data, global_valid_seqs, global_valid_toks), **inputs}
-
-
-def test_a_loss_without_an_input_type_is_called_positionally_with_the_logits() -> None:
-    data = {"input_ids": torch.zeros(1, 2, dtype=torch.int64)}
-    loss, metrics = call_loss(older_shape, torch.ones(1, 2, 3), data, SEQS, TOKS)
-    assert loss == 6
-    assert metrics["args"] == (data, SEQS, TOKS)
-
-
-def test_a_loss_over_logits_is_called_by_keyword_with_the_logits_themselves() -> None:
-    logits, data = torch.ones(1, 2, 3), {"input_ids": torch.zeros(1, 2, dtype=torch.int64)}
-    _, metrics = call_loss(NewerShape(LossInputType.LOGIT), logits, data, SEQS, TOKS)
-    assert metrics["logits"] is logits
-    assert metrics["args"] == (data, SEQS, TOKS)
 
 
 def test_a_loss_over_logprobs_gets_those_of_the_next_tokens() -> None:
@@ -113,8 +93,3 @@ def test_the_likelihood_loss_equals_a_loop_over_tokens() -> None:
     assert_same_value_and_gradient(loss, naive, logits)
     expected = {"loss": naive.item(), "num_unmasked_tokens": int(counts_of(batch)[1]), "num_valid_samples": 4}
     assert metrics == pytest.approx(expected)
-
-
-def test_values_of_the_enumerations_are_the_ones_configurations_use() -> None:
-    assert [kind.value for kind in LossType] == ["token_level", "sequence_level"]
-    assert [kind.value for kind in LossInputType] == ["logit", "logprob", "distillation"]

@@ -105,21 +105,6 @@ def test_logits_in_bfloat16_are_worked_on_in_float32(loss_fn: LossFunction, batc
     assert torch.equal(gradient_of(loss, low), gradient_of(expected, high).to(torch.bfloat16))
 
 
-@every_loss
-def test_metrics_are_python_floats_and_count_the_valid_samples(loss_fn: LossFunction, batch: Batch) -> None:
-    _, metrics = run_loss(loss_fn, make_logits(), batch)
-    assert {type(value) for value in metrics.values()} == {float}
-    assert metrics["num_valid_samples"] == 4
-
-
-@every_loss
-def test_masks_may_be_of_any_dtype(loss_fn: LossFunction, batch: Batch) -> None:
-    logits = make_logits()
-    expected, _ = run_loss(loss_fn, logits, batch)
-    other = {**batch, "token_mask": batch["token_mask"].long(), "sample_mask": batch["sample_mask"].bool()}
-    assert torch.equal(run_loss(loss_fn, logits, other)[0], expected)
-
-
 # --- packed ---
 
 
@@ -195,27 +180,6 @@ def test_sequences_of_length_zero_and_one_contribute_nothing(loss_fn: LossFuncti
     loss, metrics = wrapper(logits, rows_of(batch, slice(0, 2)), *counts)
     assert loss == 0
     assert metrics.get("probs_ratio_min", math.inf) == math.inf
-
-
-def test_a_column_of_one_entry_a_row_stays_whole_beside_an_empty_sequence() -> None:
-    data = {"input_ids": torch.zeros(1, 5, dtype=torch.int64), "reward": torch.tensor([[7.0]])}
-    recorder = Recorder()
-    SequencePackingLossWrapper(recorder, boundaries([0]))(torch.zeros(1, 4, VOCAB), data, *torch.ones(2))
-    _, row, *_ = recorder.calls[0]
-    assert (row["input_ids"].shape, row["reward"].tolist()) == ((1, 0), [[7.0]])
-
-
-def test_a_given_prepare_function_makes_the_inputs_of_each_sequence(batch: Batch) -> None:
-    seen = []
-
-    def prepare(logits: Tensor, data: Any, loss_fn: LossFunction) -> dict[str, Any]:
-        seen.append(data["input_ids"].shape[1])
-        return {"next_token_logprobs": torch.full((1, seen[-1] - 1), -1.0)}
-
-    wrapper = SequencePackingLossWrapper(NLLLoss(), boundaries(LENGTHS), prepare_fn=prepare)
-    loss, _ = wrapper(torch.zeros(1, sum(LENGTHS), VOCAB), batch, *counts_of(batch))
-    assert loss == pytest.approx(1)
-    assert seen == LENGTHS
 
 
 def test_pairs_cannot_be_packed(batch: Batch) -> None:

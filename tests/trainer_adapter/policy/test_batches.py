@@ -57,16 +57,6 @@ def test_a_batch_that_does_not_divide_is_filled_up_with_its_last_row() -> None:
     assert {worker.calls[0][1]["micro_batch_size"] for worker in group.workers} == {1}
 
 
-def test_a_batch_without_rows_is_refused() -> None:
-    with pytest.raises(ValueError, match="no rows"):
-        DataPlanePolicy(config_of(), SerialGroup(2)).get_logprobs(batch_of([]))
-
-
-def test_calibration_settings_reach_the_ranks_and_the_first_one_answers() -> None:
-    found = DataPlanePolicy(config_of(), SerialGroup(2)).calibrate_qkv_fp8_scales(batch_of([3, 4, 5]), percentile=99.0)
-    assert found == {"percentile": 99.0, "layers": {"0": 2}}
-
-
 def test_inference_and_training_have_token_budgets_of_their_own() -> None:
     group = SerialGroup(1)
     policy = DataPlanePolicy(config_of("packed", train_global_batch_size=8), group)
@@ -97,15 +87,6 @@ def test_training_reports_the_global_loss_once_and_the_metrics_of_all_ranks() ->
     assert report["all_mb_metrics"] == {"rows": [2, 2], "rank": [0, 1], "only_here": [0.5]}
 
 
-def test_sizes_of_one_call_reach_every_rank() -> None:
-    group = SerialGroup(2)
-    policy = DataPlanePolicy(config_of(), group)
-    policy.train(batch_of([1, 2, 3, 4]), no_loss, True, gbs=2, mbs=1)
-    for worker in group.workers:
-        _, given = worker.calls[0]
-        assert (given["gbs"], given["mbs"], given["eval_mode"], given["loss_fn"]) == (2, 1, True, no_loss)
-
-
 @pytest.mark.parametrize(
     ("rows", "gbs", "rule"),
     [(6, None, r"Total batch size \(6\) is not a multiple"), (3, 3, r"Batch size \(3\) is not a multiple of shards")],
@@ -128,10 +109,3 @@ def test_a_step_in_parts_deals_out_each_part() -> None:
     began = {"loss_fn": no_loss, "global_valid_seqs": 4.0, "global_valid_toks": 9.0, "num_global_batches": 1}
     for worker in group.workers:
         assert worker.calls == [("begin_train_step", began), ("abort_train_step", {})]
-
-
-def test_two_plans_for_one_batch_are_refused_at_once() -> None:
-    config = config_of("packed")
-    config["dynamic_batching"]["enabled"] = True
-    with pytest.raises(AssertionError, match="dynamic_batching and sequence_packing are both enabled"):
-        DataPlanePolicy(config, SerialGroup(1))

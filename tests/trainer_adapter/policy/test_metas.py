@@ -60,15 +60,6 @@ def test_a_width_that_was_chosen_before_is_kept_by_all_stages() -> None:
     assert {meta.extra_info["global_forward_pad_seqlen"] for meta in metas_after(group)} == {32}
 
 
-def test_inference_takes_all_rows_as_one_batch_under_its_own_budget() -> None:
-    group = SerialGroup(1)
-    policy = DataPlanePolicy(config_of("packed"), group)
-    policy.get_logprobs_from_meta(meta_of([8] * 8), micro_batch_size=2)
-    (meta,) = metas_after(group)
-    assert meta.extra_info["micro_batch_lengths"] == [[32, 32]]
-    assert group.workers[0].calls[0][1]["micro_batch_size"] == 2
-
-
 @pytest.mark.parametrize(
     ("meta", "error", "rule"),
     [

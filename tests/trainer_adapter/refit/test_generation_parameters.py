@@ -32,14 +32,6 @@ def test_adapters_are_merged_in_float32(base: torch.dtype) -> None:
     assert list(sent) == ["0.weight", "0.bias"]
 
 
-def test_weights_are_contiguous() -> None:
-    model = nn.Linear(4, 6)
-    model.weight = nn.Parameter(torch.arange(24.0).reshape(4, 6).T)
-    weight = dict(generation_parameters(model, torch.float32))["weight"]
-    assert weight.is_contiguous()
-    assert torch.equal(weight, model.weight)
-
-
 class SplitExperts:
     """As NeMo AutoModel's adapters do: one tensor of all experts becomes a tensor an expert."""
 

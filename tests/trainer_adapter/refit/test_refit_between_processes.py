@@ -89,10 +89,6 @@ def test_a_refusal_names_the_weight_and_changes_nothing(folder: Path) -> None:
         assert torch.isnan(load_file(folder / f"{refusal}.safetensors")["embedding.weight"]).all()
 
 
-def test_the_default_group_is_as_it_was(ranks: list[dict[str, Any]]) -> None:
-    assert [rank["default_group"] for rank in ranks] == [[2, 0], [2, 1]]
-
-
 def test_nothing_is_left_behind(folder: Path, ranks: list[dict[str, Any]]) -> None:
     assert [rank["held"] for rank in ranks] == [0, 0]
     assert not list(folder.glob("*.sock"))

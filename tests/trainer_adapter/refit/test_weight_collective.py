@@ -68,10 +68,6 @@ def test_an_engine_on_another_gpu_gets_all_weights_bit_by_bit() -> None:
     assert_all_weights({name: value.cpu() for name, value in got.items()})
 
 
-def test_no_weights_are_a_transfer_too() -> None:
-    assert play(lambda group: group.broadcast({}, iter([])), taking({}, {})) == ["done", "done"]
-
-
 ANOTHER = "RuntimeError: another rank of the group for weights failed; see that rank's error"
 VALUE, WHAT, LAST = "ValueError: the", "names, shapes or dtypes than this rank's", len(INFO) - 1
 SURPLUS = "ValueError: weight 'more' is sent but was not announced"
@@ -144,17 +140,6 @@ def test_ranks_that_do_not_join_are_not_waited_for_longer_than_configured() -> N
 
 def publisher(rank: int = 0) -> WeightPublisher:
     return WeightPublisher(TinyModel(), torch.float32, CPU, rank)
-
-
-@pytest.mark.parametrize("method", ["stream_weights_via_ipc_zmq", "broadcast_weights_for_collective"])
-def test_scales_of_a_quantised_cache_cannot_be_sent(method: str) -> None:
-    with pytest.raises(NotImplementedError, match="kv_scales"):
-        getattr(publisher(), method)(kv_scales={"layer": 1.0})
-
-
-def test_weights_cannot_be_broadcast_before_there_is_a_group() -> None:
-    with pytest.raises(RuntimeError, match="call init_collective first"):
-        publisher().broadcast_weights_for_collective()
 
 
 @pytest.mark.parametrize(("rank", "trainers", "world"), [(2, 2, 3), (0, 2, 2), (0, 3, 2)])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer_adapter.refit._weight_groups import AlternateBuffers, Place, fill, largest_group, plan_groups
+from trainer_adapter.refit._weight_groups import AlternateBuffers, Place, fill, plan_groups
 
 SIZES = [3, 100, 5000, 0, 7, 512, 1, 2000, 2000, 30]
 INFO = {f"w{index}": (torch.Size([size]), torch.bfloat16) for index, size in enumerate(SIZES)}
@@ -70,8 +70,3 @@ def test_two_buffers_serve_in_turn_and_are_made_again_only_if_they_are_too_small
     assert given[0] is given[2] is given[4] is not given[1] is given[3]
     assert [buffers.of(0, 7), buffers.of(1, 20), buffers.of(1, 20)] == [[10], [20], [20]]
     assert made == [10, 10, 20]
-
-
-def test_the_largest_group_has_the_largest_weight() -> None:
-    assert largest_group(plan_groups(INFO, 1024, 1)) == 10_000
-    assert largest_group([]) == 0

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -71,16 +70,6 @@ def test_an_error_of_the_engine_is_raised_on_the_trainer_whenever_it_comes(endpo
     assert engine == "ValueError: no room for it"
 
 
-def test_an_engine_that_stops_early_refuses(endpoint: str) -> None:
-    def stop() -> None:
-        with receive_streamed_weights(endpoint, INFO, CPU, 10) as weights:
-            next(weights)
-
-    trainer, engine = both(sending(endpoint), stop)
-    assert trainer.endswith("refused the weights: ValueError: the engine stopped before the last weight")
-    assert engine == "ValueError: the engine stopped before the last weight"
-
-
 STEPS = INFO["steps"]
 
 
@@ -118,18 +107,6 @@ def test_an_error_of_the_trainer_is_raised_on_the_engine(endpoint: str, items: A
 def test_a_trainer_without_an_engine_gives_up_in_time(endpoint: str) -> None:
     with pytest.raises(TimeoutError, match=f"no engine connected to {endpoint} within 0.1 s"):
         sending(endpoint, timeout_s=0.1)()
-
-
-def test_a_trainer_whose_engine_is_silent_gives_up_in_time(endpoint: str) -> None:
-    def dawdle() -> None:
-        with receive_streamed_weights(endpoint, INFO, CPU, 10) as weights:
-            next(weights)
-            time.sleep(0.6)
-            raise ValueError("too late")
-
-    trainer, engine = both(sending(endpoint, timeout_s=0.3), dawdle)
-    assert trainer == f"TimeoutError: no answer from the engine at {endpoint} within 0.3 s"
-    assert engine == "ValueError: too late"
 
 
 DYING = """if True:
@@ -210,12 +187,6 @@ def test_refits_that_fail_add_no_memory_to_that_of_the_first(endpoint: str) -> N
         held.append(mappings_of_weights())
     assert held == [held[0]] * 4 != [0] * 4
     publisher.close()
-
-
-def test_without_pyzmq_the_extra_is_named(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "zmq", None)
-    with pytest.raises(ImportError, match=r"install rl-dataplane\[trainer\]"):
-        sending(endpoint)()
 
 
 def test_the_folder_of_sockets_is_its_owners_alone(tmp_path: Path) -> None:

@@ -13,13 +13,12 @@ from tests.trainer_adapter.automodel.setup_cases import REWARD
 from tests.trainer_adapter.refit.streams import take
 from tests.trainer_adapter.worker import worker_cases
 from tests.trainer_adapter.worker.conftest import MakeWorker
-from tests.trainer_adapter.worker.plain_policy import logits_alone, logprobs_of, model_alone
 from tests.trainer_adapter.worker.weights import assert_equal, weights
 from tests.trainer_adapter.worker.worker_cases import ADAM, batch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
-from dataplane_client import KVBatchMeta, connect, kv_first_write, read_columns
+from dataplane_client import connect, kv_first_write, read_columns
 from dataplane_server.testing import running_server
 from trainer_adapter.losses import ClippedPolicyGradientLoss, NLLLoss
 from trainer_adapter.refit import WeightCollective, receive_streamed_weights, stream_endpoint
@@ -62,12 +61,6 @@ def test_the_reference_keeps_the_temperature_and_drops_top_k(make_worker: MakeWo
     assert not torch.allclose(worker.get_logprobs(batch())["logprobs"], unfiltered)
 
 
-def test_without_reference_weights_there_is_no_reference(make_worker: MakeWorker) -> None:
-    worker = make_worker(init_reference_model=False)
-    with pytest.raises(RuntimeError, match="no reference weights"):
-        worker.get_reference_policy_logprobs(data=batch())
-
-
 # --- training ---
 
 
@@ -87,14 +80,6 @@ def test_a_step_in_parts_is_the_step_of_the_whole_batch(make_worker: MakeWorker)
     assert finished["grad_norm"].item() == pytest.approx(report["grad_norm"].item(), rel=1e-6)
     for name, value in weights(worker).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-7)
-
-
-def test_a_step_in_parts_counts_more_than_16_million_tokens_exactly(make_worker: MakeWorker) -> None:
-    worker = make_worker()
-    worker.begin_train_step(ClippedPolicyGradientLoss(), 8, 2**24 + 1)
-    metrics = worker.train_microbatches(batch())
-    worker.abort_train_step()
-    assert {one["global_valid_toks"] for one in metrics} == {2**24 + 1}
 
 
 def test_an_aborted_step_leaves_no_trace(make_worker: MakeWorker) -> None:
@@ -194,21 +179,6 @@ def test_a_global_batch_that_the_rows_do_not_fill_is_refused(make_worker: MakeWo
         make_worker().train(batch(), NLLLoss(), gbs=gbs)
 
 
-def test_rows_behind_the_last_whole_global_batch_are_not_used(make_worker: MakeWorker) -> None:
-    report = make_worker("sequence").train(batch(), ClippedPolicyGradientLoss(), gbs=3)
-    assert report["global_loss"].shape == (2,)
-
-
-# --- log-probabilities ---
-
-
-def test_without_a_generation_block_there_is_no_temperature(make_worker: MakeWorker, model: Path) -> None:
-    with torch.no_grad():
-        expected = logprobs_of(logits_alone(model_alone(model), temperature=1.0))
-    found = make_worker(changes={"generation": None}).get_logprobs(batch())["logprobs"]
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
 # --- packed rows ---
 
 
@@ -236,37 +206,11 @@ def test_a_model_whose_packed_sequences_see_each_other_is_refused(
 # --- batches ---
 
 
-def test_a_tensor_with_another_width_is_refused(make_worker: MakeWorker) -> None:
-    rows = batch()
-    rows["advantages"] = rows["advantages"][:, :-1]
-    with pytest.raises(AssertionError, match=r"Dim 1 must be the sequence dim.*'advantages'"):
-        make_worker().train(rows, ClippedPolicyGradientLoss())
-
-
 def test_microbatches_need_not_divide_the_rows_of_inference(make_worker: MakeWorker) -> None:
     worker = make_worker()
     expected = worker.get_logprobs(batch(), micro_batch_size=1)["logprobs"]
     for mbs in (3, 5, 7, 8, 100):
         torch.testing.assert_close(worker.get_logprobs(batch(), micro_batch_size=mbs)["logprobs"], expected)
-
-
-@pytest.mark.parametrize("mbs", [0, -2])
-def test_a_microbatch_is_at_least_one_sample(make_worker: MakeWorker, mbs: int) -> None:
-    with pytest.raises(ValueError, match=f"mbs must be at least 1 sample, got {mbs}"):
-        make_worker(changes={"logprob_batch_size": mbs}).get_logprobs(batch())
-
-
-def test_the_callers_batch_stays_as_it_was(make_worker: MakeWorker) -> None:
-    rows = batch()
-    make_worker("sequence").get_logprobs(rows)
-    assert rows.micro_batch_indices is None
-    assert all(torch.equal(value, batch()[key]) for key, value in rows.items())
-
-
-def test_without_a_data_plane_metas_are_refused(make_worker: MakeWorker) -> None:
-    meta = KVBatchMeta("train", None, ["a"], sequence_lengths=[3])
-    with pytest.raises(RuntimeError):
-        make_worker().get_logprobs_from_meta(meta)
 
 
 def test_a_worker_claims_its_own_shard_where_there_is_no_driver(make_worker: MakeWorker) -> None:

@@ -94,13 +94,6 @@ def test_ranks_may_have_different_numbers_of_packed_microbatches(played: Played)
     assert len({rank["microbatches"] for rank in played.ranks("{}_{}".format(*PACKED_ON_TWO))}) == 2
 
 
-def test_each_rank_knows_its_place(played: Played) -> None:
-    for rank, seen in enumerate(played.ranks("{}_{}".format(*PACKED_ON_FOUR))):
-        sizes = {"dp_size": 2, "tp_size": 2, "cp_size": 1, "world_size": 4}
-        place = {"dp_rank": rank // 2, "tp_rank": rank % 2, "cp_rank": 0, **sizes}
-        assert {key: seen["layout"][key] for key in place} == place
-
-
 @pytest.fixture(scope="module")
 def losses(played: Played) -> list[float]:
     """Of ranks that were killed after four steps and had written a checkpoint after two."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,8 +15,7 @@ from tests.trainer_adapter.worker.worker_cases import ADAM, batch
 
 from trainer_adapter.automodel.setup import STRING_TO_DTYPE
 from trainer_adapter.losses import ClippedPolicyGradientLoss
-from trainer_adapter.worker import AutomodelPolicyWorker, _policy_worker
-from trainer_adapter.worker._weights import move_model, move_optimizer
+from trainer_adapter.worker import AutomodelPolicyWorker
 
 # --- where things lie ---
 
@@ -146,44 +143,3 @@ def test_a_step_is_as_long_as_its_limit_allows(make_worker: MakeWorker) -> None:
     moved = [(value - before[name]).norm() for name, value in after.items()]
     limit = worker_cases.LEARNING_RATE * worker_cases.MAX_GRAD_NORM
     assert torch.stack(moved).norm().item() == pytest.approx(limit, rel=1e-5)
-
-
-# --- devices ---
-
-
-def test_a_model_and_its_optimizer_move_to_another_device_as_a_whole(make_worker: MakeWorker) -> None:
-    """The meta device is one that every machine has. Step counts stay where optimizers expect them."""
-    worker, elsewhere = make_worker(changes={"optimizer": ADAM}), torch.device("meta")
-    worker.train(batch(), ClippedPolicyGradientLoss())
-    model, optimizer = worker._policy.model, worker._policy.state.optimizer
-    assert optimizer is not None
-    move_model(model, elsewhere)
-    move_optimizer(optimizer, elsewhere)
-    assert {value.device for value in (*model.parameters(), *model.buffers())} == {elsewhere}
-    devices = {(name, value.device.type) for state in optimizer.state.values() for name, value in state.items()}
-    assert devices == {("step", "cpu"), ("exp_avg", "meta"), ("exp_avg_sq", "meta")}
-
-
-def test_every_phase_has_on_the_device_what_it_needs(make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With cpu_offload FSDP moves weights itself."""
-    moved: list[str] = []
-
-    def note(what: str, _moved: object, device: torch.device, _pin: bool) -> None:
-        moved.append(f"{what} to {device.type}")
-
-    for what in ("model", "optimizer"):
-        monkeypatch.setattr(_policy_worker, f"move_{what}", partial(note, what))
-
-    def moves(worker: AutomodelPolicyWorker, phase: str) -> list[str]:
-        moved.clear()
-        getattr(worker, phase)()
-        return moved.copy()
-
-    worker = make_worker(changes={"optimizer": ADAM, "offload_optimizer_for_logprob": True})
-    worker._policy = replace(worker._policy, device=torch.device("meta"))
-    assert moves(worker, "prepare_for_training") == ["model to meta", "optimizer to meta"]
-    assert moves(worker, "prepare_for_lp_inference") == ["model to meta", "optimizer to cpu"]
-    assert moves(worker, "offload_before_refit") == ["optimizer to cpu"]
-    assert moves(worker, "offload_after_refit") == ["model to cpu", "optimizer to cpu"]
-    worker._policy = replace(worker._policy, runtime=worker._policy.runtime._replace(cpu_offload=True))
-    assert moves(worker, "prepare_for_training") == []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from tests.ranks import run_ranks
@@ -134,17 +132,6 @@ def test_ranks_that_contradict_each_other_are_refused(layouts: list[dict[str, in
 def test_options_that_make_no_sense_are_refused_by_name(given: dict[str, object], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         RayGroupOptions(**{"num_workers": 2, **given}).validate()  # type: ignore[arg-type]  # wrong on purpose
-
-
-def test_a_worker_with_a_gpu_asks_for_it_and_its_cpus() -> None:
-    assert RayGroupOptions(2, cpus_per_worker=3).bundle == {"GPU": 1.0, "CPU": 3.0}
-    assert RayGroupOptions(2, gpus_per_worker=0).bundle == {"CPU": 1.0}
-
-
-def test_without_ray_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"rl-dataplane\[ray\]"):
-        require_ray()
 
 
 def require_ray_before_init() -> None:

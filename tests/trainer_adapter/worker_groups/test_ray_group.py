@@ -12,7 +12,6 @@ from tests.trainer_adapter.worker_groups.gloo_worker import GlooWorker
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
-from dataplane_client.meta import KVBatchMeta
 from trainer_adapter.worker_groups import RayGroupOptions, RayWorkerGroup, WorkerFailed
 from trainer_adapter.worker_groups._ray_waiting import wait_for_results
 
@@ -64,28 +63,12 @@ def test_columns_of_every_kind_arrive(pair: RayWorkerGroup) -> None:
     assert echo["text"] == ["a"]
 
 
-def test_metas_arrive(pair: RayWorkerGroup) -> None:
-    metas = [KVBatchMeta("train", "train", [name], extra_info={"global_forward_pad_seqlen": 8}) for name in "ab"]
-    found = pair.run_on_shards("sample_ids", {"meta": metas})
-    assert found == [{"ids": [name], "target": 8} for name in "ab"]
-
-
 def test_reports_hold_tensors_and_plain_numbers(pair: RayWorkerGroup) -> None:
     shards = [batch(input_ids=torch.full((rows, 1), 2)) for rows in (1, 3)]
     found = pair.run_on_shards("seen", {"data": shards})
     assert [report["all_mb_metrics"] for report in found] == [{"rows": [1], "rank": [0]}, {"rows": [3], "rank": [1]}]
     assert found[0]["global_loss"].tolist() == [8.0]
     assert found[0]["model_dtype"] == "bfloat16"
-
-
-def test_results_that_are_asked_of_all_ranks_come_as_they_are(pair: RayWorkerGroup) -> None:
-    assert pair.run_everywhere("prepare_refit_info") == {"weight": (torch.Size([2, 3]), torch.bfloat16)}
-
-
-def test_what_all_ranks_refuse_is_raised_as_it_is_and_the_group_goes_on(pair: RayWorkerGroup) -> None:
-    with pytest.raises(NotImplementedError, match=r"^no rank can: fly$"):
-        pair.run_everywhere("refuse", why="fly")
-    assert pair.run_everywhere("sum_of_ranks") == 1.0
 
 
 def test_a_rank_that_fails_alone_is_named_and_the_group_is_broken_but_gives_its_place_back(
