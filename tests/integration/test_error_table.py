@@ -151,7 +151,7 @@ async def refusing(request: pytest.FixtureRequest) -> AsyncIterator[aio.AsyncDat
     local.listen_abstract()
     servicer.share_memory(arena.nonce, local.abstract_name)
     direct_methods = local_methods(DirectCalls(shell, values, metrics), servicer)
-    direct = DirectEndpoint(shell, values, metrics, direct_methods, open_gate(ServerConfig(insecure=True), plane))
+    direct = DirectEndpoint(shell, values, metrics, direct_methods, open_gate(ServerConfig(insecure=True), plane, lambda request: False))
     servicer.serve_directly(direct.listen("127.0.0.1", 0), direct.nonce)
     server = grpc.aio.server(interceptors=[Boundary(metrics, Messages(plane.limits), shell.unstable)])
     pb_grpc.add_DataPlaneServiceServicer_to_server(servicer, server)

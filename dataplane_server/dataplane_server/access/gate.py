@@ -72,14 +72,18 @@ class Gate:
         rules: Reloaded[AccessRules] | None,
         partition_of: Callable[[str], str | None],
         owner_of: Callable[[str], str | None],
+        repeats: Callable[[Any], bool],
         *,
         certificates: bool = False,
         users: AllowedPeers | None = None,
     ) -> None:
-        """partition_of: the partition of a claim or a reservation. owner_of: the name of the caller of a session."""
+        """partition_of: the partition of a claim or a reservation. owner_of: the name of the caller of a session.
+        repeats: whether a RegisterPartitionRequest changes nothing; Refusal PARTITION_DIFFERS.
+        """
         self._rules = rules
         self._partition_of = partition_of
         self._owner_of = owner_of
+        self._repeats = repeats
         self._certificates = certificates
         self._users = users
         self._grpc: set[End] = set()
@@ -206,7 +210,7 @@ class Gate:
             _own_request(request, caller)
         if caller.name:
             _sign(request, caller)
-            if verb in CHANGES:
+            if verb in CHANGES and caller.may_somewhere(verb):
                 partition_id, task, snapshot = (_field(request, name) for name in ("partition_id", "task", "snapshot"))
                 log, name = get_log(), caller.name
                 log.info("changed_by", caller=name, verb=verb, partition_id=partition_id, task=task, snapshot=snapshot)
@@ -223,8 +227,12 @@ class Gate:
         else:
             places = {found or partition_id, partition_id or found or ""}
             allowed = all(any(caller.may(one, place) for one in verbs) for place in places)
-        if not allowed:
+        if not allowed and not (verb == "RegisterPartition" and self._only_repeats(caller, request)):
             raise _denied(caller, verb, partition_id or found or "")
+
+    def _only_repeats(self, caller: Caller, request: Any) -> bool:
+        """Programs that share a partition all register it; the answer tells no more than its description."""
+        return caller.may("GetPartition", request.partition_id) and self._repeats(request)
 
     def _check_session(self, caller: Caller, verb: str, request: Any) -> None:
         """Refuse a session of another caller. A client at a Unix socket makes calls there without the token of its
@@ -239,7 +247,7 @@ class Gate:
             raise Refusal(Reason.PERMISSION_DENIED, message, verb=verb)
 
 
-OPEN_GATE = Gate(None, lambda held_id: None, lambda session_id: None)
+OPEN_GATE = Gate(None, lambda held_id: None, lambda session_id: None, lambda request: False)
 """Where nothing is restricted."""
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from dataplane_server.access.access_file import key_files, load_access_file
 from dataplane_server.access.gate import Gate
@@ -21,8 +23,8 @@ def open_tls(config: ServerConfig) -> Tls | None:
         raise OSError(str(error)) from None
 
 
-def open_gate(config: ServerConfig, plane: DataPlane) -> Gate:
-    """Raises OSError that names the file and what is wrong with it."""
+def open_gate(config: ServerConfig, plane: DataPlane, repeats: Callable[[Any], bool]) -> Gate:
+    """repeats: see `Gate`. Raises OSError that names the file and what is wrong with it."""
     file, rules = config.access, None
     try:
         if file is not None:
@@ -31,7 +33,7 @@ def open_gate(config: ServerConfig, plane: DataPlane) -> Gate:
         raise OSError(str(error)) from None
     users = None if config.insecure else AllowedPeers(config.allowed_users, config.allowed_groups)
     certificates = config.tls is not None and config.tls.client_ca is not None
-    return Gate(rules, plane.partition_of, plane.owner_of, certificates=certificates, users=users)
+    return Gate(rules, plane.partition_of, plane.owner_of, repeats, certificates=certificates, users=users)
 
 
 def peers_of_socket_files(config: ServerConfig) -> AllowedPeers:

@@ -30,13 +30,14 @@ from dataplane_server.core.calls.answers import (
     Totals,
 )
 from dataplane_server.core.calls.causes import Explanation
+from dataplane_server.core.calls.definitions import merged
 from dataplane_server.core.calls.filters import Filter, check_filter
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.listings import ClaimInfo, Holder, OpenSessionInfo, SamplePage, WaitInfo
 from dataplane_server.core.calls.names import check_distinct
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import Call
-from dataplane_server.core.calls.values import Int64Array
+from dataplane_server.core.calls.values import Definition, Int64Array
 from dataplane_server.core.rows.regions import Mirror, Region
 from dataplane_server.core.state.answers import Answers
 from dataplane_server.core.state.descriptions import describe_partition, describe_task
@@ -110,6 +111,11 @@ class DataPlane:
     def partition_infos(self, now: float = 0.0) -> list[PartitionInfo]:
         """All partitions, by id."""
         return [describe_partition(self._state.partitions[name], now) for name in sorted(self._state.partitions)]
+
+    def is_registered(self, definition: Definition) -> bool:
+        """Whether a registration of this would change nothing. Refusal PARTITION_DIFFERS if it contradicts what is."""
+        partition = self._state.partitions.get(definition.partition_id)
+        return partition is not None and merged(partition.definition, definition) == partition.definition
 
     def columns(self, now: float) -> tuple[list[Column], list[Column]]:
         """The figures of all partitions and of all their tasks, in the order of `partitions`; see `stats.figures`."""

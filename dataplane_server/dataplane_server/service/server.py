@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -41,6 +42,7 @@ from dataplane_server.service.shell import Shell
 from dataplane_server.service.sidecar import Sidecar
 from dataplane_server.service.snapshots import Snapshots
 from dataplane_server.service.socket_files import SocketFile, others_kept
+from dataplane_server.service.translate.rows import repeats
 from dataplane_server.service.values import ArenaValues, Values
 from dataplane_server.storage.arena import Arena, can_share
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
@@ -93,7 +95,7 @@ class Server:
         self._metrics = Metrics(self.plane, lambda: self._serving, now)
         self._tracing = tracing = Tracing() if config.tracing else None
         self._lag = LoopLag(self._metrics.lagged)
-        self._gate = gate = open_gate(config, self.plane)
+        self._gate = gate = open_gate(config, self.plane, partial(repeats, self.plane))
         self._tls = open_tls(config)
         commits = None if self._life is None else self._life.commits
         self._shell = shell = self._new_shell(now, commits)

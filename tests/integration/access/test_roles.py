@@ -14,7 +14,7 @@ from tests.integration.access.conftest import TOKENS, Pki, access, address_of, o
 
 from dataplane_client.client import connect
 from dataplane_client.credentials import Credentials
-from dataplane_client.errors import AuthenticationError, PermissionDeniedError
+from dataplane_client.errors import AuthenticationError, PermissionDeniedError, PreconditionError
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
@@ -106,10 +106,12 @@ def code_of(channel: grpc.Channel, role: str, verb: str, **values: object) -> gr
     return grpc.StatusCode.OK
 
 
-def values_for(verb: str, partition_id: str, held: dict[str, str]) -> dict[str, str]:
+def values_for(verb: str, partition_id: str, held: dict[str, str]) -> dict[str, Any]:
     fields = SERVICE.methods_by_name[verb].input_type.fields_by_name
     if verb == "CommitClaim":
         return {"claim_id": held["claim_id"]}
+    if verb == "RegisterPartition":
+        return {"partition_id": partition_id, "replace": True}  # what is there already, more roles may repeat
     if verb == "PutSamples" or "partition_id" in fields:
         return {"partition_id": partition_id}
     return {name: held[name] for name in held if name in fields}
@@ -234,6 +236,29 @@ def test_a_session_stays_its_callers_over_a_restart(start: Any, pki: Pki, access
         (session,) = asked(channel, "everywhere", "ListSessions").sessions
         assert code_of(channel, "producer", "Session", session_id=session.session_id) is DENIED
         assert claim.commit() is not None
+
+
+def test_a_registration_that_changes_nothing_needs_no_admin(secured: ServerThread, pki: Pki) -> None:
+    """Every program of a pipeline registers its partition; the first of them declares it."""
+    as_admin, as_producer, as_consumer = (
+        connect(address_of(secured), credentials=of(pki, name)) for name in ("admin", "producer", "consumer")
+    )
+    with as_admin, as_producer, as_consumer:
+        with pytest.raises(PermissionDeniedError, match="producer needs role 'admin'"):
+            as_producer.register_partition("train-1", ["x"], 0, ["t"])
+        as_admin.register_partition("train-1", ["x", "y"], 8, ["t"], max_deliveries=3)
+        before = as_admin.partition("train-1")
+        as_producer.register_partition("train-1", ["x", "y"], 8, ["t"], max_deliveries=3)
+        as_consumer.register_partition("train-1", ["y"], 0, ["t"], max_deliveries=3)
+        for more in ({"fields": ["z"]}, {"consumer_tasks": ["u"]}, {"num_samples": 9}, {"replace": True}):
+            given: Any = {"fields": ["x"], "num_samples": 0, "consumer_tasks": ["t"], "max_deliveries": 3, **more}
+            with pytest.raises(PermissionDeniedError, match="needs role 'admin'"):
+                as_producer.register_partition("train-1", **given)
+        with pytest.raises(PreconditionError, match="max_deliveries is 3"):
+            as_producer.register_partition("train-1", ["x"], 0, ["t"], max_deliveries=4)
+        with pytest.raises(PermissionDeniedError):
+            as_producer.register_partition("eval-1", ["x"], 0, ["t"])
+        assert as_admin.partition("train-1") == before
 
 
 def test_those_who_only_read_see_sessions_by_names_that_no_call_takes(

@@ -25,6 +25,7 @@ from dataplane_server.core.calls.requests import (
     RegisterPartition,
 )
 from dataplane_server.core.calls.values import Definition
+from dataplane_server.core.plane import DataPlane
 from dataplane_server.durability.snapshot import Manifest
 from dataplane_server.service.translate.forms import MAPPER, column_message, int64_bytes
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -48,6 +49,11 @@ _clear = MAPPER.reader(
 
 def register(request: pb.RegisterPartitionRequest) -> RegisterPartition:
     return RegisterPartition(request.request_id, _definition(request), request.replace)
+
+
+def repeats(plane: DataPlane, request: pb.RegisterPartitionRequest) -> bool:
+    """Whether the partition is registered as the request says. Refusal PARTITION_DIFFERS if the two contradict."""
+    return not request.replace and plane.is_registered(_definition(request))
 
 
 def clear(request: pb.ClearSamplesRequest) -> ClearSamples:
