@@ -27,10 +27,12 @@ from dataplane_client._async.grpc_calls import AsyncGrpcCalls
 from dataplane_client._async.local_calls import AsyncLocalCalls
 from dataplane_client._async.runtime import CALL_ENDED, result_of, run_in_thread, sleep
 from dataplane_client._common.log import log_event
+from dataplane_client._connect.connection_errors import MAY_DIFFER_IN_TLS
 from dataplane_client._connect.deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses, unanswered
 from dataplane_client._connect.error_table import translated
 from dataplane_client._connect.locator import NotSharedError, locator_of
 from dataplane_client._connect.pacing import Pacing
+from dataplane_client._connect.tls_probe import PROBE_S, SERVER_SPEAKS_TLS, speaks_tls
 from dataplane_client._memory.direct_port import RefusedError
 from dataplane_client._memory.placement import Destination, PlacedColumn
 from dataplane_client._requests.padded_puts import PerTokenFields
@@ -68,6 +70,7 @@ class AsyncTransport:
         self._refused_by: bytes | None = None  # the run of the server to which it could not be attached
         self._refusals_left = _REFUSALS  # by servers at a direct port that are not the one behind the gRPC address
         self._logged_reachable = True
+        self._server_speaks_tls: bool | None = None  # not asked for yet
         self._lock = threading.Lock()  # for changes of the attributes above; never held across a call
 
     @property
@@ -211,6 +214,7 @@ class AsyncTransport:
                 else:
                     self._forget_local(calls)
                     self._locator.doubt()
+                    error = await self._with_side_of_tls(verb, error, deadline.left_s)
                 if deadline.left_s <= pause_s:
                     raise error from None
                 self._log_unreachable(verb, error)
@@ -220,6 +224,17 @@ class AsyncTransport:
                 error = None  # it holds this frame, and so the memory of a server that is gone
                 return response
             await sleep(pause_s)
+
+    async def _with_side_of_tls(self, verb: str, error: UnavailableError, left_s: float) -> UnavailableError:
+        """Says it if the server alone speaks TLS. A handshake finds that, the first time that a connection breaks."""
+        if MAY_DIFFER_IN_TLS not in error.message:
+            return error
+        if self._server_speaks_tls is None:
+            target, seconds = self._grpc.target, max(0.001, min(left_s, PROBE_S))
+            self._server_speaks_tls = self._grpc.is_plain and await run_in_thread(partial(speaks_tls, target, seconds))
+        if not self._server_speaks_tls:
+            return error
+        return UnavailableError(f"{verb} at {self.target}: {SERVER_SPEAKS_TLS}", details=error.details)
 
     def _log_unreachable(self, verb: str, error: UnavailableError) -> None:
         log_event(logging.DEBUG, "call_repeated", server=self.target, verb=verb, error=error)

@@ -17,14 +17,16 @@ _NOT_OURS = (
     "what answers there is not a data plane server: use the port of its --listen, not that of --http or of another "
     "service"
 )
+MAY_DIFFER_IN_TLS = "expects TLS and the other does not"
 _BROKE = (
     "the connection broke during the call: the server has ended, something on the way has dropped it, or one of both "
-    "expects TLS and the other does not (credentials, DATAPLANE_TLS_CA)"
+    f"{MAY_DIFFER_IN_TLS} (credentials, DATAPLANE_TLS_CA)"
 )
 _NOTHING_LISTENS = "nothing listens there"
 _UNREACHABLE_TEXTS = {
     "No such file": _NOTHING_LISTENS,
     "resolv": "its host name cannot be resolved: correct the address",
+    "WRONG_VERSION_NUMBER": "the server does not speak TLS: unset DATAPLANE_TLS_CA",
     "Failed parsing HTTP/2": _NOT_OURS,
     "http2 header with status": _NOT_OURS,
     "before receiving SETTINGS": "what listens there does not answer: it hangs, or is not a data plane server",

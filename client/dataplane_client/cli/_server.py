@@ -16,13 +16,12 @@ import typer
 from google.protobuf.message import Message
 
 from dataplane_client._connect.channel import Connection
+from dataplane_client._connect.tls_probe import SERVER_SPEAKS_TLS, speaks_tls
 from dataplane_client.cli._output import fail
-from dataplane_client.credentials import Credentials
 from dataplane_client.errors import DataPlaneError, UnavailableError
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _PAGE_PARTITIONS = 1024
-_HANDSHAKE_S = 1.0
 
 
 class Server:
@@ -49,14 +48,16 @@ class Server:
         try:
             return getattr(self._connection.stub, verb)(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
-            from dataplane_client._connect.error_table import translated  # only a command that fails needs it
+            # Only a command that fails needs them.
+            from dataplane_client._connect.connection_errors import MAY_DIFFER_IN_TLS
+            from dataplane_client._connect.error_table import translated
 
             failed = translated(error, verb, self.address)
             failed.message = failed.message.removeprefix(f"{verb} ")  # users know commands, not RPCs
             if isinstance(failed, UnavailableError) and not failed.reason:
                 failed.message = f"no server answers {failed.message}"
-                if mismatch := _tls_mismatch(self.address):
-                    failed.message = f"no server answers at {self.address}: {mismatch}"
+                if MAY_DIFFER_IN_TLS in failed.message and speaks_tls(self.address):
+                    failed.message = f"no server answers at {self.address}: {SERVER_SPEAKS_TLS}"
             failed.args = (failed.message,)
             raise failed from None
 
@@ -69,32 +70,6 @@ class Server:
             if not response.next_page_token:
                 return listed
             request.page_token = response.next_page_token
-
-
-def _tls_mismatch(address: str) -> str:
-    """Why a call to this address failed, if one side speaks TLS and the other does not; otherwise "". Takes 1 s at most
-    for each of connection and handshake.
-    """
-    host, _, port = address.rpartition(":")
-    if address.startswith("unix:"):
-        return ""
-    import socket
-    import ssl
-
-    encrypts = Credentials.from_environment().ca is not None
-    unchecked = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # nothing is sent: only whether the server speaks TLS counts
-    unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
-    try:
-        with (
-            socket.create_connection((host.strip("[]"), int(port)), _HANDSHAKE_S) as plain,
-            unchecked.wrap_socket(plain),
-        ):
-            return "" if encrypts else "the server speaks TLS: set DATAPLANE_TLS_CA to the file of its CA"
-    except ssl.SSLError as error:
-        plain_text = error.reason == "WRONG_VERSION_NUMBER"
-        return "the server does not speak TLS: unset DATAPLANE_TLS_CA" if encrypts and plain_text else ""
-    except OSError:
-        return ""
 
 
 def open_server(address: str, timeout_s: float) -> Server:

@@ -89,17 +89,16 @@ def test_without_credentials_only_health_answers(start: Start, pki: Pki, access_
     ] == [403, 403, 200]
 
 
-def test_plain_text_gets_nowhere_at_a_port_with_tls(secured: ServerThread) -> None:
-    with pytest.raises(UnavailableError, match="expects TLS"):
+def test_clients_and_commands_say_which_side_speaks_tls(secured: ServerThread, start: Start, pki: Pki) -> None:
+    with pytest.raises(UnavailableError, match="the server speaks TLS: set DATAPLANE_TLS_CA"):
         connect(address_of(secured), connect_timeout_s=5.0)
-
-
-def test_commands_say_which_side_speaks_tls(secured: ServerThread, start: Start, pki: Pki) -> None:
     for command in ("status", "doctor"):
         code, text = run(command, "-s", address_of(secured), DATAPLANE_TLS_CA="")
         assert (code, "the server speaks TLS: set DATAPLANE_TLS_CA to the file of its CA" in text) == (1, True), text
         assert "dataplane doctor" not in text
     plain = start(listen=("127.0.0.1:0",))
+    with pytest.raises(UnavailableError, match="the server does not speak TLS: unset DATAPLANE_TLS_CA"):
+        connect(plain.addresses[0], credentials=Credentials(ca=str(pki.ca)), connect_timeout_s=5.0)
     code, text = run("status", "-s", plain.addresses[0], DATAPLANE_TLS_CA=str(pki.ca))
     assert (code, "the server does not speak TLS: unset DATAPLANE_TLS_CA" in text) == (1, True), text
 
