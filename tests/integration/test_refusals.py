@@ -166,7 +166,7 @@ def test_a_put_is_refused_for(
     assert_refused(lambda client: client.put_samples(**arguments), kinds, fragments)
 
 
-@pytest.mark.parametrize(("put", "kinds", "fragments"), [COLUMNS[3], LENGTHS[0], OBJECTS[0], NAMES[0], NAMES[4]])
+@pytest.mark.parametrize(("put", "kinds", "fragments"), [COLUMNS[2], LENGTHS[0], OBJECTS[0], NAMES[0], NAMES[3]])
 async def test_the_asynchronous_client_refuses_a_put_for(
     async_client: aio.AsyncDataPlaneClient,
     filled: DataPlaneClient,
@@ -183,7 +183,7 @@ async def test_the_asynchronous_client_refuses_a_put_for(
     assert filled.partitions() == before
 
 
-@pytest.mark.parametrize(("put", "kinds", "fragments"), [COLUMNS[3], LENGTHS[0], COLUMNS[10]])
+@pytest.mark.parametrize(("put", "kinds", "fragments"), [COLUMNS[2], LENGTHS[0], COLUMNS[3]])
 def test_a_commit_with_columns_is_refused_like_a_put_and_the_claim_stays_open_for(
     filled: DataPlaneClient, put: Mapping[str, object], kinds: tuple[type, type], fragments: Sequence[str]
 ) -> None:

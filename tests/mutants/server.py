@@ -118,7 +118,7 @@ MUTANTS = (
         f"{_SERVER}/service/local/handles.py",
         "        self._ended = True\n",
         "",
-        ("tests/integration/wire/test_local_handles.py",),
+        ("tests/server/test_handles.py", "tests/integration/wire/test_local_frames.py"),
     ),
     Mutant(
         "streams: one host may have all places",

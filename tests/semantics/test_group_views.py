@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -157,3 +158,120 @@ def test_a_unit_that_makes_no_sense_is_refused(client: DataPlaneClient) -> None:
     for words, call in wrong.items():
         with pytest.raises(InvalidArgumentError, match=words):
             client.claim_shard("p", "train", ["a"], 2, step=0, dp_rank=0, dp_world=2, **call)
+
+
+# -- against a model ---------------------------------------------------------------------------------------------------
+
+
+class Line:
+    """Groups in line as callers are promised, looked up anew among all rows after every step."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, list[str]] = {}  # rows that are left, by group
+        self.group_of: dict[str, str] = {}  # by row, whether it is left or not
+        self.ready: set[str] = set()
+        self.order: list[str] = []
+
+    def update(self, touched: Sequence[str], *, in_front: bool = False) -> None:
+        """Groups that are no longer complete leave; those that are now join, in the order of the rows touched."""
+        complete = {name for name, rows in self.members.items() if rows and self.ready.issuperset(rows)}
+        self.order = [name for name in self.order if name in complete]
+        groups = dict.fromkeys(self.group_of[row] for row in touched)
+        new = [name for name in groups if name in complete and name not in self.order]
+        self.order = new + self.order if in_front else self.order + new
+
+    def first(self, count: int) -> list[str]:
+        return [row for name in self.order[:count] for row in self.members[name]]
+
+
+class History:
+    """Random calls to a plane, and what its line of groups with a and b must be."""
+
+    def __init__(self, caller: Caller, seed: int) -> None:
+        self.caller = caller
+        self.line = Line()
+        self.steps = 0
+        self._dice = random.Random(seed)
+        self._claims: dict[str, list[str]] = {}
+        self._produced: set[str] = set()
+        self._taken: set[str] = set()
+
+    def step(self) -> None:
+        self.steps += 1
+        call = self._dice.choice(
+            [self.arrive, self.produce, self.produce, self.take, self.take_one, self.release, self.commit, self.clear]
+        )
+        call()
+
+    def some_rows(self) -> list[str]:
+        rows = [row for of_group in self.line.members.values() for row in of_group]
+        return self._dice.sample(rows, min(len(rows), self._dice.randint(1, 4)))
+
+    def arrive(self) -> None:
+        name = f"g{self.steps}"
+        rows = [f"{name}.{i}" for i in range(self._dice.randint(1, 4))]
+        if len(rows) > 1:
+            self.caller.put_group(name, rows, "a")
+        else:
+            self.caller.put_rows(rows, "a")
+        self.line.members[name] = rows
+        self.line.group_of.update(dict.fromkeys(rows, name))
+
+    def produce(self) -> None:
+        if rows := self.some_rows():
+            self.caller.put_rows(rows, "b")
+            self._produced |= set(rows)
+            self.line.ready |= set(rows) - self._taken
+            self.line.update(rows)
+
+    def take(self) -> None:
+        if self.line.order:
+            count = min(2, len(self.line.order))
+            self._take(self.line.first(count), batch_size=count, whole_groups=True)
+
+    def take_one(self) -> None:
+        if self.line.order:
+            self._take(None, batch_size=1)
+
+    def _take(self, expected: list[str] | None, **sizes: object) -> None:
+        grant = self.caller.take("a", "b", **sizes)
+        rows = list(grant.sample_ids)
+        assert expected is None or rows == expected
+        self._claims[grant.claim_id] = rows
+        self._taken |= set(rows)
+        self.line.ready -= set(rows)
+        self.line.update([])
+
+    def _end_claim(self) -> tuple[str, list[str]]:
+        claim_id = self._dice.choice(list(self._claims))
+        left = {row for of_group in self.line.members.values() for row in of_group}
+        return claim_id, [row for row in self._claims.pop(claim_id) if row in left]
+
+    def release(self) -> None:
+        if self._claims:
+            claim_id, rows = self._end_claim()
+            self.caller.release(claim_id)
+            self._taken -= set(rows)
+            self.line.ready |= set(rows)
+            self.line.update(rows, in_front=True)
+
+    def commit(self) -> None:
+        if self._claims:
+            self.caller.commit(self._end_claim()[0])
+
+    def clear(self) -> None:
+        if rows := self.some_rows():
+            self.caller.clear(rows)
+            for of_group in self.line.members.values():
+                of_group[:] = [row for row in of_group if row not in rows]
+            self.line.update(rows)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_history_of_groups_goes_as_the_model_says(caller: Caller, seed: int) -> None:
+    assert whole(caller, 1, "a", "b") == (), "from here on there is a line"
+    history = History(caller, seed)
+    for _ in range(150):
+        history.step()
+    caller.plane.check_invariants()
+    assert list(whole(caller, 1000, "a", "b")) == history.line.first(1000)
