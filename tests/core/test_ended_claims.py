@@ -112,6 +112,15 @@ def test_a_write_back_to_rows_of_others_is_refused(caller: Caller) -> None:
         caller.write_back(grant.claim_id, ["s1", "s2"], {"b": [3, 3]})
 
 
+def test_a_write_back_does_not_write_to_a_row_that_took_the_id_of_its_own(caller: Caller) -> None:
+    caller.put_rows(["s1"], "a")
+    grant = caller.take("a")
+    caller.clear(["s1"])
+    caller.put_rows(["s1"], "a")
+    with caller.refuses(Reason.INVALID_REQUEST, grant.claim_id):
+        caller.write_back(grant.claim_id, ["s1"], {"b": [3]})
+
+
 def test_repeating_the_call_that_ended_a_claim_is_answered_as_the_first_time(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
     grant = caller.take("a")
@@ -140,6 +149,17 @@ def test_an_adopted_claim_outlives_its_former_session(caller: Caller) -> None:
     caller.adopt(claim_id, heir)
     caller.apply(CloseSession(former))
     assert caller.commit(claim_id).consumed_rows == 1
+
+
+def test_an_adopted_claim_ends_with_its_new_session(caller: Caller) -> None:
+    caller.put_rows(["s1"], "a")
+    former, heir = caller.open_session(60.0), caller.open_session(5.0)
+    claim_id = caller.take("a", session_id=former).claim_id
+    caller.adopt(claim_id, heir)
+    caller.pass_time(5.0)
+    with caller.refuses(Reason.CLAIM_FENCED, claim_id):
+        caller.commit(claim_id)
+    assert caller.take("a").sample_ids == ("s1",)
 
 
 def test_a_claim_on_a_partition_that_was_dropped_is_told_that_its_rows_are_gone(caller: Caller) -> None:
