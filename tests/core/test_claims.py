@@ -44,6 +44,17 @@ def test_of_claims_for_different_fields_the_one_that_has_waited_longest_is_serve
     assert (type(granted), getattr(granted, "ticket", None)) == (Granted, first.ticket)
 
 
+def test_a_small_claim_does_not_overtake_a_large_one(caller: Caller) -> None:
+    large = waits(caller, "a", batch_size=3)
+    small = waits(caller, "a")
+    caller.put_rows(["s1", "s2"], "a")
+    assert caller.plane.take_effects() == []
+    last = waits(caller, "a")
+    caller.put_rows(["s3", "s4"], "a")
+    assert granted(caller.plane.take_effects()) == [(large, ("s1", "s2", "s3")), (small, ("s4",))]
+    caller.apply(AbandonClaim(last))
+
+
 def test_the_deadline_of_a_claim_is_told_with_what_was_missing(caller: Caller) -> None:
     caller.put_rows(["s1", "s2", "s3"], "a")
     caller.take("a")

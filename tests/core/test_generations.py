@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from tests.core.caller import Caller, int64
 from tests.core.replayed import RecordedPlane
@@ -44,6 +46,17 @@ def read(caller: Caller, sample_ids: list[str], generations: Int64Array) -> None
 
 def put(caller: Caller, sample_ids: list[str], generations: Int64Array) -> None:
     caller.apply(caller.put_call(sample_ids, {"b": [1] * len(sample_ids)}, generations=generations))
+
+
+Speak = Callable[[Caller, list[str], Int64Array], None]
+
+
+@pytest.mark.parametrize("speak", [read, put])
+def test_a_row_that_was_cleared_and_put_anew_is_refused_as_another_one(caller: Caller, speak: Speak) -> None:
+    (kept,) = caller.put_rows(["s0"], "a").generations
+    old = replaced(caller, "s1", "s2")
+    with caller.refuses(Reason.ROW_REPLACED, "'p'", "'s1'", "1 more"):
+        speak(caller, ["s0", "s1", "s2"], int64([kept, *old]))
 
 
 def test_a_put_under_way_to_a_row_that_is_replaced_meanwhile_leaves_the_new_row_alone(caller: Caller) -> None:

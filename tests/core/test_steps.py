@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from tests.core.caller import Caller
 
@@ -151,3 +153,15 @@ def test_a_task_tells_the_step_with_which_a_trainer_goes_on(rows: Caller) -> Non
     assert steps() == (6, 7)
     rows.reset()
     assert steps() == (None, 0)
+
+
+def test_steps_are_forgotten_after_so_many_later_ones_and_their_rows_go_back(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller(remembered_steps=2)
+    caller.register()
+    caller.put_rows([f"s{i}" for i in range(6)], "a")
+    held = caller.take_shard("a", step=0, dp_rank=0, batch_size=2)
+    for step in (1, 2):
+        caller.take_shard("a", step=step, batch_size=2)
+    assert caller.take("a").sample_ids == ("s1",)
+    caller.release(held.claim_id)
+    assert caller.take("a").sample_ids == ("s0",)

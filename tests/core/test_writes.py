@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from tests.core.caller import Caller
+from tests.core.caller import Caller, int64
 
 from dataplane_server.core.calls.answers import (
     ROW_CONSUMED,
     ROW_CREATED,
     ROW_REPLACED,
+    Failed,
     PutResult,
     Reservation,
     Waiting,
 )
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import AbortWrite, GiveUpClaim, PutSamples, ShareReservation
 
@@ -26,6 +28,25 @@ def begun(caller: Caller, put: PutSamples) -> Reservation:
 
 
 # -- a request that is repeated while it is under way ------------------------------------------------------------------
+
+
+def test_a_repeated_put_that_is_refused_has_ended_the_one_under_way(caller: Caller) -> None:
+    """Also if the arena has no space for the repeated put: that of the earlier one is free before it is checked."""
+    put = caller.put_call(["s1"], {"a": [3]})
+    for other in (
+        PutSamples(put.request_id, "nowhere", ["s1"]),
+        PutSamples(put.request_id, "p", ["s1"], [ColumnSpec("a", Shape("jagged", "uint8", ()), int64([5000]))]),
+    ):
+        reservation = begun(caller, put)
+        with pytest.raises(Refusal):
+            caller.apply(other)
+        (failed,) = caller.plane.take_effects()
+        assert isinstance(failed, Failed)
+        assert (failed.ticket, failed.refusal.reason) == (reservation.ticket, Reason.SUPERSEDED)
+        assert caller.used == 0
+        with pytest.raises(Refusal) as caught:
+            caller.finish(reservation.ticket)
+        assert caught.value.reason is Reason.SUPERSEDED
 
 
 def test_lent_room_of_a_put_whose_place_was_taken_stays_lent_until_it_is_given_back(caller: Caller) -> None:

@@ -82,12 +82,33 @@ def test_rows_turn_stale_in_the_queue_when_the_trainer_moves_on(caller: Caller) 
     assert ready(caller) == ("x", "y")
 
 
+def test_until_the_trainer_says_otherwise_the_newest_tag_is_the_version(caller: Caller) -> None:
+    caller.put_versions(x=1)
+    caller.set_policy(1)
+    caller.put_versions(y=3)
+    assert caller.plane.partition_info("p", 0.0).weight_version == 3
+    assert ready(caller) == ("y",)
+    caller.set_version(2)
+    caller.put_versions(z=9)
+    assert caller.plane.partition_info("p", 0.0).weight_version == 2
+    assert ready(caller) == ("y", "x", "z")
+
+
 def test_the_version_at_the_end_of_a_group_counts_as_one_that_was_seen(caller: Caller) -> None:
     caller.put_versions(old=1)
     reservation_id = caller.reserve("g", ["g0"], weight_version=1).reservation_id
     caller.put(caller.put_call(["g0"], {"a": [1]}, reservation_id=reservation_id))
     caller.finish_group(reservation_id, weight_version=4)
     assert caller.plane.partition_info("p", 0.0).weight_version == 4
+
+
+def test_a_released_row_that_has_become_stale_is_not_granted_again(caller: Caller) -> None:
+    caller.put_versions(x=1)
+    caller.set_policy(1)
+    grant = caller.take("a")
+    caller.set_version(3)
+    caller.release(grant.claim_id)
+    assert ready(caller) == ()
 
 
 def test_a_shard_is_granted_again_without_rows_that_have_become_stale(caller: Caller) -> None:
@@ -189,6 +210,15 @@ def test_rows_and_groups_come_in_the_order_of_the_claim_or_of_the_policy(
     assert "".join(ready(caller, order=order, order_tag=tag, whole_groups=whole)) == expected
     caller.set_policy(None, task="score", order=order, order_tag=tag)
     assert "".join(ready(caller, "score", whole_groups=whole)) == expected
+
+
+def test_a_row_whose_tag_changes_takes_its_new_place(via: AnyCaller) -> None:
+    via.put("xyz", "a", tags={"score": 1})
+    order = {"size": 3, "order": "highest_tag", "order_tag": "score"}
+    via.release(claim := via.claim("a", **order))
+    assert claim.ids == "xyz"
+    via.put("zx", tags=[{"score": 2}, {"score": 0}])
+    assert via.claim("a", **order).ids == "zyx"
 
 
 def test_policies_are_described_and_survive_a_new_definition(caller: Caller) -> None:

@@ -61,6 +61,13 @@ def test_whole_groups_are_claimed_with_their_weight_versions_and_a_row_without_o
 # -- clear -------------------------------------------------------------------------------------------------------------
 
 
+def test_groups_come_in_order_of_arrival_after_a_redefinition(two: Caller) -> None:
+    two.take("a", whole_groups=True)
+    two.put_group("i", ["i1"], "a")
+    two.register(tasks=("train",))
+    assert whole(two, 9) == ("g1", "g2", "h1", "h2", "h3", "i1")
+
+
 def test_a_group_that_a_clear_completes_is_ordered_by_its_remaining_rows(caller: Caller) -> None:
     assert whole(caller, order="oldest_version") == ()
     caller.put_group("g", ["g1"], "a")

@@ -46,6 +46,14 @@ def test_rows_are_added_until_the_group_is_finished_and_then_seen_together(via: 
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
+def test_a_group_without_rows_cannot_be_finished(via: AnyCaller) -> None:
+    group = via.reserve("g")
+    with via.refuses("GROUP_INCOMPLETE", "'g'", "no row", "add one or abort"):
+        group.finish()
+    assert group.abort() == 0
+    assert via.partition().open_groups == 0
+
+
 @pytest.mark.parametrize("end", ["finish", "abort", "expire", "drop"])
 def test_a_group_that_has_ended_takes_no_more_rows(caller: Caller, group: str, end: str) -> None:
     add(caller, group, "s1")
@@ -142,6 +150,14 @@ def test_rows_share_what_was_put_before_or_after_they_were_added(
     caller.apply(EndRead(plan.ticket))
     assert caller.clear() == ClearResult(1, 1 + size)
     assert caller.used == 0
+
+
+def test_a_value_that_no_row_shares_is_freed_when_the_group_is_finished(caller: Caller, group: str) -> None:
+    caller.share(group, b=50)
+    caller.put(caller.add_call(group, ["s1"], {"b": [7]}))
+    assert caller.used == 57
+    caller.finish_group(group)
+    assert (caller.used, caller.plane.partition_info("p").size_bytes) == (7, 7)
 
 
 def test_a_field_that_a_group_without_rows_shares_stays_declared(caller: Caller, group: str) -> None:

@@ -38,6 +38,27 @@ def test_a_client_that_sends_heartbeats_lives_for_hours(sessions: Sessions) -> N
         assert sessions.expired(quarter / 4, 0.0) == []
 
 
+def test_a_heartbeat_that_is_read_late_takes_nothing_back(sessions: Sessions) -> None:
+    sessions.open(OpenSession("", "client", 5.0), 100.0)
+    assert sessions.heartbeat("x-s1", 90.0)
+    assert dead(sessions, 104.9) == []
+
+
+def test_time_in_which_the_server_stood_still_counts_for_nobody(sessions: Sessions) -> None:
+    sessions.open(OpenSession("", "client", 5.0), 0.0)
+    assert dead(sessions, 1000.0, 996.0) == []
+    assert dead(sessions, 1000.9) == []
+    assert dead(sessions, 1001.0) == ["x-s1"]
+
+
+def test_a_session_that_lives_is_resumed_with_its_grace(sessions: Sessions) -> None:
+    sessions.open(OpenSession("", "client", 5.0), 0.0)
+    assert sessions.open(OpenSession("x-s1", "somebody", 1.0), 4.0) == SessionInfo("x-s1", 5.0)
+    assert sessions.name("x-s1") == "client"
+    assert dead(sessions, 8.9) == []
+    assert dead(sessions, 9.0) == ["x-s1"]
+
+
 def test_a_grace_that_nobody_named_is_the_default(sessions: Sessions) -> None:
     assert sessions.open(OpenSession("", "client", None), 0.0) == SessionInfo("x-s1", 10.0)
     assert dead(sessions, 9.9) == []

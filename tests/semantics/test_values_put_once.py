@@ -136,6 +136,22 @@ def test_a_put_counts_whole_while_it_is_under_way_and_what_is_kept_afterwards(th
 # -- what cannot be put once -------------------------------------------------------------------------------------------
 
 
+def test_what_a_put_did_not_need_goes_to_those_that_wait(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller(memory_bytes=256)
+    caller.register()
+    caller.put_once({"s1": X})
+    second = caller.apply(caller.put_call(["s2"], {"a": [100]}, once=["a"]))
+    waiting = caller.apply(caller.put_call(["s3"], {"a": [100]}))
+    assert isinstance(second, Reservation)
+    assert not isinstance(waiting, Reservation)
+    (known,) = caller.plane.partitions["p"].rows.payloads
+    assert known.key is not None
+    caller.finish(second.ticket, known.key[2])
+    (admitted,) = caller.plane.take_effects()
+    caller.finish(admitted.ticket)
+    assert caller.used == 200
+
+
 @pytest.mark.parametrize(
     ("more", "reason", "words"),
     [
