@@ -94,11 +94,3 @@ def test_rows_of_a_cluster_with_a_data_directory_are_there_when_it_runs_again(ra
 def test_a_cluster_has_no_direct_port() -> None:
     with pytest.raises(ValueError, match="direct: a cluster has no such port"):
         start(ServerConfig(direct="127.0.0.1:0"))
-
-
-@pytest.mark.timeout(600)
-def test_where_there_is_no_ray_the_command_says_so() -> None:
-    process = command("127.0.0.1:1")
-    _, errors = process.communicate(timeout=50)
-    assert process.returncode == 1
-    assert "the cluster cannot start" in errors

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.cluster.three_nodes import CACHE_BYTES, MIB, ThreeNodes, on_node, ray
+from tests.cluster.three_nodes import CACHE_BYTES, ThreeNodes, on_node, ray
 
 from dataplane_client.client import DataPlaneClient, connect
 
@@ -125,18 +124,6 @@ def test_four_processes_of_another_node_fetch_once(users: Users, three_nodes: Th
     assert after.cache_hit_bytes - before.cache_hit_bytes == 3 * 4 * ROW_BYTES
 
 
-def test_of_rows_of_all_nodes_only_those_of_others_are_fetched(users: Users, three_nodes: ThreeNodes) -> None:
-    rows = {f"s{i}": numbers(i) for i in range(9)}
-    for node in range(3):
-        users.do(node, put, {name: rows[name] for name in list(rows)[node::3]})
-    before = three_nodes.figures(1).fetched_bytes
-    assert_rows(read(users.here, list(rows)), *rows.values())
-    assert three_nodes.figures(1).fetched_bytes - before == 6 * ROW_BYTES
-    with three_nodes.outside() as outside:
-        assert_rows(read(outside, list(rows)), *rows.values())
-        assert outside.transport == "grpc"
-
-
 # -- what is read is what is there -------------------------------------------------------------------------------------
 
 
@@ -196,15 +183,6 @@ def test_a_read_larger_than_the_cache_comes_over_grpc(users: Users, three_nodes:
     assert three_nodes.figures(1).fetched_bytes == before.fetched_bytes + CACHE_BYTES
 
 
-def test_reads_of_more_than_the_cache_at_once_are_all_right(users: Users) -> None:
-    rows = {f"s{i}": numbers(i, 5 * MIB // 8) for i in range(6)}
-    users.do(0, put, rows)
-    chosen = [list(rows)[i : i + 2] for i in (0, 2, 4)] * 3
-    with ThreadPoolExecutor(9) as threads:
-        for ids, got in zip(chosen, threads.map(lambda ids: read(users.here, ids), chosen), strict=True):
-            assert_rows(got, *(rows[name] for name in ids))
-
-
 # -- verbs whose rows are of several nodes -----------------------------------------------------------------------------
 
 
@@ -247,46 +225,11 @@ def test_values_put_once_are_kept_once_in_the_whole_cluster(users: Users, pixels
     assert users.here.server_status().memory_used_bytes == 0
 
 
-def put_notes(client: DataPlaneClient, ids: list[str], notes: list[object]) -> None:
-    column = np.empty(len(notes), object)
-    column[:] = notes
-    client.put_samples(ids, "p", {"note": column, "tokens": [torch.arange(3)] * len(ids)})
-
-
-def notes_of(client: DataPlaneClient, ids: list[str]) -> list[object]:
-    return list(client.get_samples(ids, "p", ["note"])["note"])
-
-
-def test_objects_of_rows_of_all_nodes_are_read_together(users: Users) -> None:
-    notes = {f"s{i}": {"row": i, "text": "x" * (1 << i)} for i in range(15)}
-    for node in range(3):
-        ids = list(notes)[node::3]
-        users.do(node, put_notes, ids, [notes[name] for name in ids])
-    for node in range(3):
-        assert users.do(node, notes_of, list(notes)) == list(notes.values())
-
-
 def put_group(client: DataPlaneClient, name: str) -> None:
     with client.reserve_group("p", name, [f"{name}0", f"{name}1"]) as group:
         for row, sample in enumerate(group.meta.sample_ids):
             group.put([sample], {"x": [numbers(row, 7)]})
         group.put_shared({"image": torch.ones(1, 5)})
-
-
-def claim_group(client: DataPlaneClient) -> tuple[list[str], list[torch.Tensor]]:
-    with client.claim("p", "train", ["x", "image"], 1, whole_groups=True) as claim:
-        assert torch.equal(client.get_data(claim.meta, ["image"])["image"], torch.ones(2, 5))
-        rows = read(client, claim.meta.sample_ids)
-        claim.commit({"tokens": [torch.arange(2), torch.arange(4)]})
-        return claim.meta.sample_ids, rows
-
-
-def test_groups_of_one_node_are_claimed_on_another_and_have_what_it_writes_back(users: Users) -> None:
-    users.do(0, put_group, "g")
-    ids, rows = users.do(2, claim_group)
-    assert ids == ["g0", "g1"]
-    assert_rows(rows, numbers(0, 7), numbers(1, 7))
-    assert tokens_of(users.here, ids) == [[0, 1], [0, 1, 2, 3]]
 
 
 # -- claims of rows of the own node ------------------------------------------------------------------------------------

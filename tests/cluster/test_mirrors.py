@@ -154,13 +154,6 @@ async def test_mirrors_are_on_other_hosts_as_evenly_as_can_be(nodes: Nodes) -> N
     assert on == [3, 3, 1]
 
 
-async def test_none_is_made_unless_it_is_wanted(nodes: Nodes) -> None:
-    mirrors = Mirrors(nodes.shell, nodes.members, makes=False)
-    mirrors.look_after()
-    await asyncio.sleep(0.01)
-    assert not nodes.calls
-
-
 async def test_writes_follow_from_before_the_fill_on_and_the_core_knows_after_it(nodes: Nodes) -> None:
     nodes.silence(2)
     made, filled = asyncio.Future[Mirrored](), asyncio.Future[Mirrored]()
@@ -176,14 +169,6 @@ async def test_writes_follow_from_before_the_fill_on_and_the_core_knows_after_it
     assert nodes.mirror(1) is None
     filled.set_result(Mirrored.DONE)
     await until(lambda: nodes.mirror(1))
-
-
-async def test_a_fill_takes_what_is_in_use(nodes: Nodes) -> None:
-    put(nodes, 1, 100)
-    nodes.mirrors.look_after()
-    await until(lambda: nodes.fills_of(1))
-    (_, on, _, _, end) = nodes.fills_of(1)[0]
-    assert (on, end) == (3, 100)
 
 
 async def test_a_mirror_that_cannot_be_made_is_asked_of_another_node(nodes: Nodes) -> None:
@@ -232,12 +217,6 @@ async def test_a_node_that_has_ended_gets_a_second_mirror_from_the_first(mirrore
 # -- writes ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_write_on_a_node_without_a_mirror_follows_nowhere(nodes: Nodes) -> None:
-    assert not nodes.mirrors.follows(1)
-    await nodes.follow(1)
-    assert not nodes.calls
-
-
 async def test_a_write_ends_when_its_mirror_has_followed(mirrored: Nodes) -> None:
     followed = asyncio.Future[Mirrored]()
     mirrored.actor(3).will("follow", followed)
@@ -252,13 +231,6 @@ async def test_a_write_ends_when_its_mirror_has_followed(mirrored: Nodes) -> Non
     followed.set_result(Mirrored.DONE)
     await following
     assert mirrored.mirror(1)
-
-
-async def test_a_mirror_that_its_node_does_not_know_is_forgotten_at_once(mirrored: Nodes) -> None:
-    mirrored.actor(3).will("follow", Mirrored.UNKNOWN)
-    await mirrored.follow(1)
-    assert mirrored.mirror(1) is None
-    assert len(mirrored.asked("follow")) == 1
 
 
 async def test_a_mirror_whose_node_stays_silent_is_forgotten(mirrored: Nodes) -> None:
@@ -301,24 +273,7 @@ async def test_a_mirror_that_cannot_reach_a_node_that_lives_is_forgotten(mirrore
     assert len(mirrored.asked("follow")) > 1
 
 
-async def test_a_mirror_that_reaches_the_node_at_last_is_kept(mirrored: Nodes) -> None:
-    mirrored.actor(3).will("follow", Mirrored.NO_SOURCE)
-    await mirrored.follow(1)
-    assert mirrored.mirror(1)
-
-
-async def test_a_write_on_a_node_that_has_ended_is_refused(mirrored: Nodes) -> None:
-    end_with_a_row(mirrored, 1)
-    with pytest.raises(Refusal, match="node 1"):
-        await mirrored.follow(1)
-
-
 # -- nodes that come and go --------------------------------------------------------------------------------------------
-
-
-async def test_a_node_keeps_the_mirrors_that_the_core_knows(mirrored: Nodes) -> None:
-    assert mirrored.mirrors.returned(mirrored.register(3, mirrors=("old", "m"))) == ("m",)
-    assert mirrored.mirror(1)
 
 
 async def test_a_node_that_comes_back_without_its_mirror_has_none(mirrored: Nodes) -> None:

@@ -86,22 +86,3 @@ def test_a_coordinator_that_accepts_the_loss_of_its_log_begins_anew(
         client.put_samples(["b"], "p", {"x": torch.full((1, 1000), 8)})
         assert client.get_samples(["b"], "p", ["x"])["x"].tolist() == [[8] * 1000]
         assert read.tolist() == [[7] * 1000], "what a client maps stays its own"
-
-
-def test_a_coordinator_that_keeps_no_log_begins_anew_and_what_clients_read_before_stays_theirs(
-    start_plane: Callable[..., LocalCluster],
-) -> None:
-    plane = start_plane(durable=False)
-    with connect(plane.address, transport="shm") as client:
-        client.register_partition("p", ["x"], 0, ["train"])
-        old = client.put_samples(["a"], "p", {"x": torch.full((1, 1000), 7)})
-        read = client.get_data(old, ["x"])["x"]
-        plane.kill_coordinator()
-        with pytest.raises(NotFoundError, match="'p'"):
-            client.get_data(old, ["x"])
-        client.register_partition("p", ["x"], 0, ["train"])
-        client.put_samples(["a"], "p", {"x": torch.full((1, 1000), 8)})
-        with pytest.raises(NotFoundError):
-            client.get_data(old, ["x"])
-        assert client.get_samples(["a"], "p", ["x"])["x"].tolist() == [[8] * 1000]
-        assert read.tolist() == [[7] * 1000]

@@ -118,20 +118,6 @@ def two_with_the_mirror_of_the_second_on_the_first(plane: LocalCluster) -> tuple
     return first, second
 
 
-def test_a_node_that_lost_its_memory_alone_is_read_from_its_mirror(
-    plane: LocalCluster, trainer: DataPlaneClient
-) -> None:
-    node = mirrored_node(plane)
-    plane.put_on(node, "x", "there")
-    (folder,) = (one for one in plane.folders if one.name.endswith(node[:8]))
-    (folder / "arena").unlink()
-    plane.kill_node_actor(node)
-    plane.put_on(node, "x", "anew")
-    plane.wait_for_mirrors()
-    plane.kill_node(node)
-    check_all_there(trainer, 2)
-
-
 def test_a_mirror_outlives_the_coordinator_and_the_actor_of_its_node(
     plane: LocalCluster, trainer: DataPlaneClient
 ) -> None:

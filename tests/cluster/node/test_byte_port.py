@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import struct
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -71,10 +70,6 @@ async def test_the_bytes_of_runs_come_in_their_order(other: Other, count: int, m
     assert await other.read(runs, *runs.sizes.tolist()) == other.expected(runs)
 
 
-async def test_no_runs_are_no_bytes(other: Other) -> None:
-    assert await other.read(Runs.of([])) == b""
-
-
 async def test_reads_at_the_same_time_do_not_mix(other: Other) -> None:
     reads = [Runs(DRAW.integers(0, MIB, 40), DRAW.integers(1, 9000, 40)) for _ in range(64)]
     found = await asyncio.gather(*map(other.read, reads))
@@ -130,17 +125,6 @@ async def test_what_is_no_request_ends_its_line_alone(other: Other) -> None:
             await writer.wait_closed()
     runs = Runs.of([Run(0, 8)])
     assert await other.read(runs) == other.expected(runs)
-
-
-async def test_a_reader_that_goes_away_halfway_holds_nothing(other: Other) -> None:
-    _, writer = await asyncio.open_connection(other.place.host, other.place.port)
-    request = REQUEST.pack(NODE, 1) + struct.pack("<qq", 0, SIZE)
-    writer.write(other.place.secret + request)
-    await eventually(lambda: bool(other.port._lines))
-    peer: socket.socket = writer.get_extra_info("socket")
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    writer.close()
-    await eventually(lambda: not other.port._lines)
 
 
 async def test_a_read_that_is_cancelled_writes_nothing_afterwards(other: Other) -> None:

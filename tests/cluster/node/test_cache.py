@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -112,15 +111,6 @@ def run(at: int, size_bytes: int, version: int, node: int = 1) -> RemoteRun:
     return RemoteRun(node, at, size_bytes, version)
 
 
-def test_a_refused_read_leaves_the_order_in_which_copies_go() -> None:
-    cache = Cache(BASE, SIZE)
-    cache.release(held(cache, run(0, 64, 0), run(1, 64, 0), run(2, 64, 0))[1])
-    held(cache, run(3, 8, 0))
-    assert cache.hold([run(0, 64, 0), run(1, 64, 0), run(4, 64, 0), run(5, 64, 0)]) is None
-    held(cache, run(6, 64, 0))
-    assert [cache.find(run(at, 64, 0)) is not None for at in range(3)] == [False, True, True]
-
-
 def test_a_read_is_refused_if_its_copies_lie_so_that_free_pieces_are_too_short() -> None:
     cache = Cache(BASE, SIZE)
     cache.release(held(cache, run(0, 8, 0))[1])
@@ -148,12 +138,3 @@ def test_a_read_that_finds_only_short_pieces_holds_no_copy_that_is_there() -> No
     cache.release(copies[::2])
     assert cache.hold([copies[0].run, RemoteRun(2, 0, 16, 0)]) is None
     held(cache, *(RemoteRun(3, at, 8, 0) for at in range(3)))  # in the places of the three that were released
-
-
-@pytest.mark.parametrize("size_bytes", [0, 8])
-def test_what_is_larger_than_the_cache_is_refused_and_evicts_nothing(size_bytes: int) -> None:
-    cache = Cache(BASE, size_bytes)
-    if size_bytes:
-        cache.release(held(cache, RemoteRun(1, 0, 8, 0))[1])
-    assert cache.hold([RemoteRun(1, 0, 9, 0)]) is None
-    assert cache.used_bytes == size_bytes

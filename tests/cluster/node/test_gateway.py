@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import socket
-import stat
 import tempfile
 import weakref
 from contextlib import closing
@@ -57,12 +56,6 @@ async def test_a_client_gets_the_memory_of_its_node_and_sends_no_values(node: No
     arena.writable[5] = 77
     assert node.arena.memory[5] == 77
     assert node.gateway.clients == 1
-
-
-async def test_calls_reach_the_coordinator(node: Node) -> None:
-    client = await node.attach()
-    statuses = await asyncio.gather(*(client.unary("GetServerStatus", STATUS, 20.0) for _ in range(8)))
-    assert {status.memory_budget_bytes for status in statuses} == {16 << 20}
 
 
 async def test_a_client_is_told_where_to_call_the_coordinator(node: Node) -> None:
@@ -169,12 +162,6 @@ async def test_a_client_that_breaks_the_protocol_loses_its_connection(node: Node
     assert await client.unary("GetServerStatus", STATUS, 20.0)
 
 
-async def test_a_first_frame_is_short(node: Node) -> None:
-    with closing(await asyncio.to_thread(Peer, str(node.path))) as peer:
-        peer.socket.sendall(HEAD.pack(65, pb.LOCAL_METHOD_JOIN))
-        assert await asyncio.to_thread(lambda: peer.ended)
-
-
 async def test_half_a_request_counts_against_the_bound_of_all_connections(node: Node) -> None:
     node.gateway.buffers._most_bytes = 1 << 20
     client = await node.attach()
@@ -184,19 +171,6 @@ async def test_half_a_request_counts_against_the_bound_of_all_connections(node: 
             await asyncio.to_thread(peer.socket.sendall, half)
         assert await asyncio.to_thread(lambda: first.ended)
         await eventually(lambda: node.gateway.buffers.held_bytes == HEAD.size + (600 << 10))
-
-
-async def test_frames_pass_whole_whatever_their_pieces(node: Node) -> None:
-    client = await node.attach()
-    with closing(await joined(client)) as peer:
-        *most, last = HEAD.pack(0, pb.LOCAL_METHOD_GET_SERVER_STATUS)
-        for held, byte in enumerate(most, 1):
-            peer.socket.sendall(bytes([byte]))
-            await eventually(lambda held=held: node.gateway.buffers.held_bytes == held)  # type: ignore[misc]
-        peer.socket.sendall(bytes([last]))
-        outcome, body = await asyncio.to_thread(peer.receive)
-    assert outcome == pb.LOCAL_OUTCOME_UNSPECIFIED
-    assert plane_pb.GetServerStatusResponse.FromString(body).memory_budget_bytes == 16 << 20
 
 
 async def test_a_client_without_a_session_or_half_way_through_a_request_is_closed_after_a_while(node: Node) -> None:
@@ -237,14 +211,6 @@ async def test_a_client_sends_no_faster_than_the_coordinator_reads(node: Node) -
 
 
 # -- reads -------------------------------------------------------------------------------------------------------------
-
-
-async def test_values_of_another_node_are_read_from_the_own_one(node: Node) -> None:
-    client = await node.attach()
-    values = await read(client, 1, 4)
-    assert np.array_equal(values, rows()[[1, 4]].numpy().ravel())
-    assert [call[0] for call in node.elsewhere.calls] == [2]
-    assert node.fetching.fetched_bytes == 16_000
 
 
 async def test_a_second_read_fetches_nothing(node: Node) -> None:
@@ -351,27 +317,7 @@ async def test_a_new_coordinator_makes_all_copies_old(node: Node) -> None:
     assert len(node.elsewhere.calls) == 2
 
 
-async def test_the_coordinator_is_not_told_that_clients_are_gone_when_the_node_ends(node: Node) -> None:
-    client = await node.attach()
-    await client.unary("GetServerStatus", STATUS, 20.0)
-    await node.gateway.close()
-    await node.relay.until(lambda: node.relay.lost == 2)
-    assert node.relay.gone == 0
-    assert not node.path.exists()
-
-
 # -- who may connect ---------------------------------------------------------------------------------------------------
-
-
-async def test_the_socket_has_its_mode_and_takes_the_place_of_a_dead_one(node: Node) -> None:
-    path = node.path.with_name("other.sock")
-    with socket.socket(socket.AF_UNIX) as killed:
-        killed.bind(str(path))
-    gateway = Gateway(node.arena, node.cache, node.fetching)
-    gateway.listen(path, 0o640)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
-    await gateway.close()
-    assert not path.exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become other users")

@@ -108,17 +108,6 @@ async def test_a_fill_overwrites_no_write_with_what_it_read_before(mirrors: Kept
     assert bytes_at(mirrors, 16, 3) == b"new"
 
 
-async def test_writes_of_a_mirror_that_is_filled_go_side_by_side(mirrors: KeptMirrors, source: Source) -> None:
-    await mirrors.fill("m", PLACE, 8)
-    source.go.clear()
-    before = len(source.asked)
-    following = [asyncio.create_task(mirrors.follow("m", PLACE, source.write(at, b"x"))) for at in (8, 16)]
-    await asyncio.sleep(0.01)
-    assert len(source.asked) == before + 2
-    source.go.set()
-    assert await asyncio.gather(*following) == [Mirrored.DONE] * 2
-
-
 async def test_a_node_that_gives_no_bytes_is_told_of(mirrors: KeptMirrors, source: Source) -> None:
     source.gone = True
     assert await mirrors.follow("m", PLACE, source.write(16, b"x")) == Mirrored.NO_SOURCE
@@ -135,12 +124,6 @@ async def test_a_mirror_that_was_removed_follows_and_fills_no_more(mirrors: Kept
     assert await mirrors.follow("m", PLACE, source.write(16, b"x")) == Mirrored.UNKNOWN
     assert len(source.asked) == 1
     assert mirrors.arena_of(3) is None
-
-
-async def test_a_removed_mirror_leaves_no_file(mirrors: KeptMirrors, tmp_path: Path) -> None:
-    mirrors.drop("m")
-    mirrors.drop("unknown")
-    assert not names_in(tmp_path)
 
 
 async def test_the_next_life_of_the_actor_has_the_mirrors(mirrors: KeptMirrors, source: Source, tmp_path: Path) -> None:

@@ -125,11 +125,6 @@ async def test_rows_are_read_from_wherever_they_are(cluster: Cluster) -> None:
     assert [node.fetching.fetches for node in cluster.nodes] == [1, 1]
 
 
-async def test_values_lie_on_the_node_of_the_client_that_puts_them(cluster: Cluster) -> None:
-    await cluster.put(1, "s", 5)
-    assert [region.used for region in cluster.server.plane.nodes()] == [0, 8000]
-
-
 async def test_a_row_that_was_replaced_is_read_anew(cluster: Cluster) -> None:
     for first in (100, 200, 300):
         await cluster.put(0, "s", first)
