@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,21 @@ Case = Callable[[int, Path], Any]
 """From a rank and the folder that all share to what the rank saw."""
 
 
-def play_cases(
-    pool: RankPool, module: str, folder: Path, names: list[str], *, ranks: int = 2, warning: WarningAction = "error"
-) -> list[dict[str, Any]]:
-    """What each rank saw, by case. module: has CASES, a Case for each name."""
-    seen = {name: pool.play(_play, module, name, folder, ranks=ranks, warning=warning) for name in names}
-    return [{name: seen[name][rank] for name in names} for rank in range(ranks)]
+class Seen(dict[str, Any]):
+    """What a rank saw, by case. A case is played when it is first asked for."""
+
+    def __init__(self, rank: int, play: Callable[[str], list[Any]]) -> None:
+        super().__init__()
+        self._rank, self._play = rank, play
+
+    def __missing__(self, name: str) -> Any:
+        return self._play(name)[self._rank]
+
+
+def play_cases(pool: RankPool, module: str, folder: Path, *, warning: WarningAction = "error") -> list[Seen]:
+    """What each of two ranks sees. module: has CASES, a Case for each name."""
+    play = cache(lambda name: pool.play(_play, module, name, folder, warning=warning))
+    return [Seen(rank, play) for rank in range(2)]
 
 
 def _play(rank: int, module: str, name: str, folder: Path) -> Any:

@@ -150,6 +150,7 @@ def stepped_alone(model_folder: Path) -> tuple[float, torch.Tensor, dict[str, to
 
 def assert_stepped_as_alone(folder: Path, case: str, ranks: list[dict[str, Any]]) -> None:
     """That two ranks got, by one step, the logits, the loss and the weights of one process."""
+    seen = [rank[case] for rank in ranks]
     loss, logits, weights = stepped_alone(folder / case.partition("_")[0])
     parts = [load_file(folder / f"{case}.{rank}.safetensors") for rank in range(2)]
     own = [logits, logits] if "_tp" in case else logits.chunk(2)
@@ -157,7 +158,7 @@ def assert_stepped_as_alone(folder: Path, case: str, ranks: list[dict[str, Any]]
         torch.testing.assert_close(part["logits"], expected, rtol=1e-5, atol=1e-5)
     for name, value in weights.items():
         torch.testing.assert_close(parts[0][name], value, rtol=1e-5, atol=1e-6)
-    assert [rank[case]["loss"] for rank in ranks] == pytest.approx([loss, loss], rel=1e-6)
+    assert [rank["loss"] for rank in seen] == pytest.approx([loss, loss], rel=1e-6)
 
 
 def stepped(case: str, **dtensor_cfg: Any) -> rank_processes.Case:

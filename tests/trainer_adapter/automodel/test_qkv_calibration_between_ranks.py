@@ -22,7 +22,7 @@ def ranks(rank_pool: RankPool, model: Any, tmp_path_factory: pytest.TempPathFact
     """What each rank found, by case."""
     folder: Path = tmp_path_factory.mktemp("qkv")
     model.save_pretrained(folder / "qwen3")
-    return rank_processes.play_cases(rank_pool, qkv_cases.__name__, folder, list(qkv_cases.CASES))
+    return rank_processes.play_cases(rank_pool, qkv_cases.__name__, folder)
 
 
 @pytest.mark.parametrize("case", qkv_cases.CASES)

@@ -1,4 +1,8 @@
-"""Two real ranks on gloo train like one process and continue from each other's checkpoints; see setup_cases.py."""
+"""Two real ranks on gloo train like one process and continue from each other's checkpoints; see setup_cases.py.
+
+Every run has QUICK: weights divided by data and by tensors, replicated, and by a plan of one's own. `make test-soak`
+has all cases.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,17 @@ from transformers import AutoModelForCausalLM
 pytestmark = pytest.mark.xdist_group("ranks")
 
 
+QUICK = {"llama_dp", "llama_replicated", "llama_tp_logits_only", "qwen3_tp_tied"}
+CASES = [pytest.param(case, marks=() if case in QUICK else pytest.mark.soak) for case in setup_cases.STEPPED]
+
+
 @pytest.fixture(scope="module")
 def ranks(rank_pool: RankPool, folder: Path) -> list[dict[str, Any]]:
     """What each rank saw, by case."""
-    return rank_processes.play_cases(rank_pool, setup_cases.__name__, folder, list(setup_cases.CASES))
+    return rank_processes.play_cases(rank_pool, setup_cases.__name__, folder)
 
 
-@pytest.mark.parametrize("case", setup_cases.STEPPED)
+@pytest.mark.parametrize("case", CASES)
 def test_logits_and_one_step_are_those_of_a_single_process(
     folder: Path, ranks: list[dict[str, Any]], case: str
 ) -> None:
@@ -63,8 +71,8 @@ def test_groups_of_meshes_have_the_configured_timeout_too(ranks: list[dict[str, 
         assert set(rank["timed"]) == {77.0}
 
 
-@pytest.mark.usefixtures("ranks")
-def test_a_consolidated_checkpoint_is_a_model_that_others_load(folder: Path) -> None:
+def test_a_consolidated_checkpoint_is_a_model_that_others_load(folder: Path, ranks: list[dict[str, Any]]) -> None:
+    assert all(rank["checkpointed"] for rank in ranks)
     model = AutoModelForCausalLM.from_pretrained(folder / "saved" / "weights" / "model")
     assert model.config.model_type == "qwen2"
     assert model.lm_head.weight is model.model.embed_tokens.weight

@@ -202,7 +202,7 @@ def cases(rank: int, mesh: DeviceMesh) -> dict[str, Callable[[], dict[str, Any]]
         "one_rank_refuses": lambda: counts(mesh, lone_row, ANY_LOSS if rank else TOKEN_LOSS),
         **{
             f"vocab {vocab} {packed}": functools.partial(vocab_case, mesh, vocab, packed)
-            for vocab in (64, 7, 1)
+            for vocab in (7, 1)
             for packed in (False, True)
         },
         "layouts": lambda: other_layouts(mesh),

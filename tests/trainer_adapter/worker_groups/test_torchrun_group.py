@@ -16,8 +16,7 @@ Seen = list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def ranks(rank_pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """What each rank saw, by case."""
-    folder, cases = tmp_path_factory.mktemp("torchrun"), list(torchrun_cases.CASES)
-    return rank_processes.play_cases(rank_pool, torchrun_cases.__name__, folder, cases)
+    return rank_processes.play_cases(rank_pool, torchrun_cases.__name__, tmp_path_factory.mktemp("torchrun"))
 
 
 def test_each_rank_works_on_its_shard_and_every_rank_gets_the_whole_result(ranks: Seen) -> None:
