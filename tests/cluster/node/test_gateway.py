@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import socket
+import stat
 import tempfile
 import weakref
 from contextlib import closing
@@ -317,7 +318,27 @@ async def test_a_new_coordinator_makes_all_copies_old(node: Node) -> None:
     assert len(node.elsewhere.calls) == 2
 
 
+async def test_the_coordinator_is_not_told_that_clients_are_gone_when_the_node_ends(node: Node) -> None:
+    client = await node.attach()
+    await client.unary("GetServerStatus", STATUS, 20.0)
+    await node.gateway.close()
+    await node.relay.until(lambda: node.relay.lost == 2)
+    assert node.relay.gone == 0
+    assert not node.path.exists()
+
+
 # -- who may connect ---------------------------------------------------------------------------------------------------
+
+
+async def test_the_socket_has_its_mode_and_takes_the_place_of_a_dead_one(node: Node) -> None:
+    path = node.path.with_name("other.sock")
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+    gateway = Gateway(node.arena, node.cache, node.fetching)
+    gateway.listen(path, 0o640)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    await gateway.close()
+    assert not path.exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become other users")
