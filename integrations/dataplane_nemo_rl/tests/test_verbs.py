@@ -167,13 +167,6 @@ def test_a_put_of_no_rows_gives_an_empty_meta(adapter: DataPlaneAdapter, fields:
     assert adapter.list_sample_ids("train") == []
 
 
-def test_tags_are_put_without_columns(adapter: DataPlaneAdapter, client: DataPlaneClient) -> None:
-    put(adapter, "a")
-    adapter.put_samples(["a"], "train", None, [{"status": "ready"}])
-    adapter.put_samples(["a"], "train", tags=[{"step": 3}])
-    assert client.list_samples("train").meta.tags == [{"status": "ready", "step": 3}]
-
-
 def test_leaves_of_every_kind_come_back(adapter: DataPlaneAdapter) -> None:
     objects = [{"role": "user"}, None]
     fields = columns(
@@ -240,12 +233,6 @@ def test_tasks_are_done_when_they_have_consumed_the_rows_that_are_there(register
     assert not registered.check_consumption_status("train", ["train"])
     registered.clear_samples(["a", "b", "late"], "train")
     assert registered.check_consumption_status("train", ["train"])
-
-
-def test_the_ids_of_a_partition_are_sorted(adapter: DataPlaneAdapter) -> None:
-    put(adapter, "b", "c", "a")
-    assert adapter.list_sample_ids("train") == ["a", "b", "c"]
-    assert adapter.list_sample_ids("unknown") == []
 
 
 def test_ids_are_listed_over_several_pages(adapter: DataPlaneAdapter) -> None:

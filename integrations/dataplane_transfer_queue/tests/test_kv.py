@@ -61,12 +61,6 @@ def test_a_put_makes_partition_and_rows_and_tells_all_tags_and_the_fields_that_a
     assert tq.kv_list() == {"p": {"a": {"s": 1, "u": True}, "b": {"s": 3, "t": None}, "c": {"u": 0.5}}}
 
 
-def test_rows_put_far_apart_tell_their_own_tags(columns: Columns) -> None:
-    for number in range(5):
-        tq.kv_put(f"k{number}", "p", tag={"n": number})
-    assert tq.kv_batch_put(["k4", "k0"], "p", columns(2, x=torch.ones(2))).tags == [{"n": 4}, {"n": 0}]
-
-
 def test_kv_put_takes_the_value_of_one_row(columns: Columns, plain: Plain) -> None:
     values = {"t": torch.tensor([1, 2]), "n": 3, "l": [1, 2], "d": {"a": (1, None)}}
     assert tq.kv_put("k", "p", values, {"s": 1}) == tq.KVBatchMeta(["k"], [{"s": 1}], "p", ["d", "l", "n", "t"])

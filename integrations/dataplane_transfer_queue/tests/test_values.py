@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
@@ -72,13 +71,6 @@ def test_a_tensor_comes_back_nested_unless_its_rows_are_numbers(what: str, plain
     assert plain(tq.kv_batch_get(["b", "a"], "p"))["x"][1] == [row.tolist() for row in rows[::-1]]
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float16, torch.bfloat16, torch.float64, torch.int32])
-def test_element_types_stay(dtype: torch.dtype) -> None:
-    for name, shape in (("d", (2,)), ("j", (2, 3)), ("s", (2, 3, 4))):
-        tq.kv_batch_put(["a", "b"], "p", TensorDict({name: torch.ones(shape, dtype=dtype)}, batch_size=[2]))
-    assert {column.dtype for column in tq.kv_batch_get(["a", "b"], "p").values()} == {dtype}
-
-
 def test_rows_of_a_field_may_differ_in_every_dimension_from_put_to_put(plain: Plain) -> None:
     for key, shape in (("a", (4, 2)), ("b", (4, 3)), ("c", (2, 3)), ("d", (2, 3, 1))):
         tq.kv_put(key, "p", {"x": numbers(*shape)})
@@ -87,23 +79,6 @@ def test_rows_of_a_field_may_differ_in_every_dimension_from_put_to_put(plain: Pl
     assert tq.kv_batch_get(["a", "c"], "p").get("x").layout is torch.strided
     kind, rows = plain(tq.kv_batch_get(["c", "d"], "p"))["x"]
     assert (kind, [tuple(row.shape) for row in rows]) == ("objects", [(2, 3), (2, 3, 1)])  # type: ignore[attr-defined]
-
-
-def test_objects_come_back_equal_and_of_the_same_type(plain: Plain) -> None:
-    values = [None, True, 7, 0.5, "text", b"bytes", (1, (2, "x")), [1, [2]], {3: {"a": None}}, np.float32(1.5)]
-    tq.kv_batch_put(
-        [f"k{n}" for n in range(len(values))], "p", TensorDict({"x": NonTensorStack(*values)}, batch_size=[len(values)])
-    )
-    kind, found = plain(tq.kv_batch_get([f"k{n}" for n in range(len(values))], "p"))["x"]
-    assert (kind, found, list(map(type, found))) == ("objects", values, list(map(type, values)))
-
-
-def test_arrays_and_tensors_inside_objects_come_back() -> None:
-    tq.kv_put("a", "p", {"x": {"pixels": torch.ones(2, 2), "grid": np.arange(3)}, "y": np.arange(2)})
-    row = tq.kv_batch_get("a", "p")[0]
-    assert torch.equal(row["x"]["pixels"], torch.ones(2, 2))
-    assert row["x"]["grid"].tolist() == [0, 1, 2]
-    assert row["y"].tolist() == [0, 1]
 
 
 def test_one_object_may_be_the_value_of_every_row_and_tensors_of_two_types_are_objects(plain: Plain) -> None:
