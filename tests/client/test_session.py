@@ -185,6 +185,14 @@ def test_no_session_is_opened_until_one_is_wanted_and_then_it_beats(
     assert sessions.opened[0].grace.ToNanoseconds() == GRACE_S * 1e9
 
 
+def test_a_server_that_comes_up_later_is_waited_for(start: Start, liveness: Open) -> None:
+    target = f"127.0.0.1:{free_port()}"
+    session = liveness(target)
+    wanted = [session.open_session("", Deadline(20.0)) for _ in range(3)]
+    start(Sessions(), target)
+    assert [future.result(20) for future in wanted] == ["s1"] * 3
+
+
 def test_a_session_that_the_server_refuses_is_refused_at_once(session: LivenessSession, sessions: Sessions) -> None:
     sessions.refusal = (grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_REACHED")
     with pytest.raises(OutOfSpaceError, match="why it is so"):
@@ -329,3 +337,10 @@ def test_what_is_to_be_taken_back_ends_with_the_session(session: LivenessSession
 def release(claim_request_id: str) -> Callable[[Any, float], object]:
     request = pb.ReleaseClaimRequest(request_id="r", claim_request_id=claim_request_id)
     return lambda stub, timeout_s: stub.ReleaseClaim(request, timeout=timeout_s)
+
+
+def free_port() -> int:
+    server = grpc.server(ThreadPoolExecutor(max_workers=1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.stop(0).wait()
+    return int(port)
