@@ -16,18 +16,23 @@ decides where in the arena they are, the shell copies them. Not thread-safe: one
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
 
 from dataplane_server.core.calls.answers import (
+    CommitResult,
     ConsumptionInfo,
     DeadLetter,
     Effect,
     PartitionInfo,
+    PutResult,
+    Reservation,
     SampleHistory,
+    Stored,
     Totals,
+    Waiting,
 )
 from dataplane_server.core.calls.causes import Explanation
 from dataplane_server.core.calls.definitions import merged
@@ -36,8 +41,8 @@ from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.listings import ClaimInfo, Holder, OpenSessionInfo, SamplePage, WaitInfo
 from dataplane_server.core.calls.names import check_distinct
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import Call
-from dataplane_server.core.calls.values import Definition, Int64Array
+from dataplane_server.core.calls.requests import Call, StoreValues
+from dataplane_server.core.calls.values import Definition, Int64Array, Run
 from dataplane_server.core.rows.regions import Mirror, Region
 from dataplane_server.core.state.answers import Answers
 from dataplane_server.core.state.descriptions import describe_partition, describe_task
@@ -91,6 +96,15 @@ class DataPlane:
         served.
         """
         return self._turn.apply(call, now)
+
+    def store(
+        self, call: StoreValues, now: float, fill: Callable[[Sequence[Run]], None]
+    ) -> Stored | Reservation | Waiting | PutResult | CommitResult:
+        """Apply a write whose values are at hand. fill: writes them to runs, as soon as these are known."""
+        answer = self.apply(call, now)
+        if isinstance(answer, Stored):
+            fill(answer.runs)
+        return answer
 
     def take_effects(self) -> list[Effect]:
         """What calls since the last take have caused for other callers, in order."""

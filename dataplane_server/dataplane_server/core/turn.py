@@ -36,6 +36,7 @@ from dataplane_server.core.calls.answers import (
     ReleaseResult,
     Reservation,
     Reserved,
+    Stored,
     Waiting,
 )
 from dataplane_server.core.calls.refusal import Reason, Refusal, draining, server_ended, superseded
@@ -87,8 +88,8 @@ class Turn:
             requests.DropPartition: _Verb("drop", lambda call, now: v.partitions.drop(call)),
             requests.ClearSamples: _Verb("clear", v.partitions.clear),
             requests.ResetTask: _Verb("reset", lambda call, now: v.partitions.reset(call)),
-            requests.PutSamples: _Verb("put", v.writes.put, v.writes.supersede),
-            requests.CommitClaim: _Verb("commit", v.writes.commit, v.writes.supersede),
+            requests.PutSamples: _Verb("put", v.writes.begin, v.writes.supersede),
+            requests.CommitClaim: _Verb("commit", v.writes.begin, v.writes.supersede),
             requests.ClaimSamples: _Verb("claim", v.claims.claim, v.queue.supersede),
             requests.ClaimShard: _Verb("claim", v.steps.claim, v.queue.supersede),
             requests.DrawSamples: _Verb("draw", v.draws.draw, v.flow.supersede),
@@ -132,13 +133,17 @@ class Turn:
         self._state.version += 1
         if isinstance(call, RepeatableCall):
             return self._once(call, now)  # type: ignore[no-any-return]
+        if isinstance(call, requests.StoreValues):
+            return self._once(call.write, now, call.size_bytes)  # type: ignore[no-any-return]
         try:
             return self._others[type(call)](call, now)  # type: ignore[no-any-return]
         finally:  # also if it is refused: a refused write has ended, and its space is free
             self._follow_up(now)
 
-    def _once(self, call: RepeatableCall[Any], now: float) -> Any:
-        """Carry out a call, unless the same request was carried out before."""
+    def _once(self, call: RepeatableCall[Any], now: float, at_hand: int | None = None) -> Any:
+        """Carry out a call, unless the same request was carried out before. at_hand: the bytes of values, of a write
+        that is stored.
+        """
         (verb, change, supersede), request_id = self._repeatable[type(call)], call.request_id
         name = _name(verb, call)
         remembered = self._answers.recall(request_id, name, now, call)
@@ -149,11 +154,12 @@ class Turn:
         if supersede is not None and supersede(request_id):
             self._follow_up(now)
         try:
-            answer = change(call, now)
+            answer = change(call, now) if at_hand is None else self._store(call, at_hand, now)
         finally:
             self._follow_up(now)
         if not isinstance(answer, _UNFINISHED):
-            self._answers.remember(request_id, name, answer, now, call)
+            result = answer.result if isinstance(answer, Stored) else answer
+            self._answers.remember(request_id, name, result, now, call)
         return answer
 
     # -- follow up -----------------------------------------------------------------------------------------------------
@@ -258,6 +264,9 @@ class Turn:
                 self._state.effects.append(Granted(ticket, grant))
 
     # -- calls that involve several verbs, or the answer of another call -----------------------------------------------
+
+    def _store(self, write: Any, size_bytes: int, now: float) -> Stored | Reservation | Waiting | CommitResult:
+        return self._verbs.writes.store(write, size_bytes, now)
 
     def _finish_write(self, call: requests.FinishWrite, now: float) -> PutResult | CommitResult:
         """The answer belongs to the request that began the write."""

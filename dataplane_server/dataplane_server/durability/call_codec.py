@@ -129,6 +129,8 @@ def _form(hint: Any) -> _Form:
         return _optional([_form(argument) for argument in arguments if argument is not type(None)])
     if origin is UnionType and all(argument in _PLAIN for argument in arguments):
         return _Form(None, None)
+    if origin is UnionType and all(issubclass(argument, Call) for argument in arguments):
+        return _Form(_named, _record_named)
     if origin is frozenset:
         return _Form(sorted, frozenset)
     if arguments and origin is not None and issubclass(origin, typing.Sequence):
@@ -136,6 +138,16 @@ def _form(hint: Any) -> _Form:
     if arguments and origin is not None and issubclass(origin, typing.Mapping):
         return _Form(None, None)
     raise TypeError(f"no form for values of {hint}")
+
+
+def _named(call: Call[Any]) -> list[Any]:
+    """A call within another one."""
+    schema = _SCHEMAS[type(call)]
+    return [schema.kind.__name__, *schema.fields_of(call)]
+
+
+def _record_named(named: tuple[Any, ...]) -> Any:
+    return _NAMED[named[0]].record_of(named[1:])
 
 
 def _optional(forms: list[_Form]) -> _Form:

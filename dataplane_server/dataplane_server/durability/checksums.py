@@ -1,6 +1,6 @@
 """Checksums of stored values: 8 bytes of the log for each, checked at recovery.
 
-A value never changes in its place, and a place gets another value only by another FinishWrite. So the newest checksum
+A value never changes in its place, and a place gets another value only by another write. So the newest checksum
 of an offset is that of the value which a row has there, and the core need not know of it: the server computes checksums
 and logs them, and whoever replays the log keeps a table of them by offset. Checksums are XXH3-64. 0 is for a value
 without bytes.

@@ -12,14 +12,15 @@ server may hold rows. The ends of logged reads are logged, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from dataplane_server.core.calls.answers import ReadPlan
+from dataplane_server.core.calls.answers import CommitResult, PutResult, ReadPlan, Reservation, Stored, Waiting
 from dataplane_server.core.calls.life_calls import LetGo, Recover
 from dataplane_server.core.calls.refusal import server_ended
-from dataplane_server.core.calls.requests import BeginRead, Call, EndRead, FinishWrite
+from dataplane_server.core.calls.requests import BeginRead, Call, EndRead, FinishWrite, StoreValues
+from dataplane_server.core.calls.values import Run
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.durability.call_codec import encode_call
 from dataplane_server.durability.checksums import checksums_of
@@ -73,6 +74,28 @@ class LoggedPlane(DataPlane):
             self._append(call, now)
             if isinstance(call, (Recover, LetGo)):
                 self._held = isinstance(call, Recover) and call.held
+
+    def store(
+        self, call: StoreValues, now: float, fill: Callable[[Sequence[Run]], None]
+    ) -> Stored | Reservation | Waiting | PutResult | CommitResult:
+        """The values are in place before the log tells of them."""
+        if self._log is None:
+            return super().store(call, now, fill)
+        if self._ended:
+            raise server_ended()
+        space = self._state.space
+        before = space.withheld
+        try:
+            answer = super().apply(call, now)
+            if isinstance(answer, Stored):
+                fill(answer.runs)
+                if self._memory is not None:
+                    call = replace(call, checksums=checksums_of(self._memory, answer.offsets, answer.sizes))
+            return answer
+        finally:
+            if space.withheld != before:
+                self._log_reads(now)
+            self._append(call, now)
 
     def end(self) -> None:
         """Refuse every later call: the log ends here."""

@@ -9,10 +9,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from dataplane_server.core.calls.answers import Stored
 from dataplane_server.core.calls.life_calls import BeginSnapshot, LeaveFor
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal
-from dataplane_server.core.calls.requests import Call, FinishWrite
+from dataplane_server.core.calls.requests import Call, FinishWrite, StoreValues
 from dataplane_server.durability.call_codec import decode_record
 from dataplane_server.durability.checkpoint import (
     DamagedCheckpointError,
@@ -135,7 +136,9 @@ class Replica:
         self.restored, self.left = "", isinstance(call, LeaveFor)
         layout = self.plane.layout(call.ticket) if isinstance(call, FinishWrite) else None
         with suppress(Refusal):  # its caller was told
-            self.plane.apply(call, self.at)
+            answer = self.plane.apply(call, self.at)
+            if isinstance(call, StoreValues) and isinstance(answer, Stored):
+                self.checksums.note(answer.offsets, answer.sizes, call.checksums)
             if layout is not None and isinstance(call, FinishWrite):
                 self.checksums.note(*layout, call.checksums)
         self.plane.take_effects()

@@ -8,10 +8,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
 
-from dataplane_server.core.calls.answers import Drawn, Grant, Reservation, Reserved, SessionExpired, Waiting
+from dataplane_server.core.calls.answers import (
+    CommitResult,
+    Drawn,
+    Grant,
+    PutResult,
+    Reservation,
+    Reserved,
+    SessionExpired,
+    Stored,
+    Waiting,
+)
 from dataplane_server.core.calls.refusal import Refusal, draining
 from dataplane_server.core.calls.requests import (
     AbandonClaim,
@@ -22,7 +32,9 @@ from dataplane_server.core.calls.requests import (
     GiveUpClaim,
     GiveUpWrite,
     MergeFreeRanges,
+    StoreValues,
 )
+from dataplane_server.core.calls.values import Run
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.durability.group_commit import GroupCommit
 from dataplane_server.observe.metrics import Metrics
@@ -70,6 +82,18 @@ class Shell:
         """
         try:
             answer = self.plane.apply(call, self.now())
+            if isinstance(answer, Waiting):
+                self._waiters.expect(answer.ticket)
+            return answer
+        finally:
+            self._carry_out_effects()
+
+    def store(
+        self, call: StoreValues, fill: Callable[[Sequence[Run]], None]
+    ) -> Stored | Reservation | Waiting | PutResult | CommitResult:
+        """As `apply`, of a write whose values are at hand; see `DataPlane.store`."""
+        try:
+            answer = self.plane.store(call, self.now(), fill)
             if isinstance(answer, Waiting):
                 self._waiters.expect(answer.ticket)
             return answer

@@ -8,7 +8,7 @@ Hashing takes 0.1 to 0.2 s a GB. Many bytes are hashed in a thread, while other 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from typing import Protocol
 
 from xxhash import xxh3_128_digest
@@ -24,10 +24,11 @@ _LONG_BYTES = 4 << 20
 
 
 class Values(Protocol):
-    """Where the core has placed values."""
+    """Where the core has placed values. stored_at_once: whether a write may be applied before its values are in place,
+    if they follow at once.
+    """
 
-    def view(self, run: Run) -> memoryview:
-        """The bytes of a run of this process's arena."""
+    stored_at_once: bool
 
     def pieces(self, runs: Runs) -> list[memoryview]:
         """The bytes of runs of this process's arena, one after another."""
@@ -37,6 +38,12 @@ class Values(Protocol):
 
     def digests(self, reservation: Reservation) -> bytes | Awaitable[bytes]:
         """What FinishWrite needs for a write whose bytes are in place. If the write ends meanwhile, any bytes."""
+
+    def places(self, runs: Sequence[Run]) -> list[memoryview]:
+        """The bytes of runs of this process's arena, to be written to."""
+
+    def fill(self, values: bytes, runs: Sequence[Run]) -> None:
+        """Write values to runs that have their size."""
 
     def complete(self, reservation: Reservation) -> None:
         """Copy what the rows have already, right before FinishWrite."""
@@ -48,15 +55,14 @@ class Values(Protocol):
 class ArenaValues:
     """Values in the arena of this process."""
 
+    stored_at_once = True
+
     def __init__(self, plane: DataPlane, arena: Arena) -> None:
         self._plane = plane
         self._arena = arena
 
     def writer(self, runs: Sequence[Run]) -> RunWriter:
         return RunWriter(self._arena, runs)
-
-    def view(self, run: Run) -> memoryview:
-        return self._arena.view(run)
 
     def pieces(self, runs: Runs) -> list[memoryview]:
         return pieces(self._arena, runs)
@@ -69,12 +75,26 @@ class ArenaValues:
             return digests_of(self._arena.memory, *layout)
         return asyncio.get_running_loop().run_in_executor(None, digests_of, self._arena.memory, *layout)
 
+    def places(self, runs: Sequence[Run]) -> list[memoryview]:
+        return [self._arena.view(run) for run in runs]
+
+    def fill(self, values: bytes, runs: Sequence[Run]) -> None:
+        cut_into(self.places(runs), values)
+
     def complete(self, reservation: Reservation) -> None:
         self._arena.copy(reservation.copies)
 
     async def frames(self, header: pb.ReadColumnsHeader, runs: Runs) -> AsyncIterator[bytes]:
         for frame in read_frames(header, cut(self._arena, runs, SENT_CHUNK_BYTES)):
             yield frame
+
+
+def cut_into(places: Iterable[memoryview], values: bytes) -> None:
+    """Write values to places that have their size, one after the other."""
+    begin = 0
+    for place in places:
+        end = begin + len(place)
+        place[:], begin = values[begin:end], end
 
 
 def digests_of(memory: memoryview, offsets: Int64Array, sizes: Int64Array) -> bytes:

@@ -15,7 +15,7 @@ from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.flow import DrawBand, FlowPolicy
 from dataplane_server.core.calls.policies import TaskPolicy, TaskPolicyOf
-from dataplane_server.core.calls.requests import Call, PutSamples
+from dataplane_server.core.calls.requests import Call, CommitClaim, PutSamples
 from dataplane_server.core.calls.values import Definition, Int64Array
 from dataplane_server.durability.call_codec import decode_call, encode_call
 
@@ -36,6 +36,7 @@ VALUES: list[tuple[Any, object]] = [
     (Int64Array, np.array([1, -1])),
     (frozenset, frozenset("ab")),
     (typing.Literal, "rows"),
+    (PutSamples | CommitClaim, PutSamples("r", "p", ("s0",), (COLUMN,), ({"x": None},))),
 ]
 KINDS: list[Any] = [kind for kind in vars(requests).values() if isinstance(kind, type) and issubclass(kind, Call)]
 CALLS: list[Any] = [kind for kind in KINDS if dataclasses.is_dataclass(kind)]

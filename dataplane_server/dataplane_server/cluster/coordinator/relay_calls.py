@@ -56,7 +56,7 @@ class RelayCalls(LocalCalls):
             self._hints[begun.ticket] = request.header.read_on
             if len(self._hints) > _MOST_HINTS:
                 self._hints.popitem(last=False)
-        return self._write(begun, self._put_applied, request, session)
+        return self._go_on(begun, self._put_applied, request, session)
 
     def _finish(self, reservation: Reservation, applied: Applied, digests: bytes) -> pb.LocalWriteResponse:
         response = super()._finish(reservation, applied, digests)

@@ -24,6 +24,7 @@ from dataplane_server.core.calls.values import Int64Array, Run, Runs
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.rows.regions import NODE_SHIFT, WITHIN_NODE, node_of
 from dataplane_server.service.messages.frames import SENT_CHUNK_BYTES
+from dataplane_server.service.values import cut_into
 from dataplane_server.storage.arena import RunWriter, in_chunks
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.frames import frame_prefix
@@ -33,7 +34,9 @@ _WINDOW_BYTES = 64 << 20
 
 
 class ClusterValues:
-    """The values of all nodes."""
+    """The values of all nodes. A write waits for its mirror before it is applied."""
+
+    stored_at_once = False
 
     def __init__(self, plane: DataPlane, members: Members, mirrors: Mirrors, home: HomeArena) -> None:
         self._plane = plane
@@ -41,9 +44,6 @@ class ClusterValues:
         self._mirrors = mirrors
         self._home = home
         self._lines = ByteLines()
-
-    def view(self, run: Run) -> memoryview:
-        return self._home.view(run)
 
     def pieces(self, runs: Runs) -> list[memoryview]:
         return [self._home.view(run) for run in runs]
@@ -77,6 +77,12 @@ class ClusterValues:
             copied = [Run(copy.target, copy.size_bytes) for copy in reservation.copies]
             await to_its_end(self._mirrors.follow(node, Runs.of([*copied, *reservation.runs])))
         return digests
+
+    def places(self, runs: Sequence[Run]) -> list[memoryview]:
+        return [self._home.view(run) for run in runs]
+
+    def fill(self, values: bytes, runs: Sequence[Run]) -> None:
+        cut_into(self.places(runs), values)
 
     def complete(self, reservation: Reservation) -> None:
         """The node has done it."""

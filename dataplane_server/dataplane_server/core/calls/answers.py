@@ -66,6 +66,18 @@ class CommitResult:
     consumed_rows: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Stored:
+    """A write was applied. Its values go to the runs, in their order, before any other call. offsets, sizes: of the
+    values, an array row for each column.
+    """
+
+    result: PutResult | CommitResult
+    runs: tuple[Run, ...]
+    offsets: Int64Array
+    sizes: Int64Array
+
+
 @dataclass(frozen=True, slots=True)
 class ReleaseResult:
     released_rows: int

@@ -33,6 +33,7 @@ from dataplane_server.core.calls.answers import (
     ResetResult,
     Retired,
     SessionInfo,
+    Stored,
     Waiting,
 )
 from dataplane_server.core.calls.columns import ColumnSpec
@@ -182,6 +183,18 @@ class CommitClaim(RepeatableCall[Reservation | Waiting | CommitResult]):
     claim_id: str
     columns: Sequence[ColumnSpec] = ()
     node: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreValues(Call[Stored | Reservation | Waiting | PutResult | CommitResult]):
+    """Carry out a put or commit whose values are at hand, in one step. The answer is that of the write alone if it has
+    to wait, was applied before, appends, puts values `once`, or declares another size than these. checksums: as of
+    FinishWrite.
+    """
+
+    write: PutSamples | CommitClaim
+    size_bytes: int
+    checksums: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

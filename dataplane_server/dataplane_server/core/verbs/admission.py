@@ -140,6 +140,10 @@ class Admission:
         """Offsets and bytes of the values of a reservation, an array row for each column. None for unknown tickets."""
         return self._reserved.get(ticket)
 
+    def layout_of(self, ticket: int) -> tuple[Int64Array, Int64Array]:
+        """As `layout`, of a reservation that there is."""
+        return self._reserved[ticket]
+
     def redeem(self, ticket: int) -> Int64Array:
         """End a reservation whose bytes become values of rows. Returns the offsets of the rows: an array row for each
         column.

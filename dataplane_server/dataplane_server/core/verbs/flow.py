@@ -71,6 +71,10 @@ class Flow:
         entrance.draws[ticket] = call
         return ticket
 
+    def is_open(self, partition: Partition) -> bool:
+        """Whether new rows need not ask."""
+        return not partition.entrance.waiting and is_open(partition)
+
     def check_still(self, partition: Partition, ticket: int, rows: int) -> None:
         """Refuse a put at its end that creates more rows than at its beginning, unless there is room for them: rows
         that it named have been cleared meanwhile.
@@ -82,7 +86,7 @@ class Flow:
 
     def _passes(self, partition: Partition, entry: Entry) -> bool:
         entrance = partition.entrance
-        if not entrance.waiting and is_open(partition):
+        if self.is_open(partition):
             return True
         never = why_never(partition, entry.rows, entry.size_bytes)
         if never is not None:

@@ -1,4 +1,5 @@
-"""Puts and commits, in two steps: PutSamples and CommitClaim check and reserve, FinishWrite applies.
+"""Puts and commits. If their values are at hand, one call (StoreValues) stores them, unless they have to wait. Others
+take two steps: PutSamples and CommitClaim check and reserve, FinishWrite applies.
 
 A put that creates rows first passes the entrance of its partition, where it may wait; see `verbs.flow`.
 
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataplane_server.core.calls.answers import Admitted, CommitResult, PutResult, Reservation, Waiting
+from dataplane_server.core.calls.answers import Admitted, CommitResult, PutResult, Reservation, Stored, Waiting
 from dataplane_server.core.calls.columns import Columns, ColumnSpec, make_columns
 from dataplane_server.core.calls.filters import check_filter
 from dataplane_server.core.calls.fingerprints import check_digest
@@ -49,6 +50,7 @@ from dataplane_server.core.verbs.claims import Claims
 from dataplane_server.core.verbs.flow import Flow
 from dataplane_server.core.verbs.freshness import Freshness
 
+_NO_DIGESTS: Mapping[str, bytes] = {}
 _CREATES_NONE = "; the put creates none (existing_only; append_tokens creates rows with create=True)"
 
 
@@ -92,43 +94,82 @@ class Writes:
 
     # -- begin ---------------------------------------------------------------------------------------------------------
 
-    def put(self, call: PutSamples, now: float) -> Reservation | Waiting:
-        sent_bytes = _check_form(call, self._state.limits)
-        columns = _columns(call.columns, 1 if call.shared else len(call.sample_ids), self._state.limits)
-        revisions = None
-        if call.append:
-            partition = self._state.partition(call.partition_id)
-            columns, revisions = begin_append(partition, call.sample_ids, columns)
-        checked = self._check_put(call, columns, revisions, now)
-        rows = self._state.partition(call.partition_id).rows
-        kept = _write_bytes(columns) + sent_bytes + id_bytes(call.sample_ids) + rows.growth_bytes(checked.new_rows)
-        kept += DIGEST_BYTES * len(call.once) * len(call.sample_ids)
-        return self._reserve(_UnderWay(call, call.partition_id, columns, kept, revisions), checked, now)
-
-    def commit(self, call: CommitClaim, now: float) -> Reservation | Waiting | CommitResult:
-        if not call.columns:
+    def begin(self, call: PutSamples | CommitClaim, now: float) -> Reservation | Waiting | CommitResult:
+        """Check and reserve. A commit without columns ends here."""
+        if isinstance(call, CommitClaim) and not call.columns:
             return CommitResult(self._claims.commit(call.claim_id))
-        columns = _columns(call.columns, self._claims.size(call.claim_id), self._state.limits)
-        partition, sample_ids = self._claims.rows_of(call.claim_id)
-        checked = self._check_commit(partition, sample_ids, columns)
-        return self._reserve(_UnderWay(call, partition.partition_id, columns, _write_bytes(columns)), checked, now)
+        begun, checked = self._checked(call, now)
+        ticket = self._state.ticket()
+        enters = self._enters(ticket, begun, checked.new_rows, now)
+        return self._hold(ticket, begun, checked, self._admitted(ticket, begun, now) if enters else None)
 
-    def _reserve(self, begun: _UnderWay, checked: Checked, now: float) -> Reservation | Waiting:
-        urgent = bool(begun.call.claim_id)
-        self._admission.check_can_fit(begun.columns)
-        self._admission.check_may_come(begun.columns, urgent=urgent)
-        self._state.bookkeeping.check(begun.kept_bytes, urgent=urgent)
-        ticket, reservation = self._state.ticket(), None
-        if self._enters(ticket, begun, checked.new_rows, now):
-            reservation = self._admission.admit(ticket, begun.columns, now, node=begun.call.node, urgent=urgent)
-            if reservation is None and self._state.draining:
-                self.abort(ticket)
-                raise draining()
+    def store(
+        self, call: PutSamples | CommitClaim, size_bytes: int, now: float
+    ) -> Stored | Reservation | Waiting | CommitResult:
+        """As `begin`, and apply the write as well. Not if it has to wait, or declares another size, or if more has to
+        be done with its values than to keep them: digests of those put once, copies of what rows of an append have.
+        """
+        if (isinstance(call, PutSamples) and (call.once or call.append)) or not call.columns:
+            return self.begin(call, now)
+        begun, checked = self._checked(call, now)
+        ticket, partition = self._state.ticket(), self._state.partition(begun.partition_id)
+        if not self._flow.is_open(partition):
+            if not self._enters(ticket, begun, checked.new_rows, now):
+                return self._hold(ticket, begun, checked, None)
+            checked = self._check(begun, now)  # rows may have been evicted
+        reservation = self._admitted(ticket, begun, now)
+        if reservation is None or begun.columns.size_bytes != size_bytes:
+            return self._hold(ticket, begun, checked, reservation)
+        offsets, sizes = self._admission.layout_of(ticket)
+        try:
+            return Stored(self._apply(ticket, begun, checked, _NO_DIGESTS, now), reservation.runs, offsets, sizes)
+        finally:
+            self._flow.leave(ticket)
+            self._admission.release(ticket)
+
+    def _checked(self, call: PutSamples | CommitClaim, now: float) -> tuple[_UnderWay, Checked]:
+        """A write that may begin."""
+        state, urgent = self._state, bool(call.claim_id)
+        if isinstance(call, CommitClaim):
+            columns = _columns(call.columns, self._claims.size(call.claim_id), state.limits)
+            partition, sample_ids = self._claims.rows_of(call.claim_id)
+            begun = _UnderWay(call, partition.partition_id, columns, _write_bytes(columns))
+            checked = self._check_commit(partition, sample_ids, columns)
+        else:
+            kept, revisions = _check_form(call, state.limits), None
+            columns = _columns(call.columns, 1 if call.shared else len(call.sample_ids), state.limits)
+            partition = state.partition(call.partition_id)
+            if call.append:
+                columns, revisions = begin_append(partition, call.sample_ids, columns)
+            kept += (
+                _write_bytes(columns) + id_bytes(call.sample_ids) + DIGEST_BYTES * len(call.once) * len(call.sample_ids)
+            )
+            checked = self._check_put(call, columns, revisions, now)
+            kept += partition.rows.growth_bytes(checked.new_rows)
+            begun = _UnderWay(call, call.partition_id, columns, kept, revisions)
+        self._admission.check_can_fit(columns)
+        self._admission.check_may_come(columns, urgent=urgent)
+        state.bookkeeping.check(begun.kept_bytes, urgent=urgent)
+        return begun, checked
+
+    def _hold(
+        self, ticket: int, begun: _UnderWay, checked: Checked, reservation: Reservation | None
+    ) -> Reservation | Waiting:
+        """A write is under way until its bytes have arrived."""
         self._under_way[ticket] = begun
         self._last_check = _LastCheck(ticket, self._state.version, checked)
         self._state.bookkeeping.add(begun.kept_bytes)
         self._ticket_of[begun.call.request_id] = ticket
         return reservation or Waiting(ticket)
+
+    def _admitted(self, ticket: int, begun: _UnderWay, now: float) -> Reservation | None:
+        """The space of a write that has entered; None if it waits for that."""
+        call = begun.call
+        reservation = self._admission.admit(ticket, begun.columns, now, node=call.node, urgent=bool(call.claim_id))
+        if reservation is None and self._state.draining:
+            self.abort(ticket)
+            raise draining()
+        return reservation
 
     def _enters(self, ticket: int, begun: _UnderWay, new_rows: int, now: float) -> bool:
         """Whether a write need not wait for room in its partition."""
@@ -174,28 +215,38 @@ class Writes:
         """Apply a write whose bytes have arrived. It ends even if it is refused, and then leaves nothing behind.
         digests: of the values that are put once.
         """
-        under_way = self._under_way.get(ticket)
+        begun = self._under_way.get(ticket)
         try:
-            if under_way is None:
+            if begun is None:
                 raise superseded()
-            if isinstance(under_way.call, PutSamples):
-                once = _digests_by_field(under_way.call, digests)
-                return self._finish_put(ticket, under_way.call, under_way.columns, under_way.revisions, once, now)
-            return self._finish_commit(ticket, under_way.call, under_way.columns)
+            once = _digests_by_field(begun.call, digests) if isinstance(begun.call, PutSamples) else _NO_DIGESTS
+            checked = self._still_checked(ticket) or self._check(begun, now)
+            return self._apply(ticket, begun, checked, once, now)
         finally:
             self.abort(ticket)
 
-    def _finish_put(
+    def _apply(
+        self, ticket: int, begun: _UnderWay, checked: Checked, once: Mapping[str, bytes], now: float
+    ) -> PutResult | CommitResult:
+        """Make rows of a write that was just checked."""
+        call, partition = begun.call, self._state.partition(begun.partition_id)
+        if isinstance(call, PutSamples):
+            return self._apply_put(ticket, call, partition, begun.columns, checked, once, now)
+        sample_ids = partition.rows.ids(checked.slots)
+        partition.put((), checked, begun.columns, self._admission.redeem(ticket), None, None)
+        self._report(call, partition, sample_ids)
+        return CommitResult(self._claims.commit(call.claim_id, begun.columns.size_bytes))
+
+    def _apply_put(
         self,
         ticket: int,
         put: PutSamples,
+        partition: Partition,
         columns: Columns,
-        revisions: Int64Array | None,
+        checked: Checked,
         once: Mapping[str, bytes],
         now: float,
     ) -> PutResult:
-        checked = self._still_checked(ticket) or self._check_put(put, columns, revisions, now)
-        partition = self._state.partition(put.partition_id)
         if checked.new_rows and not put.reservation_id:
             self._flow.check_still(partition, ticket, checked.new_rows)
         offsets = self._admission.redeem(ticket)
@@ -216,13 +267,6 @@ class Writes:
         hint = "" if group is None else self._freshness.abort_hint(partition, group)
         return PutResult(created, columns.sent_bytes, generations, hint, outcomes)
 
-    def _finish_commit(self, ticket: int, commit: CommitClaim, columns: Columns) -> CommitResult:
-        partition, sample_ids = self._claims.rows_of(commit.claim_id)
-        checked = self._still_checked(ticket) or self._check_commit(partition, sample_ids, columns)
-        partition.put((), checked, columns, self._admission.redeem(ticket), None, None)
-        self._report(commit, partition, sample_ids)
-        return CommitResult(self._claims.commit(commit.claim_id, columns.size_bytes))
-
     def _report(self, call: PutSamples | CommitClaim, partition: Partition, sample_ids: Sequence[str]) -> None:
         what = "wrote_back" if call.claim_id else "put"
         if isinstance(call, PutSamples):
@@ -233,6 +277,17 @@ class Writes:
         self._state.report(Fact(what, partition.partition_id, sample_ids, who, "", call.claim_id, fields))
 
     # -- checks --------------------------------------------------------------------------------------------------------
+
+    def _check(self, begun: _UnderWay, now: float) -> Checked:
+        """Refuse a write that contradicts the rows as they are now."""
+        if isinstance(begun.call, PutSamples):
+            return self._check_put(begun.call, begun.columns, begun.revisions, now)
+        partition, sample_ids = self._claims.rows_of(begun.call.claim_id)
+        return self._check_commit(partition, sample_ids, begun.columns)
+
+    def _check_commit(self, partition: Partition, sample_ids: Sequence[str], columns: Columns) -> Checked:
+        slots = partition.rows.find(sample_ids)
+        return partition.check_put(sample_ids, slots, columns, None, None, self._state.limits)
 
     def _check_put(self, put: PutSamples, columns: Columns, revisions: Int64Array | None, now: float) -> Checked:
         partition, limits = self._state.partition(put.partition_id), self._state.limits
@@ -282,10 +337,6 @@ class Writes:
             rows = group.size + new
             message = f"group {group.group_id!r} would have {rows} rows; the limit is {most} (max_group_rows)"
             raise Refusal(Reason.INVALID_REQUEST, message, group_id=group.group_id)
-
-    def _check_commit(self, partition: Partition, sample_ids: Sequence[str], columns: Columns) -> Checked:
-        slots = partition.rows.find(sample_ids)
-        return partition.check_put(sample_ids, slots, columns, None, None, self._state.limits)
 
     def _still_checked(self, ticket: int) -> Checked | None:
         """What the check of a write said when it began, if no other call came and it changed nothing itself."""

@@ -74,7 +74,8 @@ class DirectConnection(LocalConnection):
 
     async def receive(self, reservation: Reservation) -> None:
         begun, self._begun = self._begun or b"", None
-        fill = partial(_fill, begun, map(self._direct.values.view, reservation.runs))
+        places = iter(self._direct.values.places(reservation.runs))
+        fill = partial(_fill, begun, places)
         try:
             if len(begun) > reservation.size_bytes:
                 raise EOFError("more came")

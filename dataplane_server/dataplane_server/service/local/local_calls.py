@@ -7,11 +7,19 @@ the client finishes the write.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from functools import partial
 from typing import cast
 
-from dataplane_server.core.calls.answers import CommitResult, PutResult, ReadPlan, Reservation, Waiting
+from dataplane_server.core.calls.answers import CommitResult, PutResult, ReadPlan, Reservation, Stored, Waiting
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import EndRead, FinishWrite, ShareReservation
+from dataplane_server.core.calls.requests import (
+    CommitClaim,
+    EndRead,
+    FinishWrite,
+    PutSamples,
+    ShareReservation,
+    StoreValues,
+)
 from dataplane_server.core.calls.values import Run, Runs
 from dataplane_server.observe.metrics import Metrics, Transport
 from dataplane_server.service import translate
@@ -42,17 +50,31 @@ class LocalCalls:
         self._waiting_bytes = 0
 
     def put(self, request: pb.LocalPutRequest, session: LocalSession) -> Answer:
-        begun = self._shell.apply(translate.rows.put(request.header))
-        return self._write(begun, self._put_applied, request, session)
+        begun = self._begin(translate.rows.put(request.header), request)
+        return self._go_on(begun, self._put_applied, request, session)
 
     def commit(self, request: pb.LocalCommitRequest, session: LocalSession) -> Answer:
-        begun = self._shell.apply(translate.rows.commit(request.header))
-        return self._write(begun, self._commit_applied, request, session)
+        begun = self._begin(translate.rows.commit(request.header), request)
+        return self._go_on(begun, self._commit_applied, request, session)
 
-    def _write(
-        self, begun: Result | Reservation | Waiting, applied: Applied, request: WriteRequest, session: LocalSession
+    def _begin(self, write: PutSamples | CommitClaim, request: WriteRequest) -> Result | Stored | Reservation | Waiting:
+        """Begin a write; if its values are in the request, it is over as well, unless it has to wait."""
+        at_hand = self._values.stored_at_once and request.HasField("values")
+        if not at_hand or len(request.values) > MAX_INLINE_BYTES:
+            return self._shell.apply(write)
+        values = request.values
+        return self._shell.store(StoreValues(write, len(values)), partial(self._values.fill, values))
+
+    def _go_on(
+        self,
+        begun: Result | Stored | Reservation | Waiting,
+        applied: Applied,
+        request: WriteRequest,
+        session: LocalSession,
     ) -> Answer:
         """Complete a write that has begun, or give its reservation to the client: at once, or when space is free."""
+        if isinstance(begun, Stored):
+            return applied(begun.result, len(request.values))
         values = request.values if request.HasField("values") else None
         if isinstance(begun, Waiting):
             wait_s = seconds(request.header.wait_timeout)
@@ -113,9 +135,7 @@ class LocalCalls:
                 f"a message may hold at most {MAX_INLINE_BYTES}"
             )
             raise Refusal(Reason.MALFORMED_STREAM, message)
-        rest = memoryview(values)
-        for run in reservation.runs:
-            self._values.view(run)[:], rest = rest[: run.size_bytes], rest[run.size_bytes :]
+        self._values.fill(values, reservation.runs)
 
     def finish_write(self, request: pb.FinishWriteRequest, session: LocalSession) -> Answer:
         digests = self._values.digests(session.reservation(request.handle).reservation)
