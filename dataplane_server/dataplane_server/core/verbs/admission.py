@@ -68,7 +68,7 @@ class Admission:
         `Admitted` follows. urgent: ahead of all writes that are not urgent.
         """
         asked = _Asked(columns, node)
-        waits = columns.size_bytes > 0 and self._others_ahead(node, urgent=urgent)
+        waits = bool(self._since) and columns.size_bytes > 0 and self._others_ahead(node, urgent=urgent)
         reservation = None if waits else self._reserve(ticket, asked)
         if reservation is None:
             queue = self._urgent if urgent else self._waiting

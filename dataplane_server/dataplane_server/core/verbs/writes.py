@@ -116,7 +116,7 @@ class Writes:
         if not self._flow.is_open(partition):
             if not self._enters(ticket, begun, checked.new_rows, now):
                 return self._hold(ticket, begun, checked, None)
-            checked = self._check(begun, now)  # rows may have been evicted
+            checked = self._check_again(ticket, begun, now)  # rows may have been evicted
         reservation = self._admitted(ticket, begun, now)
         if reservation is None or begun.columns.size_bytes != size_bytes:
             return self._hold(ticket, begun, checked, reservation)
@@ -220,7 +220,7 @@ class Writes:
             if begun is None:
                 raise superseded()
             once = _digests_by_field(begun.call, digests) if isinstance(begun.call, PutSamples) else _NO_DIGESTS
-            checked = self._still_checked(ticket) or self._check(begun, now)
+            checked = self._still_checked(ticket) or self._check_again(ticket, begun, now)
             return self._apply(ticket, begun, checked, once, now)
         finally:
             self.abort(ticket)
@@ -247,8 +247,6 @@ class Writes:
         once: Mapping[str, bytes],
         now: float,
     ) -> PutResult:
-        if checked.new_rows and not put.reservation_id:
-            self._flow.check_still(partition, ticket, checked.new_rows)
         offsets = self._admission.redeem(ticket)
         group = partition.groups.of_reservation(put.reservation_id) if put.reservation_id else None
         created, outcomes = 0, b""
@@ -288,6 +286,13 @@ class Writes:
     def _check_commit(self, partition: Partition, sample_ids: Sequence[str], columns: Columns) -> Checked:
         slots = partition.rows.find(sample_ids)
         return partition.check_put(sample_ids, slots, columns, None, None, self._state.limits)
+
+    def _check_again(self, ticket: int, begun: _UnderWay, now: float) -> Checked:
+        """As _check, of a write that has entered its partition."""
+        checked, call = self._check(begun, now), begun.call
+        if checked.new_rows and isinstance(call, PutSamples) and not call.reservation_id:
+            self._flow.check_still(self._state.partition(begun.partition_id), ticket, checked.new_rows)
+        return checked
 
     def _check_put(self, put: PutSamples, columns: Columns, revisions: Int64Array | None, now: float) -> Checked:
         partition, limits = self._state.partition(put.partition_id), self._state.limits
