@@ -3,6 +3,8 @@
 An operation is a put of one row of 8 kB, a read of it, or a claim of one row with its commit (two calls). Clients are
 workers on the server's machine with one call under way each. They are raw: messages and a connection, without our
 client's code, so what they cost themselves is small beside the server's part, and 16 fit. Both ways take turns.
+
+The last goal is of our client: rows a second that it puts one by one, and held with `batching`.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from workers import OURS, Worker, worker
 
 _OPERATIONS, _WAYS, _CLIENTS = ("put", "read", "claim"), ("grpc", "direct"), (1, 4, 16)
 _TIMES, _ROUNDS, _SECONDS = 2.0, 3, 1.0
+_TOGETHER = 8.0
 _CLAIMED_ROWS, _PUT_ROWS = 30_000, 5_000
 _VALUES = np.arange(1_000, dtype="<i8").tobytes()
 _PUT_IN, _CLAIMED, _TASK, _FIELD = "small", "claimed", "train", "x"
@@ -55,6 +58,8 @@ def measure(session: Session) -> None:
         for count in _CLIENTS:
             with session.phase(f"small calls of {count} clients"):
                 _by_clients(session, client, {way: workers[:count] for way, workers in systems.items()})
+        with session.phase("puts that travel together"):
+            _together(session, client)
 
 
 def _by_clients(session: Session, client: DataPlaneClient, systems: Mapping[str, Sequence[Worker]]) -> None:
@@ -84,6 +89,43 @@ def _round(client: DataPlaneClient, workers: Sequence[Worker]) -> Mapping[str, f
         found[operation] = 1.0 / sum(done / seconds for done, seconds in [each.finish() for each in workers])
     client.reset(_CLAIMED, _TASK)
     return found
+
+
+def _together(session: Session, client: DataPlaneClient) -> None:
+    """The goal of puts of one row by our client, one by one and held with `batching`."""
+    turns = {"alone": partial(_alone, client), "together": partial(_held, client)}
+    measured = alternate(turns, session.rounds(_ROUNDS), 1)
+    session.keep("small_calls.together", measured)
+    alone, together = (measured[how]["put"] for how in turns)
+    ratio = alone.over(together)
+    text = f"{in_times(ratio)} x: {in_rate(together, digits=0)} against {in_rate(alone, digits=0)} rows/s"
+    session.goal(
+        f"put_later of one row: at least {_TOGETHER:.0f} x as many as put_samples",
+        text,
+        ratio.median >= _TOGETHER,
+        ratio.median,
+    )
+
+
+def _alone(client: DataPlaneClient) -> Mapping[str, float]:
+    """Seconds for a row."""
+    return _seconds_each(client, lambda name, row: client.put_samples([name], _PUT_IN, row))
+
+
+def _held(client: DataPlaneClient) -> Mapping[str, float]:
+    with client.batching() as batching:
+        return _seconds_each(client, lambda name, row: batching.put_later([name], _PUT_IN, row))
+
+
+def _seconds_each(client: DataPlaneClient, put: Callable[[str, dict[str, object]], object]) -> Mapping[str, float]:
+    row: dict[str, object] = {_FIELD: [torch.arange(1_000)]}
+    began, done = time.monotonic(), 0
+    while time.monotonic() - began < _SECONDS:
+        put(f"s{done}", row)
+        done += 1
+    seconds = time.monotonic() - began
+    client.clear_samples(None, _PUT_IN)
+    return {"put": seconds / done}
 
 
 # -- a client ----------------------------------------------------------------------------------------------------------

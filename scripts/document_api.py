@@ -65,6 +65,8 @@ SECTIONS = (
     Section("The client", "_sync/client.py", "DataPlaneClient", ("close",)),
     Section("Partitions and the server", "_sync/partition_verbs.py", "PartitionVerbs"),
     Section("Samples", "_sync/sample_verbs.py", "SampleVerbs"),
+    Section("Puts that travel together", "_sync/batching.py", "Batching"),
+    Section("A put that is held", "_sync/batching.py", "PendingPut"),
     Section("Listings", "_sync/listing_verbs.py", "ListingVerbs"),
     Section("Claims and groups", "_sync/claim_verbs.py", "ClaimVerbs"),
     Section("Claim", "_sync/claim.py", "Claim"),

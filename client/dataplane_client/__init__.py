@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dataplane_client import aio, errors, observe
+    from dataplane_client._sync.batching import Batching, PendingPut
     from dataplane_client._sync.claim import Claim
     from dataplane_client._sync.client import DataPlaneClient, connect
     from dataplane_client._sync.columns import kv_first_write, read_columns, write_columns
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from dataplane_client.policies.tasks import ClaimOrder, TaskPolicy
 
 _HOMES = {
+    "_sync.batching": ["Batching", "PendingPut"],
     "_sync.claim": ["Claim"],
     "_sync.client": ["DataPlaneClient", "connect"],
     "_sync.columns": ["kv_first_write", "read_columns", "write_columns"],
@@ -119,6 +121,7 @@ __all__ = [
     "AppendConflictError",
     "AuthenticationError",
     "BatchedDataDict",
+    "Batching",
     "Claim",
     "ClaimDescription",
     "ClaimFencedError",
@@ -154,6 +157,7 @@ __all__ = [
     "PackedTensor",
     "PartitionDescription",
     "PartitionFullError",
+    "PendingPut",
     "PermissionDeniedError",
     "PreconditionError",
     "PutOutcome",

@@ -64,6 +64,24 @@ async def result_of(future: Future[T], timeout_s: float) -> T:
         waiting.cancel()
 
 
+class Sending:
+    """Work that its callers share: it goes on when the one that began it is cancelled."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Future[object]] = set()
+
+    async def run(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await asyncio.shield(task)
+
+    async def join(self) -> None:
+        """Wait for the end of all work."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+
 class Opening(Coroutine[Any, Any, _Opened]):
     """A call that opens something. `await` it for what it opens, or enter it with `async with`, which closes that at
     its end.

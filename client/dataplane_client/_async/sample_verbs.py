@@ -8,9 +8,10 @@ from typing import Any, get_args
 import torch
 from tensordict import TensorDict
 
+from dataplane_client._async.batching import AsyncBatching
 from dataplane_client._async.row_writes import write_put
 from dataplane_client._async.transport import AsyncTransport
-from dataplane_client._common.arguments import checked_name
+from dataplane_client._common.arguments import checked_count, checked_name
 from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._memory.placement import Destination
 from dataplane_client._memory.read_batches import (
@@ -35,6 +36,8 @@ from dataplane_client.errors import InvalidArgumentError
 from dataplane_client.filters import Where
 from dataplane_client.meta import KVBatchMeta, checked_meta
 from rl_dataplane.v1 import data_plane_pb2 as pb
+
+_MAX_BATCHED_ROWS, _MAX_BATCHED_BYTES = 1 << 16, 1 << 30
 
 
 @short_tracebacks
@@ -127,6 +130,20 @@ class SampleVerbs:
             request_id=request_id,
         )
         return put.receipt(await write_put(self._transport, put, timeout_s))
+
+    def batching(self, *, max_rows: int = 256, max_bytes: int = 4 << 20) -> AsyncBatching:
+        """An object that gathers puts: those of threads or tasks that put at the same time, and those that a caller
+        makes one after the other with `put_later`. They reach the server in fewer calls, of at most max_rows rows and
+        max_bytes of values each (a put of more is a call of its own). Enter it with `with`.
+
+        Each put keeps what put_samples promises: it takes effect whole or not at all, has its own deadline, meta and
+        refusal, and is acknowledged by the server before its caller is. Only puts of one partition whose columns are
+        alike travel together. Metrics, traces and observers see calls, not puts.
+        """
+        where = "batching()"
+        rows = checked_count("max_rows", max_rows, where, least=1, most=_MAX_BATCHED_ROWS)
+        size_bytes = checked_count("max_bytes", max_bytes, where, least=1, most=_MAX_BATCHED_BYTES)
+        return AsyncBatching(self._transport, rows, size_bytes)
 
     async def append_tokens(
         self,

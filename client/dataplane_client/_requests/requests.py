@@ -38,6 +38,9 @@ Fields = TensorDictBase | Mapping[str, object]
 GivenTag = Tag | np.generic | torch.Tensor
 """A tag as callers give it; NumPy scalars and 0-d tensors are stored as Python's values."""
 
+GivenTags = Sequence[Mapping[str, GivenTag]]
+"""One mapping for each row."""
+
 TokenRange = tuple[int, int | None]
 """The first token and the end, exclusive; None for the end of the row."""
 
@@ -141,20 +144,37 @@ class Put:
 
     def receipt(self, response: pb.PutSamplesResponse) -> KVBatchMeta:
         """The meta of the rows that were put."""
-        header = self.header
-        return KVBatchMeta(
-            partition_id=header.partition_id,
-            task_name=None,
-            sample_ids=self.sample_ids,
-            fields=[column.name for column in self.columns],
-            sequence_lengths=self.sequence_lengths,
-            tags=self.tags,
-            generations=generations_of(response.generations, len(self.sample_ids)),
-            outcomes=None if header.claim_id or header.reservation_id else self._outcomes(response.outcomes),
-        )
+        header, ids = self.header, self.sample_ids
+        of_certain_rows = header.claim_id or header.reservation_id
+        outcomes = None if of_certain_rows else outcomes_of(response.outcomes, len(ids))
+        of_rows = (ids, self.columns, self.sequence_lengths, self.tags)
+        return receipt_of(header.partition_id, *of_rows, response.generations, outcomes)
 
-    def _outcomes(self, of_rows: bytes) -> list[PutOutcome]:
-        return [_OUTCOMES[number] for number in of_rows] if of_rows else [_OUTCOMES[0]] * len(self.sample_ids)
+
+def receipt_of(
+    partition_id: str,
+    sample_ids: list[str],
+    columns: Sequence[WireColumn],
+    sequence_lengths: list[int] | None,
+    tags: list[dict[str, Tag]] | None,
+    generations: bytes,
+    outcomes: list[PutOutcome] | None,
+) -> KVBatchMeta:
+    """The meta of rows that were put."""
+    return KVBatchMeta(
+        partition_id=partition_id,
+        task_name=None,
+        sample_ids=sample_ids,
+        fields=[column.name for column in columns],
+        sequence_lengths=sequence_lengths,
+        tags=tags,
+        generations=generations_of(generations, len(sample_ids)),
+        outcomes=outcomes,
+    )
+
+
+def outcomes_of(of_rows: bytes, n_rows: int) -> list[PutOutcome]:
+    return [_OUTCOMES[number] for number in of_rows] if of_rows else [_OUTCOMES[0]] * n_rows
 
 
 def put_request(
@@ -187,13 +207,13 @@ def put_request(
     columns = wire_columns(fields, ids, where)
     if append:
         columns = [column.as_jagged(len(ids)) for column in columns]
-    lengths, row_tags = carried_lengths(fields, given, ids, where), _checked_tags(tags, ids, where)
+    lengths, row_tags = carried_lengths(fields, given, ids, where), checked_tags(tags, ids, where)
     header = pb.PutSamplesHeader(
         request_id=new_request_id() if request_id is None else checked_name("request id", request_id, where),
         partition_id=checked_name("partition id", partition_id, where),
         sample_ids=ids,
         columns=[column_message(column) for column in columns],
-        row_tags=_packed_tags(row_tags, ids, where),
+        row_tags=packed_tags(row_tags, ids, where),
         sequence_lengths=b"" if lengths is None else int64_bytes(lengths),
         generations=b"" if named is None else int64_bytes(named),
         caller=caller,
@@ -242,7 +262,7 @@ def wire_columns(fields: Fields | None, sample_ids: Sequence[str] | None, where:
         raise InvalidArgumentError(f"{where}: {error}") from None
 
 
-def _checked_tags(
+def checked_tags(
     tags: Sequence[Mapping[str, GivenTag]] | None, sample_ids: Sequence[str], where: str
 ) -> list[dict[str, Tag]] | None:
     if tags is None:
@@ -281,7 +301,7 @@ def _plain_tags(name: str, tags: Mapping[str, GivenTag], where: str) -> dict[str
     return plain
 
 
-def _packed_tags(tags: Sequence[Mapping[str, Tag]] | None, sample_ids: Sequence[str], where: str) -> list[bytes]:
+def packed_tags(tags: Sequence[Mapping[str, Tag]] | None, sample_ids: Sequence[str], where: str) -> list[bytes]:
     return [_packed(mapping, sample_ids[row], where) for row, mapping in enumerate(tags or ())]
 
 

@@ -45,6 +45,16 @@ def result_of(future: Future[T], timeout_s: float) -> T:
     return future.result()
 
 
+class Sending:
+    """Work that its callers share; here it is over when `run` is called."""
+
+    def run(self, work: object) -> None:
+        return
+
+    def join(self) -> None:
+        return
+
+
 def opens(call: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function that opens something. Only the asynchronous twin does more than shorten tracebacks."""
     return short_traceback(call)

@@ -243,6 +243,8 @@ def ragged_later(rows: Sequence[torch.Tensor | Array], row_name: RowName) -> str
 
 def _stack(tensors: list[torch.Tensor]) -> torch.Tensor:
     """One tensor of all: (N, ...) if they have one shape, otherwise nested."""
+    if len(tensors) == 1:
+        return tensors[0].unsqueeze(0)
     if all(row.shape == tensors[0].shape for row in tensors):
         return torch.stack(tensors)
     lengths = np.array([row.shape[0] for row in tensors], np.int64)

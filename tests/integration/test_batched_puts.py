@@ -1,0 +1,175 @@
+"""Puts that travel together: each is answered, refused and ended as if it were alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from dataplane_client import (
+    ClosedError,
+    DataPlaneClient,
+    DeadlineError,
+    FlowPolicy,
+    InvalidArgumentError,
+    TransportChoice,
+    aio,
+    observe,
+)
+from dataplane_client.observe import Call, Observer
+
+FIELDS, TOKENS = ["tokens", "reward"], ["tokens"]
+
+
+def row(value: int, length: int = 3) -> dict[str, object]:
+    return {"tokens": [torch.full((length,), value)], "reward": [float(value)]}
+
+
+class Puts(Observer):
+    """The rows of each call that puts."""
+
+    def __init__(self) -> None:
+        self.rows: list[int | None] = []
+
+    def ended(self, call: Call) -> None:
+        if call.verb == "PutSamples":
+            self.rows.append(call.rows)
+
+
+@pytest.fixture
+def puts() -> Iterator[Puts]:
+    observer = Puts()
+    observe.add(observer)
+    yield observer
+    observe.remove(observer)
+
+
+@pytest.fixture
+def partition(client: DataPlaneClient) -> str:
+    client.register_partition("p", FIELDS, 0, ["train"], per_token_fields=TOKENS)
+    return "p"
+
+
+def test_puts_of_a_block_travel_together_and_each_has_its_own_meta(
+    client: DataPlaneClient, partition: str, puts: Puts
+) -> None:
+    before = client.put_samples(["s1"], partition, row(0))
+    with client.batching() as batching:
+        given = [{"tags": [{"n": 2}], "sequence_lengths": [3]}, {"sequence_lengths": [3]}, {"sequence_lengths": [3]}]
+        pending = [
+            batching.put_later([f"s{value}"], partition, row(value), **given[value])  # type: ignore[arg-type]
+            for value in range(3)
+        ]
+        other = batching.put_later(["t0", "t1"], partition, {"reward": [7.0, 8.0]})
+        assert puts.rows == [1]
+    assert sorted(puts.rows[1:], key=str) == [2, 3]
+    metas = [one.meta() for one in pending]
+    assert [meta.outcomes for meta in metas] == [["created"], ["replaced"], ["created"]]
+    assert [(meta.tags, meta.sequence_lengths) for meta in metas] == [([{"n": 2}], [3]), (None, [3]), (None, [3])]
+    assert metas[1].generations == before.generations
+    assert other.meta().sample_ids == ["t0", "t1"]
+    for value, meta in enumerate(metas):
+        assert client.get_data(meta)["reward"].tolist() == [value]
+        assert client.get_data(meta)["tokens"].unbind()[0].tolist() == [value] * 3
+    assert client.list_samples(partition, where="n == 2").meta.sample_ids == ["s0"]
+
+
+def test_an_invalid_put_is_refused_alone(client: DataPlaneClient, partition: str) -> None:
+    with pytest.raises(InvalidArgumentError) as alone:
+        client.put_samples(["bad"], partition, row(1), sequence_lengths=[4])
+    with client.batching() as batching:
+        pending = [
+            batching.put_later([name], partition, row(1), sequence_lengths=[4 if name == "bad" else 3])
+            for name in ("s0", "bad", "s1")
+        ]
+        assert pending[0].meta().sample_ids == ["s0"]
+        with pytest.raises(InvalidArgumentError) as together:
+            pending[1].meta()
+        assert (together.value.reason, together.value.details) == (alone.value.reason, alone.value.details)
+    assert client.list_samples(partition).meta.sample_ids == ["s0", "s1"]
+
+
+def test_a_refusal_that_nobody_asked_for_is_raised_at_the_end(client: DataPlaneClient, partition: str) -> None:
+    with pytest.raises(InvalidArgumentError), client.batching() as batching:  # noqa: PT012  # the end raises
+        batching.put_later(["bad"], partition, row(1), sequence_lengths=[4])
+        batching.put_later(["s0"], partition, row(1), sequence_lengths=[3])
+    assert client.list_samples(partition).meta.sample_ids == ["s0"]
+
+
+def test_what_is_held_when_a_block_raises_is_not_sent(client: DataPlaneClient, partition: str, puts: Puts) -> None:
+    with pytest.raises(ZeroDivisionError), client.batching() as batching:  # noqa: PT012
+        pending = batching.put_later(["s0"], partition, row(1))
+        raise ZeroDivisionError
+    with pytest.raises(ClosedError):
+        pending.meta()
+    assert puts.rows == []
+
+
+def test_no_more_is_held_than_the_bound(client: DataPlaneClient, partition: str, puts: Puts) -> None:
+    with client.batching(max_rows=4) as batching:
+        for value in range(10):
+            batching.put_later([f"s{value}"], partition, row(value))
+        assert puts.rows == [4, 4]
+    assert puts.rows == [4, 4, 2]
+
+
+def test_puts_of_one_row_keep_their_order(client: DataPlaneClient, partition: str) -> None:
+    with client.batching() as batching:
+        metas = [batching.put_later(["s0"], partition, row(value)) for value in range(3)]
+    assert [one.meta().outcomes for one in metas] == [["created"], ["replaced"], ["replaced"]]
+    assert client.get_samples(["s0"], partition, ["reward"])["reward"].tolist() == [2.0]
+
+
+def test_threads_that_put_at_once_get_each_its_own_answer(client: DataPlaneClient, partition: str) -> None:
+    with client.batching(max_rows=8) as batching, ThreadPoolExecutor(8) as threads:
+        names = [f"s{value}" for value in range(64)]
+        put = [threads.submit(batching.put_samples, [name], partition, row(value)) for value, name in enumerate(names)]
+        metas = [one.result() for one in put]
+    assert [meta.sample_ids for meta in metas] == [[name] for name in names]
+    values = [client.get_data(meta)["reward"].tolist() for meta in metas]
+    assert values == [[float(value)] for value in range(64)]
+
+
+def test_tasks_that_put_at_once_share_calls_and_one_that_is_cancelled_takes_none_with_it(
+    client: DataPlaneClient, partition: str, address: str, transport: TransportChoice, puts: Puts
+) -> None:
+    async def run() -> None:
+        async with aio.connect(address, transport=transport) as many, many.batching() as batching:
+            tasks = [
+                asyncio.create_task(batching.put_samples([f"s{value}"], partition, row(value))) for value in range(50)
+            ]
+            await asyncio.sleep(0)  # all are in line; the first sends
+            tasks[0].cancel()
+            tasks[9].cancel()
+            done = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [place for place, one in enumerate(done) if isinstance(one, BaseException)] == [0, 9]
+
+    asyncio.run(run())
+    assert puts.rows == [1, 48]
+    held = client.list_samples(partition).meta.sample_ids
+    assert sorted(held) == sorted(f"s{value}" for value in range(50) if value != 9)
+
+
+def test_each_put_has_its_own_deadline(
+    client: DataPlaneClient, partition: str, address: str, transport: TransportChoice
+) -> None:
+    client.put_samples(["a", "b"], partition, row(1) | {"tokens": [[1], [2]], "reward": [1.0, 2.0]})
+    client.set_policies(partition, flow=FlowPolicy(max_rows=2))
+
+    async def run() -> None:
+        async with aio.connect(address, transport=transport) as many, many.batching() as batching:
+            tasks = [
+                asyncio.create_task(batching.put_samples([name], partition, row(1), timeout_s=timeout_s))
+                for name, timeout_s in (("first", 0.05), ("short", 0.1), ("long", 60.0))
+            ]
+            for task in tasks[:2]:
+                with pytest.raises(DeadlineError):  # it found no room, or waited behind one that did not
+                    await task
+            await many.clear_samples(["a"], partition)
+            assert (await tasks[2]).outcomes == ["created"]
+
+    asyncio.run(run())
+    assert sorted(client.list_samples(partition).meta.sample_ids) == ["b", "long"]
