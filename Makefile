@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-serve demo demo-async demo-cluster dashboard page-shots test mutants test-core test-long test-cluster test-failures test-nightly test-soak test-histories crash crash-training simulate test-gpu bench-gpu test-automodel test-frameworks test-faults soak fuzz scaling bench-cluster attacks overload test-matrix image-root test-image image-packages image-requirements audit check lint types derived format bench proto clean
+.PHONY: help docs docs-serve demo demo-async demo-cluster dashboard page-shots test mutants test-core test-long test-cluster test-failures test-nightly test-soak test-histories crash crash-training simulate test-gpu bench-gpu test-automodel test-frameworks test-faults soak fuzz scaling bench-cluster overload test-matrix image-root test-image image-packages image-requirements audit check lint types derived format bench proto clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -250,9 +250,6 @@ bench-cluster: $(VENV)-transfer-queue/.ready  ## puts and gets in a cluster besi
 
 scaling: $(VENV)/.dev  ## what one coordinator carries, from the times in benchmarks/scaling/inputs.json (30 s)
 	$(BIN)/python -m benchmarks.scaling simulate
-
-attacks: $(VENV)/.dev  ## every known attack on a server, and what a client beside it notices (10 minutes)
-	$(BIN)/python -m tests.hostile.attacks
 
 overload: $(VENV)/.dev  ## offer a server up to twenty times what it can do, three ways, and look at goodput, waits, claims and health (as root)
 	$(BIN)/python benchmarks/overload.py
