@@ -27,7 +27,7 @@ class Seen(dict[str, Any]):
         return self._play(name)[self._rank]
 
 
-def play_cases(pool: RankPool, module: str, folder: Path, *, warning: WarningAction = "error") -> list[Seen]:
+def play_cases(pool: RankPool, module: str, folder: Path, *, warning: WarningAction = "error") -> list[dict[str, Any]]:
     """What each of two ranks sees. module: has CASES, a Case for each name."""
     play = cache(lambda name: pool.play(_play, module, name, folder, warning=warning))
     return [Seen(rank, play) for rank in range(2)]
