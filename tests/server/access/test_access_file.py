@@ -97,7 +97,7 @@ def gate(write: Write, tmp_path: Path) -> Gate:
     jwt_block = {"keys": "keys.json", "issuer": ISSUER, "audience": AUDIENCE}
     file = write({"callers": [caller], "jwt": jwt_block})
     rules: Reloaded[AccessRules] = Reloaded([file], lambda: load_access_file(file), key_files)
-    return Gate(rules, lambda held_id: None, lambda session_id: None)
+    return Gate(rules, lambda held_id: None, lambda session_id: None, lambda request: False)
 
 
 def token(key: Any = KEY, algorithm: str = "ES256", kid: str = "1", **changes: object) -> str:

@@ -18,7 +18,8 @@ Line = tuple[socket.socket, socket.socket]
 
 @pytest.fixture
 def gate() -> Gate:
-    return Gate(None, lambda held_id: None, lambda session_id: None, users=AllowedPeers(frozenset(), frozenset()))
+    users = AllowedPeers(frozenset(), frozenset())
+    return Gate(None, lambda held_id: None, lambda session_id: None, lambda request: False, users=users)
 
 
 @contextlib.contextmanager
