@@ -158,8 +158,7 @@ class Turn:
         finally:
             self._follow_up(now)
         if not isinstance(answer, _UNFINISHED):
-            result = answer.result if isinstance(answer, Stored) else answer
-            self._answers.remember(request_id, name, result, now, call)
+            self._answers.remember(request_id, name, answer.result if isinstance(answer, Stored) else answer, now, call)
         return answer
 
     # -- follow up -----------------------------------------------------------------------------------------------------
