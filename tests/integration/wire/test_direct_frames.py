@@ -231,14 +231,14 @@ def test_many_of_one_host_that_move_no_values_keep_no_other_host_out(direct: Dir
     witness = direct.begin()
     if what == "reads":
         stuck = [direct.begin() for _ in range(MAX_STREAMS)]
-        for peer in stuck:
-            peer.send(READ, read(1, "big"))
-            witness.call(STATUS, b"")  # the server has seen it: so many at once, and it would refuse some
     else:
         stuck = [direct.reserve(10, sample_ids=[f"stuck {number}"]) for number in range(MAX_STREAMS)]
-        for peer in stuck:
+    for peer in stuck:
+        if what == "reads":
+            peer.send(READ, read(1, "big"))
+        else:
             peer.socket.sendall(finish_frame())
-    witness.call(STATUS, b"")  # the server has seen all of them by then
+        witness.call(STATUS, b"")  # the server has seen it: so many at once, and it would refuse some
     if what == "reads":
         other = direct.begin("127.0.0.2")
         other.send(READ, read(1, "big"))
