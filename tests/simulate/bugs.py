@@ -40,7 +40,7 @@ BUGS = {
         9, "durability.frames", "or len(payload) < size or _crc(size, payload) != crc", "or len(payload) < size"
     ),
     "reads are not logged before rows that they pin go": Bug(
-        9, "durability.logged_plane", "if space.withheld != before:", "if False:"
+        9, "durability.logged_plane", "if self._state.space.withheld != withheld:", "if False:"
     ),
     "later reads of pinned rows are not logged": Bug(
         200, "durability.logged_plane", "if self._logged or self._held:", "if False:"
@@ -48,8 +48,8 @@ BUGS = {
     "refused calls are not logged": Bug(
         9,
         "durability.logged_plane",
-        "        finally:\n            if space",
-        "        except ZeroDivisionError:\n            if space",
+        "        finally:\n            self._append_after(withheld, call, now)\n            if",
+        "        except ZeroDivisionError:\n            self._append_after(withheld, call, now)\n            if",
     ),
     "what was under way goes on": Bug(3, "core.turn", "        self._verbs.queue.fail_all(server_ended())\n", ""),
     "sessions get no time to come back": Bug(3, "core.turn", "renew(now + call.reconnect_s)", "renew(now)"),

@@ -64,14 +64,11 @@ class LoggedPlane(DataPlane):
             self._logged.discard(call.ticket)
         if isinstance(call, FinishWrite) and self._memory is not None and (layout := self.layout(call.ticket)):
             call = replace(call, checksums=checksums_of(self._memory, *layout))  # type: ignore[assignment]  # a FinishWrite
-        space = self._state.space
-        before = space.withheld
+        withheld = self._state.space.withheld
         try:
             return super().apply(call, now)
         finally:
-            if space.withheld != before:
-                self._log_reads(now)
-            self._append(call, now)
+            self._append_after(withheld, call, now)
             if isinstance(call, (Recover, LetGo)):
                 self._held = isinstance(call, Recover) and call.held
 
@@ -83,8 +80,7 @@ class LoggedPlane(DataPlane):
             return super().store(call, now, fill)
         if self._ended:
             raise server_ended()
-        space = self._state.space
-        before = space.withheld
+        withheld = self._state.space.withheld
         try:
             answer = super().apply(call, now)
             if isinstance(answer, Stored):
@@ -93,9 +89,7 @@ class LoggedPlane(DataPlane):
                     call = replace(call, checksums=checksums_of(self._memory, answer.offsets, answer.sizes))
             return answer
         finally:
-            if space.withheld != before:
-                self._log_reads(now)
-            self._append(call, now)
+            self._append_after(withheld, call, now)
 
     def end(self) -> None:
         """Refuse every later call: the log ends here."""
@@ -113,6 +107,12 @@ class LoggedPlane(DataPlane):
             self._append(replace(call, ticket=ticket), now)
         self._logged.update(self._unlogged)
         self._unlogged.clear()
+
+    def _append_after(self, withheld: int, call: Call[Any], now: float) -> None:
+        """Log a call that was carried out. withheld: how often reads had kept bytes or slots before it."""
+        if self._state.space.withheld != withheld:
+            self._log_reads(now)
+        self._append(call, now)
 
     def _append(self, call: Call[Any], now: float) -> None:
         try:
