@@ -1,7 +1,8 @@
 """What each call of a data directory asked for, was answered, and changed: a record for programs, a line for people.
 
 What a call changes is told by the facts that the core notes for the history of samples, and by the effects for callers
-that wait. Names are those of the core; what is empty, or as it is by default, is left out.
+that wait. A write whose values came with it is told as that write. Names are those of the core; what is empty, or as it
+is by default, is left out.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from dataplane_server.core.calls.answers import Grant, Granted, Reservation, SessionExpired, Waiting
+from dataplane_server.core.calls.answers import Grant, Granted, Reservation, SessionExpired, Stored, Waiting
 from dataplane_server.core.calls.columns import ColumnSpec
 from dataplane_server.core.calls.refusal import Refusal
-from dataplane_server.core.calls.requests import Call
+from dataplane_server.core.calls.requests import Call, StoreValues
 from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.state.state import Fact
@@ -38,19 +39,22 @@ def tell(past: Past, turns: Iterable[Turn], sample_id: str | None) -> Iterator[T
     past.plane.parts = (*past.plane.parts[:3], facts)
     before: float | None = None
     for turn in turns:
-        who = _who(turn.call, past.plane)
+        call = turn.call.write if isinstance(turn.call, StoreValues) else turn.call
+        who = _who(call, past.plane)
         outcome, effects = past.apply(turn)
-        if sample is None or sample.concerned(turn.call, facts.noted):
-            asked = {name: value for name, value in _values(turn.call).items() if name not in _ELSEWHERE}
+        if isinstance(outcome, Stored):
+            outcome = outcome.result
+        if sample is None or sample.concerned(call, facts.noted):
+            asked = {name: value for name, value in _values(call).items() if name not in _ELSEWHERE}
             yield {
                 "time": text_of(turn.moment),
                 "since_s": 0.0 if before is None else round(turn.moment - before, 3),
                 "record": turn.record,
                 "life": turn.life,
-                "call": type(turn.call).__name__,
+                "call": type(call).__name__,
                 "who": who,
-                "partition_id": getattr(getattr(turn.call, "definition", turn.call), "partition_id", ""),
-                "task": getattr(turn.call, "task", ""),
+                "partition_id": getattr(getattr(call, "definition", call), "partition_id", ""),
+                "task": getattr(call, "task", ""),
                 "asked": asked,
                 "outcome": {"what": _OUTCOMES.get(type(outcome), ""), **_values(outcome)},
                 "changes": [
