@@ -78,7 +78,8 @@ demo-async: $(VENV)/.demo  ## the same, but generators and trainer do not wait f
 demo-cluster: $(VENV)/.demo  ## the same on a Ray cluster of three nodes on this machine
 	$(BIN)/python examples/grpo/run.py --cluster $(DEMO_ARGS)
 
-PYTEST_ARGS ?= -n 2 --dist loadgroup
+# A worker more than the cores that are counted on: tests wait a third of their time.
+PYTEST_ARGS ?= -n 3 --dist loadgroup
 
 # Types are checked beside the tests, in the time that these leave idle: a cold mypy needs a core for more than a minute.
 # Bytecode is written first, for the hundreds of processes that tests start: where PYTHONDONTWRITEBYTECODE is set, each of
