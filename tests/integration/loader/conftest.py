@@ -16,7 +16,7 @@ from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.loader import ClaimLoader
 
 FIELDS = ["tokens", "number", "text"]
-GRACE_S = 1.0
+GRACE_S = 20.0
 
 
 @pytest.fixture(params=ways("shm"))

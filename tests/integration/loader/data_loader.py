@@ -56,10 +56,10 @@ def main(arguments: argparse.Namespace) -> None:
                 while client.partition("p").task("train").untaken_rows:
                     time.sleep(0.01)
 
-    options = {"session_grace_s": 1.0}
+    options = {"session_grace_s": 10.0}  # how long rows of a killed worker are missing; others live on a busy machine
     fields = ["tokens", "number", "text"]
     loader = ClaimLoader(
-        address, "p", "train", fields, arguments.batch_size, idle_timeout_s=20.0, client_options=options
+        address, "p", "train", fields, arguments.batch_size, idle_timeout_s=200.0, client_options=options
     )
     batches = DataLoader(
         loader,
