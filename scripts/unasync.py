@@ -12,9 +12,12 @@ import argparse
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parent.parent / "client" / "dataplane_client"
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "client" / "dataplane_client"
+SETTINGS = ROOT / "pyproject.toml"
 WRITTEN_TWICE = {"runtime.py"}
 
 REPLACEMENTS = [
@@ -36,32 +39,34 @@ REPLACEMENTS = [
 ]
 
 
-def derive_twin(source: Path, used: set[str]) -> str:
-    """The text of the twin of source. Adds the patterns that match to used."""
-    text = source.read_text()
-    for pattern, replacement in REPLACEMENTS:
-        text, count = re.subn(pattern, replacement, text, flags=re.MULTILINE)
-        if count:
-            used.add(pattern)
-    for step in (["check", "--select=I", "--fix-only"], ["format"]):
-        command = [sys.executable, "-m", "ruff", *step, "--quiet", "--stdin-filename", str(source), "-"]
-        text = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
-    return text
+def derive_twins(package: Path) -> tuple[dict[str, str], list[str]]:
+    """The texts of the twins, by the names of their files, and the patterns that match nowhere."""
+    unused = {pattern for pattern, _ in REPLACEMENTS}
+    with tempfile.TemporaryDirectory() as folder:
+        for source in sorted((package / "_async").glob("*.py")):
+            if source.name not in WRITTEN_TWICE:
+                text = source.read_text()
+                for pattern, replacement in REPLACEMENTS:
+                    text, count = re.subn(pattern, replacement, text, flags=re.MULTILINE)
+                    if count:
+                        unused.discard(pattern)
+                Path(folder, source.name).write_text(text)
+        for step in (["check", "--select=I", "--fix-only"], ["format"]):
+            command = [sys.executable, "-m", "ruff", *step, "--quiet", "--no-cache", "--config", str(SETTINGS), folder]
+            subprocess.run(command, cwd=ROOT, check=True)  # the sources that the settings name are in it
+        return {twin.name: twin.read_text() for twin in sorted(Path(folder).iterdir())}, sorted(unused)
 
 
 def main(package: Path, check: bool) -> int:
     stale = 0
-    used: set[str] = set()
-    for source in sorted((package / "_async").glob("*.py")):
-        if source.name in WRITTEN_TWICE:
-            continue
-        twin, text = package / "_sync" / source.name, derive_twin(source, used)
+    twins, unused = derive_twins(package)
+    for name, text in twins.items():
+        twin = package / "_sync" / name
         if not twin.exists() or twin.read_text() != text:
             stale += 1
-            print(f"{twin.name} {'is stale' if check else 'derived'}")
+            print(f"{name} {'is stale' if check else 'derived'}")
             if not check:
                 twin.write_text(text)
-    unused = [pattern for pattern, _ in REPLACEMENTS if pattern not in used]
     for pattern in unused:
         print(f"the replacement of {pattern!r} matches nothing in {package / '_async'}: remove it")
     return 1 if unused or (check and stale) else 0
