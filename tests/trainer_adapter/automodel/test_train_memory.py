@@ -30,6 +30,7 @@ from trainer_adapter.losses import ClippedPolicyGradientLoss
 VOCABULARY = 16384
 LENGTHS = [700, 1500, 300, 596]
 LOGITS = sum(LENGTHS) * VOCABULARY * 2  # bytes in bfloat16
+SHORTER = [350, 750, 150, 298]  # of a whole model, whose layers take seconds on a CPU
 PIECE = 1024 * VOCABULARY * 4  # what a piece of the logits takes in float32
 CONFIG = {
     "sequence_packing": {"enabled": True, "train_mb_tokens": 1},
@@ -124,8 +125,8 @@ def test_a_step_holds_logits_and_their_gradient_in_the_models_precision(large: P
     """Above what all of it holds for a few tokens."""
     with set_up(sharded(large)) as state:
         run(state.model, loss(), [microbatch([8])])
-        few, held = (run(state.model, loss(), [microbatch(lengths)] * 2).peak for lengths in ([8], LENGTHS))
-    assert held - few < 2 * LOGITS + 4 * PIECE
+        few, held = (run(state.model, loss(), [microbatch(lengths)] * 2).peak for lengths in ([8], SHORTER))
+    assert held - few < LOGITS + 2 * PIECE  # logits and gradient of half as many tokens, and two pieces
 
 
 @pytest.mark.usefixtures("alone")
