@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,18 +40,17 @@ REPLACEMENTS = [
 ]
 
 
-def derive_twins(package: Path) -> tuple[dict[str, str], list[str]]:
-    """The texts of the twins, by the names of their files, and the patterns that match nowhere."""
+def derive_twins(sources: Iterable[Path]) -> tuple[dict[str, str], list[str]]:
+    """The texts of the twins, by the names of their files, and the patterns that match in no source."""
     unused = {pattern for pattern, _ in REPLACEMENTS}
     with tempfile.TemporaryDirectory() as folder:
-        for source in sorted((package / "_async").glob("*.py")):
-            if source.name not in WRITTEN_TWICE:
-                text = source.read_text()
-                for pattern, replacement in REPLACEMENTS:
-                    text, count = re.subn(pattern, replacement, text, flags=re.MULTILINE)
-                    if count:
-                        unused.discard(pattern)
-                Path(folder, source.name).write_text(text)
+        for source in sources:
+            text = source.read_text()
+            for pattern, replacement in REPLACEMENTS:
+                text, count = re.subn(pattern, replacement, text, flags=re.MULTILINE)
+                if count:
+                    unused.discard(pattern)
+            Path(folder, source.name).write_text(text)
         for step in (["check", "--select=I", "--fix-only"], ["format"]):
             command = [sys.executable, "-m", "ruff", *step, "--quiet", "--no-cache", "--config", str(SETTINGS), folder]
             subprocess.run(command, cwd=ROOT, check=True)  # the sources that the settings name are in it
@@ -59,7 +59,8 @@ def derive_twins(package: Path) -> tuple[dict[str, str], list[str]]:
 
 def main(package: Path, check: bool) -> int:
     stale = 0
-    twins, unused = derive_twins(package)
+    sources = [source for source in (package / "_async").glob("*.py") if source.name not in WRITTEN_TWICE]
+    twins, unused = derive_twins(sources)
     for name, text in twins.items():
         twin = package / "_sync" / name
         if not twin.exists() or twin.read_text() != text:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.unasync import WRITTEN_TWICE, derive_twin
+from scripts.unasync import WRITTEN_TWICE, derive_twins
 from tests.mutants.mutant import Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,7 +128,7 @@ class SourceCopy:
         if path.parent.name == "_async" and path.name not in WRITTEN_TWICE:
             twin = path.parent.with_name("_sync") / path.name
             twin.rename(_sound(twin))
-            twin.write_text(derive_twin(path, set()))
+            twin.write_text(derive_twins([path])[0][path.name])
             return [path, twin]
         if path.suffix == ".c":
             built = self.folder / _BUILT
