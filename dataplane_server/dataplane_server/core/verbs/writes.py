@@ -113,19 +113,20 @@ class Writes:
             return self.begin(call, now)
         begun, checked = self._checked(call, now)
         ticket, partition = self._state.ticket(), self._state.partition(begun.partition_id)
-        if not self._flow.is_open(partition):
-            if not self._enters(ticket, begun, checked.new_rows, now):
-                return self._hold(ticket, begun, checked, None)
-            checked = self._check_again(ticket, begun, now)  # rows may have been evicted
-        reservation = self._admitted(ticket, begun, now)
-        if reservation is None or begun.columns.size_bytes != size_bytes:
-            return self._hold(ticket, begun, checked, reservation)
-        offsets, sizes = self._admission.layout_of(ticket)
         try:
+            if not self._flow.is_open(partition):
+                if not self._enters(ticket, begun, checked.new_rows, now):
+                    return self._hold(ticket, begun, checked, None)
+                checked = self._check_again(ticket, begun, now)  # rows may have been evicted
+            reservation = self._admitted(ticket, begun, now)
+            if reservation is None or begun.columns.size_bytes != size_bytes:
+                return self._hold(ticket, begun, checked, reservation)
+            offsets, sizes = self._admission.layout_of(ticket)
             return Stored(self._apply(ticket, begun, checked, _NO_DIGESTS, now), reservation.runs, offsets, sizes)
         finally:
-            self._flow.leave(ticket)
-            self._admission.release(ticket)
+            if ticket not in self._under_way:  # also if it is refused after it has entered
+                self._flow.leave(ticket)
+                self._admission.release(ticket)
 
     def _checked(self, call: PutSamples | CommitClaim, now: float) -> tuple[_UnderWay, Checked]:
         """A write that may begin."""
