@@ -46,6 +46,10 @@ class AsyncGrpcCalls:
         )
 
     @property
+    def encrypts(self) -> bool:
+        return self._secured.encrypts
+
+    @property
     def is_plain(self) -> bool:
         """Whether calls go unencrypted and without a token."""
         return self._secured.is_plain

@@ -103,6 +103,10 @@ class Connection:
         """Whether its certificates have been replaced, so that another connection should follow."""
         return self._secured.is_outdated()
 
+    @property
+    def encrypts(self) -> bool:
+        return self._secured.encrypts
+
     def close(self) -> None:
         self._channel.close()
 

@@ -21,12 +21,12 @@ class Secured:
     def __init__(self, target: str, credentials: Credentials | None) -> None:
         """credentials: None for those of the environment."""
         self._credentials = found = credentials or Credentials.from_environment()
-        self._encrypts = found.ca is not None and not target.startswith("unix:")
+        self.encrypts = found.ca is not None and not target.startswith("unix:")
         self._certificates_due, self._token_due = _Due(), _Due()
         self._seen = _stamps(found.files)
         self._token: Metadata = () if found.token is None else _bearer(found.token)
         self._token_seen: tuple[int, ...] | None = None
-        if (found.token or found.token_file) and not self._encrypts and not _is_of_this_host(target):
+        if (found.token or found.token_file) and not self.encrypts and not _is_of_this_host(target):
             raise InvalidArgumentError(
                 f"the token would travel to {target} unencrypted: name the CA of the server (credentials, or "
                 "DATAPLANE_TLS_CA)"
@@ -34,7 +34,7 @@ class Secured:
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
         """For a new channel; None for one without encryption. Raises InvalidArgumentError that names a missing file."""
-        if not self._encrypts:
+        if not self.encrypts:
             return None
         found = self._credentials
         return grpc.ssl_channel_credentials(
@@ -44,7 +44,7 @@ class Secured:
     @property
     def channel_options(self) -> tuple[tuple[str, str], ...]:
         name = self._credentials.server_name
-        return (("grpc.ssl_target_name_override", name),) if self._encrypts and name else ()
+        return (("grpc.ssl_target_name_override", name),) if self.encrypts and name else ()
 
     def metadata(self, *others: tuple[str, str]) -> Metadata | None:
         """What goes with a call. The file of a token is looked at once a second at most."""
@@ -56,11 +56,11 @@ class Secured:
     @property
     def is_plain(self) -> bool:
         """Whether nothing is encrypted, and no token sent."""
-        return not (self._encrypts or self._credentials.token or self._credentials.token_file)
+        return not (self.encrypts or self._credentials.token or self._credentials.token_file)
 
     def is_outdated(self) -> bool:
         """Whether PEM files have changed, so that a new channel would have others."""
-        if not self._encrypts or not self._certificates_due():
+        if not self.encrypts or not self._certificates_due():
             return False
         return _stamps(self._credentials.files) not in (self._seen, [])
 

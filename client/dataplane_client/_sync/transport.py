@@ -227,11 +227,11 @@ class Transport:
 
     def _with_side_of_tls(self, verb: str, error: UnavailableError, left_s: float) -> UnavailableError:
         """Says it if the server alone speaks TLS. A handshake finds that, the first time that a connection breaks."""
-        if MAY_DIFFER_IN_TLS not in error.message:
+        if MAY_DIFFER_IN_TLS not in error.message or self._grpc.encrypts:
             return error
         if self._server_speaks_tls is None:
             target, seconds = self._grpc.target, max(0.001, min(left_s, PROBE_S))
-            self._server_speaks_tls = self._grpc.is_plain and run_in_thread(partial(speaks_tls, target, seconds))
+            self._server_speaks_tls = run_in_thread(partial(speaks_tls, target, seconds))
         if not self._server_speaks_tls:
             return error
         return UnavailableError(f"{verb} at {self.target}: {SERVER_SPEAKS_TLS}", details=error.details)

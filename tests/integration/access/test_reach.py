@@ -115,6 +115,8 @@ def test_a_client_without_a_certificate_gets_nowhere_where_one_is_asked_for(star
     thread = start(listen=("0.0.0.0:0",), http="127.0.0.1:0", tls=TlsFiles(tls.certificate, tls.key, pki.ca))
     with pytest.raises(UnavailableError):
         connect(address_of(thread), credentials=Credentials(ca=str(pki.ca)), connect_timeout_s=2.0)
+    code, text = run("status", "-s", address_of(thread), DATAPLANE_TLS_CA=str(pki.ca))
+    assert (code, "speaks TLS" in text) == (1, False), text  # this side does, too
     with pytest.raises((urllib.error.URLError, ssl.SSLError, ConnectionError)):
         http_status(f"https://{thread.http_address}/metrics", pki.ca)
     files = pki.issue("client", "trainer.example")
