@@ -1,4 +1,4 @@
-"""Imported last by a process that others are forked from: what was imported before is no garbage, and stays shared."""
+"""Import this last in a process that forks: garbage collection then skips its modules, and their pages stay shared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A write whose values are at hand is one call. It goes as the two calls that it stands for."""
+"""A write with its values at hand is one call, and does what reserving and finishing do as two."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ from dataplane_client.meta import KVBatchMeta
 
 
 class _Put:
-    """A put. turn: its meta once it has one, or None when it is its turn to send. unit: what it was or will be sent
-    with, once that is settled. is_left: nobody waits for it any more.
+    """A put of one caller. turn: resolves to its meta, or to None when this caller is to send the batch. unit: the
+    batch that carries it, once chosen. is_left: its caller has stopped waiting.
     """
 
     __slots__ = ("deadline", "is_left", "rows", "timeout_s", "turn", "unit")

@@ -231,7 +231,9 @@ class Gate:
             raise _denied(caller, verb, partition_id or found or "")
 
     def _only_repeats(self, caller: Caller, request: Any) -> bool:
-        """Programs that share a partition all register it; the answer tells no more than its description."""
+        """Whether a registration changes nothing. Programs that share a partition all register it, and the answer
+        says no more than a description, which the caller may read.
+        """
         return caller.may("GetPartition", request.partition_id) and self._repeats(request)
 
     def _check_session(self, caller: Caller, verb: str, request: Any) -> None:

@@ -75,7 +75,7 @@ class LoggedPlane(DataPlane):
     def store(
         self, call: StoreValues, now: float, fill: Callable[[Sequence[Run]], None]
     ) -> Stored | Reservation | Waiting | PutResult | CommitResult:
-        """The values are in place before the log tells of them."""
+        """The values are in place before the call is logged."""
         if self._log is None:
             return super().store(call, now, fill)
         if self._ended:

@@ -1,8 +1,8 @@
 """What each call of a data directory asked for, was answered, and changed: a record for programs, a line for people.
 
 What a call changes is told by the facts that the core notes for the history of samples, and by the effects for callers
-that wait. A write whose values came with it is told as that write. Names are those of the core; what is empty, or as it
-is by default, is left out.
+that wait. A write that arrived with its values appears as that write. Names are those of the core; what is empty or has
+its default is left out.
 """
 
 from __future__ import annotations

@@ -42,9 +42,6 @@ class Values(Protocol):
     def places(self, runs: Sequence[Run]) -> list[memoryview]:
         """The bytes of runs of this process's arena, to be written to."""
 
-    def fill(self, values: bytes, runs: Sequence[Run]) -> None:
-        """Write values to runs that have their size."""
-
     def complete(self, reservation: Reservation) -> None:
         """Copy what the rows have already, right before FinishWrite."""
 
@@ -77,9 +74,6 @@ class ArenaValues:
 
     def places(self, runs: Sequence[Run]) -> list[memoryview]:
         return [self._arena.view(run) for run in runs]
-
-    def fill(self, values: bytes, runs: Sequence[Run]) -> None:
-        cut_into(self.places(runs), values)
 
     def complete(self, reservation: Reservation) -> None:
         self._arena.copy(reservation.copies)

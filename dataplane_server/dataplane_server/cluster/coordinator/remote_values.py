@@ -24,7 +24,6 @@ from dataplane_server.core.calls.values import Int64Array, Run, Runs
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.rows.regions import NODE_SHIFT, WITHIN_NODE, node_of
 from dataplane_server.service.messages.frames import SENT_CHUNK_BYTES
-from dataplane_server.service.values import cut_into
 from dataplane_server.storage.arena import RunWriter, in_chunks
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.frames import frame_prefix
@@ -80,9 +79,6 @@ class ClusterValues:
 
     def places(self, runs: Sequence[Run]) -> list[memoryview]:
         return [self._home.view(run) for run in runs]
-
-    def fill(self, values: bytes, runs: Sequence[Run]) -> None:
-        cut_into(self.places(runs), values)
 
     def complete(self, reservation: Reservation) -> None:
         """The node has done it."""

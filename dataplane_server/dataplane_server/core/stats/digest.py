@@ -99,7 +99,7 @@ class _Walk:
 
 
 _WAYS: dict[type[Any], Callable[[_Walk, Any], None]] = {}
-"""How objects of a type are told: asked for each of many thousand objects, and found once for each type."""
+"""How objects of a type are hashed. Worked out once for each type, since a state has many thousand objects."""
 
 
 def _way(kind: type[Any]) -> Callable[[_Walk, Any], None]:

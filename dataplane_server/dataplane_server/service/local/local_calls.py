@@ -25,7 +25,7 @@ from dataplane_server.observe.metrics import Metrics, Transport
 from dataplane_server.service import translate
 from dataplane_server.service.local.local_session import Applied, Lease, LocalSession, Result, SharedReservation
 from dataplane_server.service.shell import Shell
-from dataplane_server.service.values import Values
+from dataplane_server.service.values import Values, cut_into
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.records import seconds
@@ -63,7 +63,7 @@ class LocalCalls:
         if not at_hand or len(request.values) > MAX_INLINE_BYTES:
             return self._shell.apply(write)
         values = request.values
-        return self._shell.store(StoreValues(write, len(values)), partial(self._values.fill, values))
+        return self._shell.store(StoreValues(write, len(values)), partial(self._write, values))
 
     def _go_on(
         self,
@@ -135,7 +135,10 @@ class LocalCalls:
                 f"a message may hold at most {MAX_INLINE_BYTES}"
             )
             raise Refusal(Reason.MALFORMED_STREAM, message)
-        self._values.fill(values, reservation.runs)
+        self._write(values, reservation.runs)
+
+    def _write(self, values: bytes, runs: Sequence[Run]) -> None:
+        cut_into(self._values.places(runs), values)
 
     def finish_write(self, request: pb.FinishWriteRequest, session: LocalSession) -> Answer:
         digests = self._values.digests(session.reservation(request.handle).reservation)
