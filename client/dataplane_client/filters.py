@@ -105,8 +105,8 @@ def _comparison_text(term: pb.FilterTerm) -> str:
     if term.operator == pb.FILTER_OPERATOR_IS_NULL:
         return f"{subject} is null"
     values = msgpack.unpackb(term.values, use_list=False)
-    told = [str(value).replace("inf", "1e999") if isinstance(value, float) else repr(value) for value in values]
-    of_term = f"[{', '.join(told)}]" if term.operator == pb.FILTER_OPERATOR_IN else told[0]
+    shown = [str(value).replace("inf", "1e999") if isinstance(value, float) else repr(value) for value in values]
+    of_term = f"[{', '.join(shown)}]" if term.operator == pb.FILTER_OPERATOR_IN else shown[0]
     return f"{subject} {_SYMBOLS[term.operator]} {of_term}"
 
 

@@ -161,8 +161,8 @@ class _RayLocator(Locator):
                 f"{self.target}: no data plane named {self._name} runs in this Ray cluster"
             ) from None
         node = ray.get_runtime_context().get_node_id()
-        told = ray.get(actor.where.remote(node), timeout=_ANSWER_S)
-        return NodePlace(grpc_target(told["grpc"]), told["socket"], told["nonce"])
+        found = ray.get(actor.where.remote(node), timeout=_ANSWER_S)
+        return NodePlace(grpc_target(found["grpc"]), found["socket"], found["nonce"])
 
 
 _ray_locators: weakref.WeakValueDictionary[tuple[int, str], _RayLocator] = weakref.WeakValueDictionary()

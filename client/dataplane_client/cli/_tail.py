@@ -26,12 +26,12 @@ def tail(
     with server_or_exit(address, timeout_s) as server:
         shown: list[tuple[str, str]] = []
         while page := _next(server, request):
-            shown = [*shown, *_told(page)][-last:] if last else []
+            shown = [*shown, *_lines(page)][-last:] if last else []
         _print(shown, output)
         while follow:
             time.sleep(_LOOK_S)
             while page := _next(server, request):
-                _print(_told(page), output)
+                _print(_lines(page), output)
 
 
 def _next(server: Server, request: pb.ListSamplesRequest) -> SamplePage | None:
@@ -46,7 +46,7 @@ def _next(server: Server, request: pb.ListSamplesRequest) -> SamplePage | None:
     return _next(server, request)
 
 
-def _told(page: SamplePage) -> list[tuple[str, str]]:
+def _lines(page: SamplePage) -> list[tuple[str, str]]:
     tags = page.meta.tags or [{} for _ in page.meta.sample_ids]
     return [(sample_id, tags_text(of)) for sample_id, of in zip(page.meta.sample_ids, tags, strict=True)]
 

@@ -23,7 +23,7 @@ class Tls:
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
         self._loaded = Reloaded(files.all, self._load)
-        _, self._told = self._loaded.now()
+        _, self._current = self._loaded.now()
 
     def http_context(self) -> ssl.SSLContext:
         """For one new connection."""
@@ -33,13 +33,13 @@ class Tls:
         """For a gRPC server; it asks again at each handshake."""
         required = self._files.client_ca is not None
         changed: Any = self._changed  # None says that nothing has, which type stubs do not know
-        return grpc.dynamic_ssl_server_credentials(self._told, changed, required)
+        return grpc.dynamic_ssl_server_credentials(self._current, changed, required)
 
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
         _, found = self._loaded.now()
-        if found is self._told:
+        if found is self._current:
             return None
-        self._told = found
+        self._current = found
         return found
 
     def _load(self) -> tuple[ssl.SSLContext, grpc.ServerCertificateConfiguration]:

@@ -50,8 +50,8 @@ def _check_reachable(ray_address: str) -> None:
 
 
 def _event(cluster: Cluster) -> str:
-    told = {"event": "serving", "cluster": cluster.address, **cluster.addresses}
-    return json.dumps({**told, "level": "info", "at": now_text(time.time())})
+    event = {"event": "serving", "cluster": cluster.address, **cluster.addresses}
+    return json.dumps({**event, "level": "info", "at": now_text(time.time())})
 
 
 def _banner(cluster: Cluster) -> str:

@@ -57,8 +57,8 @@ class Registered:
     """The answer to a Registration. secret: proves to the relay port that a connection is of this node's actor.
 
     relay_host, relay_port: where the coordinator serves relayed frames. others: with this node or without it.
-    incarnation: of the coordinator's state, which a restart from its log keeps. told: as in BeatAnswer. mirrors: those
-    of the registration that the node keeps; it removes the others.
+    incarnation: of the coordinator's state, which a restart from its log keeps. placed: as in BeatAnswer. mirrors: the
+    registration's that the node keeps; it removes the others.
     """
 
     number: int
@@ -67,7 +67,7 @@ class Registered:
     relay_port: int
     others: Nodes
     incarnation: str
-    told: int = 0
+    placed: int = 0
     mirrors: tuple[str, ...] = ()
 
 
@@ -85,7 +85,7 @@ class Mirrored(IntEnum):
 class Beat:
     """A sign of life. former: as in Registration. gone: of the orphans of the last answer, those whose clients use the
     arena no more. clients: attached now. fetched_bytes, fetches, cache_hit_bytes: since the actor began.
-    cache_used_bytes: now. told: as in the last answer.
+    cache_used_bytes: now. placed: as in the last answer.
     """
 
     arena_id: str
@@ -96,18 +96,18 @@ class Beat:
     fetches: int
     cache_used_bytes: int
     cache_hit_bytes: int
-    told: int = 0
+    placed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BeatAnswer:
     """known: whether the coordinator knows the arena; if not, the actor registers again. others: as in Registered, but
-    only those that were added since the last answer, as a thousand nodes hear a thousand. told: how many were added so
-    far. orphans: sessions that lost their relay without a word; what their clients hold stays until a beat tells that
+    only those that were added since the last answer, as a thousand nodes hear a thousand. placed: how many were added
+    so far. orphans: sessions that lost their relay without a word; what their clients hold stays until a beat says that
     they are gone.
     """
 
     known: bool
     others: Nodes | None = None
     orphans: tuple[bytes, ...] = ()
-    told: int = 0
+    placed: int = 0

@@ -297,7 +297,7 @@ class Turn:
 
     def _give_up_write(self, call: requests.GiveUpWrite, now: float) -> Refusal:
         wait = self.waits.of_write(call.ticket, now)
-        return with_causes(self._verbs.writes.give_up(call.ticket, self._verbs.holders.told()), wait)
+        return with_causes(self._verbs.writes.give_up(call.ticket, self._verbs.holders.summary()), wait)
 
     def _abandon_claim(self, call: requests.AbandonClaim, now: float) -> None:
         self._verbs.queue.leave(call.ticket)

@@ -122,5 +122,5 @@ class HttpSide:
         if not self._healthy():
             return only(web.Response(text="draining\n", status=503))
         reasons = self._unhealthy()
-        told = [] if self._gate.asks_for_credentials else reasons  # they name clients
-        return only(web.Response(text="\n".join(["not healthy" if reasons else "ok", *told, ""])))
+        named = [] if self._gate.asks_for_credentials else reasons  # they name clients
+        return only(web.Response(text="\n".join(["not healthy" if reasons else "ok", *named, ""])))

@@ -129,5 +129,5 @@ class Board:
             size += len(part.event)
             if size <= self._most_bytes:
                 kept[name] = part
-        told = {"parts": list(kept), "left_out": len(parts) - len(kept)}
-        return {**kept, "shown": self._part("shown", told, self._shown.get("shown"))}
+        counts = {"parts": list(kept), "left_out": len(parts) - len(kept)}
+        return {**kept, "shown": self._part("shown", counts, self._shown.get("shown"))}

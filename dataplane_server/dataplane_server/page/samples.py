@@ -165,8 +165,8 @@ def _parsed(fields: list[Field], header: pb.ReadColumnsHeader, data: bytes) -> I
         size = (shape.dense_entries if entries is None else entries) * shape.entry_bytes
         value, begin = data[begin : begin + size], begin + size
         kind = "object" if shape.kind == "object" else "tokens" if field.per_token else "numbers"
-        told = _object(value) if kind == "object" else _numbers(value, shape.dtype)
-        yield {"field": field.name, "kind": kind, "dtype": shape.dtype, "value": told}
+        shown = _object(value) if kind == "object" else _numbers(value, shape.dtype)
+        yield {"field": field.name, "kind": kind, "dtype": shape.dtype, "value": shown}
 
 
 def _numbers(data: bytes, dtype: str) -> list[object]:

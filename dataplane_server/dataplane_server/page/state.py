@@ -82,9 +82,9 @@ class StateReader:
     def _pieces(self, now: float) -> Pieces:
         status = self._servicer.status()
         unhealthy = [reason.text for reason in reasons_of(status)]
-        told = {"started": round(now - status.uptime.ToTimedelta().total_seconds(), 1), "host": self._host}
+        given = {"started": round(now - status.uptime.ToTimedelta().total_seconds(), 1), "host": self._host}
         nodes = list(map(_node, status.nodes))
-        yield "server", {**self._server(now), **told, "unhealthy": unhealthy, "nodes": nodes}
+        yield "server", {**self._server(now), **given, "unhealthy": unhealthy, "nodes": nodes}
         explanation = self._plane.explain_waits("", "", now)
         yield (
             "waits",
@@ -207,8 +207,8 @@ def _described(partition: Partition, now: float) -> dict[str, object]:
         "waiting_calls": len(partition.entrance.waiting) + len(partition.entrance.draws),
         "fields": [[field.name, _shape_text(field.shape), field.rows, field.size_bytes] for field in fields],
         "tasks": [
-            _task(task, told, now)
-            for task, told in zip(islice(partition.tasks.values(), MOST_TASKS), of_tasks, strict=False)
+            _task(task, given, now)
+            for task, given in zip(islice(partition.tasks.values(), MOST_TASKS), of_tasks, strict=False)
         ],
         "more_tasks": max(len(partition.tasks) - MOST_TASKS, 0),
     }

@@ -63,12 +63,12 @@ def _tell(covered: Covered, until: float | None, sample_id: str | None, *, as_js
     if until is not None:
         covered.start_before(until)  # ValueError if there is none
     past, head = Past(covered, covered.starts[0]), ""
-    for told in tell(past, past.turns(covered.end, math.inf if until is None else until), sample_id):
-        day = f"{told['time'][:10]} UTC, life {told['life']} of the server"
+    for entry in tell(past, past.turns(covered.end, math.inf if until is None else until), sample_id):
+        day = f"{entry['time'][:10]} UTC, life {entry['life']} of the server"
         if day != head and not as_json:
             _say(day)
         head = day
-        _say(json.dumps(told) if as_json else line_of(told))
+        _say(json.dumps(entry) if as_json else line_of(entry))
     return 0
 
 

@@ -22,7 +22,7 @@ from dataplane_server.core.stats.history import _ENDS, History
 from dataplane_server.replaying.moments import text_of
 from dataplane_server.replaying.past import Past, Turn
 
-Told = dict[str, Any]
+Entry = dict[str, Any]
 
 _FIRST = 3
 """Samples of a call that are named at most."""
@@ -32,7 +32,7 @@ _NESTED = (Definition, Grant, Reservation, Refusal)
 _ELSEWHERE = ("request_id", "partition_id", "task", "caller", "client_name")
 
 
-def tell(past: Past, turns: Iterable[Turn], sample_id: str | None) -> Iterator[Told]:
+def tell(past: Past, turns: Iterable[Turn], sample_id: str | None) -> Iterator[Entry]:
     """Apply calls, and tell each one; with a sample_id, those that name or change that sample."""
     sample = None if sample_id is None else _Sample(sample_id, past.plane)
     facts = _Facts()
@@ -66,17 +66,17 @@ def tell(past: Past, turns: Iterable[Turn], sample_id: str | None) -> Iterator[T
         facts.noted.clear()
 
 
-def line_of(told: Told) -> str:
+def line_of(entry: Entry) -> str:
     """The line, without the date. Changes leave out what the line says before them."""
-    asked = {name: value for name, value in told["asked"].items() if name != "session_id" or not told["who"]}
-    said = {**told, **told["asked"], **told["outcome"]}
+    asked = {name: value for name, value in entry["asked"].items() if name != "session_id" or not entry["who"]}
+    said = {**entry, **entry["asked"], **entry["outcome"]}
     changes = [
         {name: value for name, value in change.items() if name == "what" or said.get(name) != value}
-        for change in told["changes"]
+        for change in entry["changes"]
     ]
-    where = "/".join(filter(None, (told["partition_id"], told["task"])))
-    head = f"{told['time'][11:-1]} {told['since_s']:+9.3f}  {told['call']:17} {told['who']:12} {where:12}"
-    after = "; ".join(filter(None, map(_text, (told["outcome"], *changes))))
+    where = "/".join(filter(None, (entry["partition_id"], entry["task"])))
+    head = f"{entry['time'][11:-1]} {entry['since_s']:+9.3f}  {entry['call']:17} {entry['who']:12} {where:12}"
+    after = "; ".join(filter(None, map(_text, (entry["outcome"], *changes))))
     line = f"{head} {_text(asked)}{' -> ' if after else ''}{after}".rstrip()
     return line if line.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
 
@@ -119,7 +119,7 @@ def _who(call: Call[Any], plane: DataPlane) -> str:
     return named or plane.parts[0].sessions.name(session_id) or session_id
 
 
-def _values(record: object) -> Told:
+def _values(record: object) -> Entry:
     """What a call, an answer, an effect, a refusal or a fact says in words and numbers."""
     if isinstance(record, Refusal):
         return {"reason": record.reason.name, "message": record.message}
@@ -131,21 +131,21 @@ def _values(record: object) -> Told:
         defaults = {field.name: field.default for field in fields}
     else:
         return {}
-    told: Told = {}
+    entry: Entry = {}
     for name, value in values.items():
         if name == "sample_ids":
-            told["rows"] = "all" if value is None else {"count": len(value), "first": list(value[:_FIRST])}
+            entry["rows"] = "all" if value is None else {"count": len(value), "first": list(value[:_FIRST])}
         elif isinstance(value, _NESTED):
-            told |= _values(value)
+            entry |= _values(value)
         elif isinstance(value, (str, int, float)):
-            told |= {name: value} if value not in ("", -1, defaults.get(name)) else {}
+            entry |= {name: value} if value not in ("", -1, defaults.get(name)) else {}
         elif isinstance(value, (list, tuple)) and value and isinstance(value[0], (str, ColumnSpec)):
-            told[name] = [item if isinstance(item, str) else item.name for item in value]
-    return told
+            entry[name] = [item if isinstance(item, str) else item.name for item in value]
+    return entry
 
 
-def _text(told: Told) -> str:
-    values = dict(told)
+def _text(entry: Entry) -> str:
+    values = dict(entry)
     words = [values.pop("what", ""), _rows_text(values.pop("rows", ""))]
     if "message" in values:
         words.append(f"{values.pop('reason')}: {values.pop('message')}")

@@ -126,8 +126,8 @@ class Past:
         for record, path in checkpoints(self._folder):
             if record == self.record + 1 and read_extra(path).get("restored"):
                 state, verbs, answers, history = load_checkpoint(path).plane.parts
-                told = self.plane.parts[3]
-                self.plane.parts = state, verbs, answers, history if type(told) is History else told
+                former = self.plane.parts[3]
+                self.plane.parts = state, verbs, answers, history if type(former) is History else former
 
     def apply(self, turn: Turn) -> tuple[object, list[Effect]]:
         """The answer of a call, or the Refusal in its place, and the effects."""

@@ -93,11 +93,13 @@ def _tell(message: pb.Partition, then: _Noted, now: _Noted) -> None:
         after = now.tasks[status.task]
         task = TaskFigures._make(_counted(then.tasks.get(status.task, (0,) * len(after)), after))
         recent.written_bytes += task.commit_bytes
-        told = pb.RecentTask(claims=task.claims, delivered_rows=task.deliveries, consumed_rows=task.rows_consumed)
-        told.period.CopyFrom(recent.period)
-        told.ended_deliveries.update(_named(task, "ended_"))
-        told.state_seconds.update({state: getattr(task, f"{state}_s") for state in TASK_STATES})
-        status.recent.CopyFrom(told)
+        recent_task = pb.RecentTask(
+            claims=task.claims, delivered_rows=task.deliveries, consumed_rows=task.rows_consumed
+        )
+        recent_task.period.CopyFrom(recent.period)
+        recent_task.ended_deliveries.update(_named(task, "ended_"))
+        recent_task.state_seconds.update({state: getattr(task, f"{state}_s") for state in TASK_STATES})
+        status.recent.CopyFrom(recent_task)
 
 
 def _counted(then: Sequence[float | None], now: Sequence[float | None]) -> list[float]:

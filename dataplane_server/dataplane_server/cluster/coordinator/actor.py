@@ -145,8 +145,8 @@ class Coordinator:
             await self._start(server)
         host, port, members = self._options.host, self._relay_port, server.members
         kept = server.mirrors.returned(member)
-        others, told = members.placed_since(0), members.placed
-        return Registered(member.number, member.secret, host, port, others, server.plane.incarnation, told, kept)
+        others, placed = members.placed_since(0), members.placed
+        return Registered(member.number, member.secret, host, port, others, server.plane.incarnation, placed, kept)
 
     async def _check_rows(self, registration: Registration, server: ClusterServer) -> None:
         """Serve no more, if a node has rows of a former coordinator whose log is not here. LostLogError."""
@@ -177,7 +177,7 @@ class Coordinator:
         if member is None:
             return BeatAnswer(False)
         members = server.members
-        return BeatAnswer(True, members.placed_since(beat.told), server.orphans(member), members.placed)
+        return BeatAnswer(True, members.placed_since(beat.placed), server.orphans(member), members.placed)
 
     async def _recovered(self) -> ClusterServer:
         await self._until(self._relaying)

@@ -82,7 +82,7 @@ class NodeActor:
         self._port = BytePort(self._arena_of)
         self._bytes_at = self._port.listen(this_address())
         self._others: dict[int, BytePlace] = {}
-        self._told = 0  # how many of them
+        self._placed = 0  # how many of them
         self._orphans: tuple[bytes, ...] = ()  # of which the coordinator has asked
         self._writing: set[asyncio.Task[Any]] = set()  # for the coordinator
         self._life = asyncio.get_running_loop().create_task(self._live())
@@ -217,7 +217,7 @@ class NodeActor:
         registered: Registered | None = await awaited(coordinator.register.remote(registration))
         if registered is None:
             self._begin_anew()
-        self._others, self._told = dict(registered.others), registered.told
+        self._others, self._placed = dict(registered.others), registered.placed
         self._folder.incarnation = registered.incarnation
         for name in set(registration.mirrors) - set(registered.mirrors):
             self._mirrors.drop(name)
@@ -242,11 +242,11 @@ class NodeActor:
             fetches=self._fetching.fetches,
             cache_used_bytes=self._cache.used_bytes,
             cache_hit_bytes=self._fetching.hit_bytes,
-            told=self._told,
+            placed=self._placed,
         )
         answer: BeatAnswer = await awaited(coordinator.beat.remote(beat))
         self._others.update(answer.others or {})
-        self._told = answer.told
+        self._placed = answer.placed
         self._orphans = answer.orphans
         return answer.known
 

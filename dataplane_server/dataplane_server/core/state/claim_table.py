@@ -72,8 +72,8 @@ class ClaimTable:
         self._state = state
         self._open: dict[str, OpenClaim] = {}
         self._ended: OrderedDict[str, _Ended] = OrderedDict()
-        self._told: deque[tuple[str, int]] = deque()  # ended claims with sample ids, and how many
-        self._told_rows = 0
+        self._named: deque[tuple[str, int]] = deque()  # ended claims with sample ids, and how many
+        self._named_rows = 0
         self._forgotten = 0  # the highest fence among ended claims that are no longer remembered
 
     def __len__(self) -> int:
@@ -113,15 +113,15 @@ class ClaimTable:
             forgotten, _ = self._ended.popitem(last=False)
             self._forgotten = max(self._forgotten, self._fence(forgotten))
         if ids:
-            self._told.append((claim.claim_id, len(ids)))
-            self._told_rows += len(ids)
+            self._named.append((claim.claim_id, len(ids)))
+            self._named_rows += len(ids)
             self._forget_ids()
 
     def _forget_ids(self) -> None:
         """Keep as many sample ids of ended claims as the history keeps rows."""
-        while self._told_rows > self._state.limits.remembered_events:
-            claim_id, rows = self._told.popleft()
-            self._told_rows -= rows
+        while self._named_rows > self._state.limits.remembered_events:
+            claim_id, rows = self._named.popleft()
+            self._named_rows -= rows
             if claim_id in self._ended:
                 self._ended[claim_id] = replace(self._ended[claim_id], sample_ids=())
 

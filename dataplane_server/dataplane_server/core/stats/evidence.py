@@ -68,7 +68,7 @@ class Evidence:
                 return one
         return None
 
-    def told(self, last: Latest) -> str:
+    def by_whom(self, last: Latest) -> str:
         """When and by whom something was done, and whether that client is gone."""
         return f"{self.ago(last.at)} ago" + (f" by {last.who!r}{self._fate(last.who)}" if last.who else "")
 
@@ -131,7 +131,7 @@ class Evidence:
             if last is None:
                 text = "no client has claimed any, as far back as the server remembers"
             elif self.is_gone(last.who):
-                text = f"it was last claimed {self.told(last)}"
+                text = f"it was last claimed {self.by_whom(last)}"
             if text:
                 text = f"task {task.name!r} has {rows} rows before it, and {text}"
                 finding = Finding(

@@ -2,8 +2,8 @@
 
 Rows first, producers second, if the rows that something keeps from the claim would do for it; else the other way round.
 Rows in open claims, those of ranks that have not claimed yet, and dead letters are there in a healthy flow as well, so
-while puts come they are told last. A rank that is missing is told first when no puts come: its job stands still. What
-the waiting client itself holds is told last in any case: a trainer claims its next batch before it commits the last.
+while puts come they come last. A rank that is missing comes first when no puts come: its job stands still. What
+the waiting client itself holds comes last in any case: a trainer claims its next batch before it commits the last.
 
 Each explanation costs some twenty array operations over the rows of the partition, and changes nothing.
 """
@@ -149,14 +149,14 @@ class _Diagnosis:
         if not missing:
             return
         mask = np.zeros_like(withheld)
-        told = []
+        kept = []
         for rank, world, steps, slots in missing:
             mask[slots] = True
             of = f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps from {min(steps)} to {max(steps)}"
-            told.append(f"{len(slots)} rows of {of} are kept for dp_rank {rank} of {world}")
+            kept.append(f"{len(slots)} rows of {of} are kept for dp_rank {rank} of {world}")
         withheld &= ~mask
-        more = f", and others for {len(told) - _NAMED_RANKS} other ranks" if len(told) > _NAMED_RANKS else ""
-        text = f"{'; '.join(told[:_NAMED_RANKS])}{more}, which has not claimed them or has given them back"
+        more = f", and others for {len(kept) - _NAMED_RANKS} other ranks" if len(kept) > _NAMED_RANKS else ""
+        text = f"{'; '.join(kept[:_NAMED_RANKS])}{more}, which has not claimed them or has given them back"
         numbers = {"rows": int(np.count_nonzero(mask)), "ranks": len(missing)}
         yield _Kept(self._amount(mask), Finding("rank_missing", text, numbers))
 
@@ -175,18 +175,18 @@ class _Diagnosis:
         for lacking, last, names in alike.values():
             one = len(names) == 1
             what = f"{'field' if one else 'fields'} {', '.join(map(repr, names))}"
-            told = f"no put of {'it' if one else 'them'} is remembered"
+            when = f"no put of {'it' if one else 'them'} is remembered"
             if last is not None:
-                told = f"{'it was' if one else 'they were'} last put {self._evidence.told(last)}"
-            yield from self._some(lacking, "missing_field", f"lack {what}; {told}", field_name=names[0])
+                when = f"{'it was' if one else 'they were'} last put {self._evidence.by_whom(last)}"
+            yield from self._some(lacking, "missing_field", f"lack {what}; {when}", field_name=names[0])
 
     def _some(
         self, mask: BoolArray, cause: str, text: str, more: dict[str, float] | None = None, field_name: str = ""
     ) -> Iterator[_Kept]:
         if count := int(np.count_nonzero(mask)):
             numbers = {"rows": count, "untaken": self._total, **(more or {})}
-            told = f"{count} of {self._total} untaken rows {text}"
-            yield _Kept(self._amount(mask), Finding(cause, told, numbers, field_name))  # type: ignore[arg-type]
+            share = f"{count} of {self._total} untaken rows {text}"
+            yield _Kept(self._amount(mask), Finding(cause, share, numbers, field_name))  # type: ignore[arg-type]
 
     def _excluded(self, usable: BoolArray) -> Iterator[_Kept]:
         """Rows that do not fit the policy's filter, which are taken out of usable."""
@@ -207,8 +207,10 @@ class _Diagnosis:
         nulls = {tag: fitting(self._rows, (Term("is null", tag),), slots, None, keep=False) for tag in compared}
         absent = sorted(tag for tag, is_null in nulls.items() if is_null.all())
         fields = [tag for tag in absent if tag in self._partition.definition.fields]
-        told = f"; none has the tag {' or '.join(map(repr, absent))}" if absent else ""
-        return f"{told} (a filter sees tags, and {' and '.join(map(repr, fields))} is a field)" if fields else told
+        absence = f"; none has the tag {' or '.join(map(repr, absent))}" if absent else ""
+        return (
+            f"{absence} (a filter sees tags, and {' and '.join(map(repr, fields))} is a field)" if fields else absence
+        )
 
     def _amount(self, mask: BoolArray) -> int:
         """How much the claim could have besides if these rows were ready: rows, or groups, of which each row counts."""
@@ -254,10 +256,10 @@ class _Diagnosis:
             yield Finding("never_put", "no row was ever put into the partition")
         elif lost is not None and (last is None or lost.at > last.at):
             rows = partition.removed["lost"]
-            text = f"{rows} rows were lost with nodes, the last {self._evidence.told(lost)}, and none has come since"
+            text = f"{rows} rows were lost with nodes, the last {self._evidence.by_whom(lost)}, and none has come since"
             yield Finding("node_lost", text, {"rows": rows})
         elif last is not None and last.at > self._since:
-            yield Finding("slow_producer", f"puts come, the last {self._evidence.told(last)}, but too few rows")
+            yield Finding("slow_producer", f"puts come, the last {self._evidence.by_whom(last)}, but too few rows")
         elif put == definition.num_samples:
             text = f"all {put} announced rows (num_samples) were put; the last put came "
             yield Finding("end_of_data", text + self._last_put(), {"rows": put})
@@ -267,7 +269,7 @@ class _Diagnosis:
 
     def _last_put(self) -> str:
         last = self._evidence.last(self._partition, NEW_ROWS)
-        return "longer ago than the server remembers" if last is None else self._evidence.told(last)
+        return "longer ago than the server remembers" if last is None else self._evidence.by_whom(last)
 
     def _queue_order(self, ready: int, need: int) -> list[Finding]:
         """Other claims of the task, which may come first."""

@@ -218,9 +218,9 @@ def _roots_first(waits: Sequence[ExplainedWait], roots: Sequence[int | None], st
     order = [
         one for root in places if roots[root] is None for one in (root, *(at for at in places if roots[at] == root))
     ]
-    told = {place: start + number for number, place in enumerate(order)}
+    ranks = {place: start + number for number, place in enumerate(order)}
     return [
-        waits[place] if (root := roots[place]) is None else replace(waits[place], behind=told[root]) for place in order
+        waits[place] if (root := roots[place]) is None else replace(waits[place], behind=ranks[root]) for place in order
     ]
 
 

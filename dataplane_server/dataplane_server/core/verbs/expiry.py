@@ -75,8 +75,8 @@ class Expiry:
     def expire(self, session: Session, now: float) -> None:
         """Release what an expired session held."""
         claims, rows, groups = self._release(session, expired=True)
-        told = (session.session_id, session.client_name, session.silent_s(now))
-        self._state.effects.append(SessionExpired(-1, *told, claims, rows, groups))
+        of_session = (session.session_id, session.client_name, session.silent_s(now))
+        self._state.effects.append(SessionExpired(-1, *of_session, claims, rows, groups))
 
     def delays(self, now: float) -> list[Due]:
         """The delays that end now."""

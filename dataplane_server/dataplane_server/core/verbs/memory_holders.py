@@ -60,7 +60,7 @@ class Holders:
         """Whether clients hold more of the budget than clears could free."""
         return 2 * self.held_bytes > self._state.limits.memory_bytes
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """The end of a refusal: `finding`, and what to do."""
         advice = "clear consumed rows or raise the budget"
         if self.hold_most:
@@ -105,5 +105,5 @@ def _rank(holder: Holder) -> tuple[int, int, str]:
 
 def _names(holders: Iterable[Holder]) -> str:
     found = sorted(_by_name(holders), key=_rank)
-    told = [f"{h.client_name[:_NAME_LETTERS]!r} {size_text(h.lent_bytes + h.owed_bytes)}" for h in found[:_TOLD]]
-    return ", ".join([*told, f"{len(found) - _TOLD} others"] if len(found) > _TOLD else told)
+    summary = [f"{h.client_name[:_NAME_LETTERS]!r} {size_text(h.lent_bytes + h.owed_bytes)}" for h in found[:_TOLD]]
+    return ", ".join([*summary, f"{len(found) - _TOLD} others"] if len(found) > _TOLD else summary)

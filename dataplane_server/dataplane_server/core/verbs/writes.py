@@ -370,7 +370,7 @@ class Writes:
             self._admission.release(ticket)
 
     def give_up(self, ticket: int, held: str) -> Refusal:
-        """End the wait of a write at its deadline. held: see `Holders.told`. Returns what to tell its caller."""
+        """End the wait of a write at its deadline. held: see `Holders.summary`. Returns what to tell its caller."""
         refusal = self._flow.give_up(ticket) or self._admission.no_space(ticket, held)
         self.abort(ticket)
         return refusal

@@ -82,13 +82,13 @@ class Health:
         """The status, and each later one. A caller that reads slowly misses those in between."""
         try:
             with self._endless.running():
-                told = None
+                sent = None
                 while True:
                     changed = self._changed
                     status = self._statuses.get(request.value, Status.SERVICE_UNKNOWN)
-                    if status != told:
+                    if status != sent:
                         await self._endless.write(context.write(Int32Value(value=status)))
-                    told = status
+                    sent = status
                     await changed.wait()
         except Refusal as refusal:
             await context.abort(ERROR_TABLE[refusal.reason], refusal.message)

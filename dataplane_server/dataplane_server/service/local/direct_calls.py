@@ -90,5 +90,5 @@ class DirectCalls(LocalCalls):
     def _lend(self, plan: ReadPlan, handle: int, session: LocalSession) -> None:
         cast("DirectSession", session).reading = Reading(plan.ticket, plan.runs)
 
-    def _told(self, runs: Sequence[Run]) -> pb.ArenaRuns:
+    def _located(self, runs: Sequence[Run]) -> pb.ArenaRuns:
         return pb.ArenaRuns()

@@ -119,7 +119,7 @@ class LocalCalls:
                 _check_writable(session)
                 self._shell.apply(ShareReservation(reservation.ticket))
                 session.hold(handle, SharedReservation(reservation, applied))
-                return pb.LocalWriteResponse(reservation=self._told(reservation.runs))
+                return pb.LocalWriteResponse(reservation=self._located(reservation.runs))
             digests = cast("bytes", self._values.digests(reservation))  # there are few bytes
             return self._finish(reservation, applied, digests)
 
@@ -170,7 +170,7 @@ class LocalCalls:
             self._shell.apply(EndRead(plan.ticket))
         else:
             self._lend(plan, request.handle, session)
-            response.lease.CopyFrom(self._told(plan.runs))
+            response.lease.CopyFrom(self._located(plan.runs))
         self._metrics.carried("ReadColumns", self._transport, plan.size_bytes)
         return response
 
@@ -178,7 +178,7 @@ class LocalCalls:
         """Keep the values of a read in place for the client."""
         session.hold(handle, Lease(plan.ticket))
 
-    def _told(self, runs: Sequence[Run]) -> pb.ArenaRuns:
+    def _located(self, runs: Sequence[Run]) -> pb.ArenaRuns:
         """What the client is told of places."""
         return arena_runs(runs if isinstance(runs, Runs) else Runs.of(runs))
 
