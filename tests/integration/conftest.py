@@ -183,7 +183,7 @@ class ReachedServer(ServerThread):
     def __init__(self, config: ServerConfig, reach: Reach) -> None:
         super().__init__(config)
         self._reach = reach
-        named = self.server._servicer._direct_port
+        named = self.server.servicer._direct_port
         if named is not None:
             named.port = int(reach(str(self.server.direct_address)).rpartition(":")[2])
 

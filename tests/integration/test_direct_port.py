@@ -74,7 +74,7 @@ def test_if_the_port_leads_elsewhere_values_travel_over_grpc_unless_the_client_i
     server: ServerThread, start_server: Callable[..., ServerThread], what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = start_server()
-    named = server.server._servicer._direct_port
+    named = server.server.servicer._direct_port
     assert named is not None
     ports = {"nobody": 1, "a stranger": other.addresses[0], "another server": other.server.direct_address}
     named.port = int(str(ports[what]).rpartition(":")[2])
@@ -86,7 +86,7 @@ def test_if_the_port_leads_elsewhere_values_travel_over_grpc_unless_the_client_i
 
 
 def test_a_client_that_insists_waits_for_a_port_that_is_slow(server: ServerThread) -> None:
-    named = server.server._servicer._direct_port
+    named = server.server.servicer._direct_port
     assert named is not None
     proxy = FaultProxy(str(server.server.direct_address))
     proxy.delay_s["answers"] = 2.5  # others wait for 2 s

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import grpc
 
+from dataplane_server.access.gate import Gate
 from dataplane_server.access.opening import has_abstract_socket, open_gate, open_tls, peers_of_socket_files
 from dataplane_server.config import ServerConfig, host_and_port, with_port
 from dataplane_server.core.calls.life_calls import LetGo
@@ -70,12 +72,54 @@ _CHECKPOINTER_S = 20.0
 _OWN_USER = 0o600
 
 
+class Parts(Protocol):
+    """What a server of one machine and that of a cluster make differently. Each is made once, in this order."""
+
+    keeps_snapshots: bool
+
+    def arena(self, config: ServerConfig) -> Arena:
+        """For a server without a data directory, whose life would bring one."""
+
+    def shell(
+        self, plane: DataPlane, metrics: Metrics, now: Callable[[], float], commits: GroupCommit | None
+    ) -> Shell: ...
+
+    def values(self, shell: Shell, arena: Arena) -> Values: ...
+
+    def servicer(self, shell: Shell, values: Values, metrics: Metrics, gate: Gate) -> DataPlaneServicer: ...
+
+
+class OneMachine:
+    """A server whose values are in the arena of its process."""
+
+    keeps_snapshots = True
+
+    def arena(self, config: ServerConfig) -> Arena:
+        return Arena(config.limits.memory_bytes, shared=config.share_memory and can_share())
+
+    def shell(self, plane: DataPlane, metrics: Metrics, now: Callable[[], float], commits: GroupCommit | None) -> Shell:
+        return Shell(plane, metrics, now, commits)
+
+    def values(self, shell: Shell, arena: Arena) -> Values:
+        return ArenaValues(shell.plane, arena)
+
+    def servicer(self, shell: Shell, values: Values, metrics: Metrics, gate: Gate) -> DataPlaneServicer:
+        return DataPlaneServicer(shell, values, metrics, gate)
+
+
+_ONE_MACHINE = OneMachine()
+
+
 class Server:
     """A server on the running event loop: `start`, then `stop` once."""
 
-    _keeps_snapshots = True
-
-    def __init__(self, config: ServerConfig, life: Life | None = None, probes: HealthListener | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        life: Life | None = None,
+        probes: HealthListener | None = None,
+        parts: Parts = _ONE_MACHINE,
+    ) -> None:
         """life: of the data directory; it begins now if it is not given. probes: the listener of config.health, if it
         was started before.
         """
@@ -91,83 +135,68 @@ class Server:
         self.http_door_address: str | None = None
         self.health_address: str | None = None
         self.direct_address: str | None = None
-        self._arena = self._new_arena() if self._life is None else self._life.arena
-        self._metrics = Metrics(self.plane, lambda: self._serving, now)
-        self._tracing = tracing = Tracing() if config.tracing else None
-        self._lag = LoopLag(self._metrics.lagged)
-        self._gate = gate = open_gate(config, self.plane, partial(repeats, self.plane))
+        self._arena = parts.arena(config) if self._life is None else self._life.arena
+        self.metrics = Metrics(self.plane, lambda: self._serving, now)
+        self.tracing = tracing = Tracing() if config.tracing else None
+        self._lag = LoopLag(self.metrics.lagged)
+        self.gate = gate = open_gate(config, self.plane, partial(repeats, self.plane))
         self._tls = open_tls(config)
         commits = None if self._life is None else self._life.commits
-        self._shell = shell = self._new_shell(now, commits)
-        values = self._new_values()
-        self._servicer = self._new_servicer(values)
+        self.shell = shell = parts.shell(self.plane, self.metrics, now, commits)
+        values = parts.values(shell, self._arena)
+        self.servicer = parts.servicer(shell, values, self.metrics, gate)
         self._local: LocalEndpoint | None = None
         if self._arena.shared:
-            methods = local_methods(LocalCalls(shell, values, self._metrics), self._servicer, gate)
+            methods = local_methods(LocalCalls(shell, values, self.metrics), self.servicer, gate)
             peers, abstract = peers_of_socket_files(config), has_abstract_socket(config)
             self._local = LocalEndpoint(
                 shell,
                 self._arena,
-                self._metrics,
+                self.metrics,
                 methods,
                 tracing,
                 abstract=abstract,
                 peers=peers,
                 may_write=gate.unix_sockets_write,
             )
-            self._servicer.share_memory(self._arena.nonce, self._local.abstract_name)
-        self._direct = None if config.direct is None else self._new_direct(values)
+            self.servicer.share_memory(self._arena.nonce, self._local.abstract_name)
+        self._direct: DirectEndpoint | None = None
+        if config.direct is not None:
+            methods = local_methods(DirectCalls(shell, values, self.metrics), self.servicer)
+            self._direct = DirectEndpoint(shell, values, self.metrics, methods, gate, tracing)
         self._health = Health(shell.endless)
         self._probes = probes or HealthListener()
         self._probing = probes is not None
-        self._metrics.ailments = lambda: {reason.ailment for reason in reasons_of(self._servicer.status())}
+        self.metrics.ailments = lambda: {reason.ailment for reason in reasons_of(self.servicer.status())}
         self._http = HttpSide(
-            self._metrics,
+            self.metrics,
             lambda: self._serving,
             gate=gate,
             tls=self._tls,
-            unhealthy=lambda: [reason.text for reason in reasons_of(self._servicer.status())],
+            unhealthy=lambda: [reason.text for reason in reasons_of(self.servicer.status())],
         )
         self._sidecars = AsyncExitStack()
+        self._keeps_snapshots = parts.keeps_snapshots
+        self._resumed = False
         self._serving = False
         self.left = asyncio.Event()  # set when the next life begins with a snapshot: stop this server and make another
         self._former: asyncio.Task[None] | None = None  # waits until clients of a former life are gone
         self._watching: asyncio.Task[None] | None = None
         self._noting: asyncio.Task[None] | None = None  # the figures of the last minute
         self._checkpointer: Checkpointer | None = None
-        boundary = Boundary(self._metrics, Messages(config.limits), shell.unstable, tracing, gate)
+        boundary = Boundary(self.metrics, Messages(config.limits), shell.unstable, tracing, gate)
         self._grpc = grpc.aio.server(interceptors=[boundary], options=_OPTIONS)
-
-    # -- its parts, which differ in a cluster --------------------------------------------------------------------------
-
-    def _new_arena(self) -> Arena:
-        return Arena(self.config.limits.memory_bytes, shared=self.config.share_memory and can_share())
-
-    def _new_shell(self, now: Callable[[], float], commits: GroupCommit | None) -> Shell:
-        return Shell(self.plane, self._metrics, now, commits)
-
-    def _new_values(self) -> Values:
-        return ArenaValues(self.plane, self._arena)
-
-    def _new_servicer(self, values: Values) -> DataPlaneServicer:
-        return DataPlaneServicer(self._shell, values, self._metrics, self._gate)
-
-    def _new_direct(self, values: Values) -> DirectEndpoint:
-        methods = local_methods(DirectCalls(self._shell, values, self._metrics), self._servicer)
-        return DirectEndpoint(self._shell, values, self._metrics, methods, self._gate, self._tracing)
-
-    # ------------------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Open every listener, then report SERVING. Raises OSError if an address cannot be bound."""
         keep_message_memory()
         if self.config.health is not None and not self._probing:
             self.health_address = await self._probes.start(self.config.health)
-        pb_grpc.add_DataPlaneServiceServicer_to_server(self._servicer, self._grpc)
+        pb_grpc.add_DataPlaneServiceServicer_to_server(self.servicer, self._grpc)
         self._health.serve_on(self._grpc)
         if self.config.reflection:
-            serve_reflection(self._grpc, self._shell.endless)
-        self._resume()
+            serve_reflection(self._grpc, self.shell.endless)
+        self.resume()
         self._bind_grpc()
         sidecar = None if self.config.http_door is None else self._bind_sidecar("http-door", self.config.http_door)
         if self._local is not None:
@@ -184,7 +213,7 @@ class Server:
             sidecar.start()
             self.http_door_address = sidecar.address
         self._lag.start()
-        self._noting = asyncio.create_task(self._servicer.recent.keep())
+        self._noting = asyncio.create_task(self.servicer.recent.keep())
         self._report(ready=True)
 
     async def stop(self, grace_s: float | None = None) -> None:
@@ -195,7 +224,7 @@ class Server:
         if served:
             self._log.info("draining", grace_s=grace_s)
         self._report(ready=False)
-        self._shell.drain()
+        self.shell.drain()
         await self._sidecars.aclose()
         async with others_kept(self._files):
             endpoints = [endpoint for endpoint in (self._local, self._direct) if endpoint is not None]
@@ -224,7 +253,7 @@ class Server:
             if address.startswith("unix:"):
                 self._files.append(SocketFile.at(Path(unix_path(address))))
             else:
-                self._gate.grpc_listens(*host_and_port("listen", self.addresses[-1]))
+                self.gate.grpc_listens(*host_and_port("listen", self.addresses[-1]))
 
     def _bind_sidecar(self, name: str, address: str) -> Sidecar:
         sidecar = Sidecar(name, address, self.config)
@@ -237,27 +266,28 @@ class Server:
         check_port("direct", address)
         port = direct.listen(*host_and_port("direct", address))
         self.direct_address = with_port(address, port)
-        self._servicer.serve_directly(port, direct.nonce)
+        self.servicer.serve_directly(port, direct.nonce)
 
     async def _open_http(self, address: str) -> None:
         from dataplane_server.page.page import open_page  # not before: it imports aiohttp
 
         check_port("http", address)
         host, port = host_and_port("http", address)
-        self._http.page = open_page(self._servicer, self._shell, self._metrics, lambda: self._serving, self._gate)
+        self._http.page = open_page(self.servicer, self.shell, self.metrics, lambda: self._serving, self.gate)
         self.http_address = with_port(address, await self._http.start(host, port))
 
-    def _resume(self) -> None:
-        """Go on where the former life ended."""
-        if self._life is not None:
+    def resume(self) -> None:
+        """Go on where the former life ended. `start` does it, unless it was done before."""
+        if self._life is not None and not self._resumed:
+            self._resumed = True
             self._life.resume()
             history_bytes = self.config.log_history_bytes
             self._checkpointer = Checkpointer(self._life.folder, self.config.checkpoint_calls, history_bytes)
             folder = self.config.snapshot_dir or self._life.folder / "snapshots"
-            self._servicer.durability = self.config.durability
+            self.servicer.durability = self.config.durability
             if self._keeps_snapshots:
-                snapshots = Snapshots(self._shell, self._life, self._checkpointer, folder)
-                self._servicer.keep_snapshots(snapshots)
+                snapshots = Snapshots(self.shell, self._life, self._checkpointer, folder)
+                self.servicer.keep_snapshots(snapshots)
                 self.left = snapshots.left
             self._watching = asyncio.create_task(self._watch_checkpointer(self._checkpointer))
             if self._life.held:
@@ -273,7 +303,7 @@ class Server:
         """Free what clients of the former life may still use, once none of them maps the arena."""
         while self._arena.holders():  # noqa: ASYNC110  # the kernel tells, when it is asked
             await asyncio.sleep(_FORMER_CLIENTS_S)
-        self._shell.apply(LetGo())
+        self.shell.apply(LetGo())
         self._log.info("former_clients_gone")
 
     def _report(self, *, ready: bool) -> None:

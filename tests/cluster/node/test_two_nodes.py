@@ -63,8 +63,9 @@ class Node:
 
     async def connect(self, server: ClusterServer) -> aio.AsyncDataPlaneClient:
         """A client on this node."""
-        client = await aio.connect(server.addresses[0], timeout_s=120.0)
-        client._transport._locator.place = NodePlace(server.addresses[0], f"{self.folder}/socket", self.arena.nonce)
+        address = server.server.addresses[0]
+        client = await aio.connect(address, timeout_s=120.0)
+        client._transport._locator.place = NodePlace(address, f"{self.folder}/socket", self.arena.nonce)
         client._transport._is_chosen = False
         return client
 

@@ -131,7 +131,7 @@ def test_without_a_way_to_the_right_memory_values_travel_over_grpc(
     start_server((f"unix://{tmp_path}/other.sock",), memory_bytes=8 * MIB)
     unix, place = f"unix://{tmp_path}/this.sock", local_socket(tmp_path, "this")
     server = start_server((unix,), memory_bytes=8 * MIB)
-    server.server._servicer._shared_memory.abstract_socket = "rl-dataplane-nowhere"  # type: ignore[union-attr]
+    server.server.servicer._shared_memory.abstract_socket = "rl-dataplane-nowhere"  # type: ignore[union-attr]
     place.unlink()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
         if what == "another server":
@@ -180,7 +180,7 @@ def test_only_a_server_with_a_port_has_an_abstract_socket(
 
 def test_behind_a_port_without_an_abstract_socket_values_travel_by_the_direct_port(start_server: Start) -> None:
     server = start_server(("127.0.0.1:0",), memory_bytes=8 * MIB)
-    server.server._servicer._shared_memory.abstract_socket = ""  # type: ignore[union-attr]
+    server.server.servicer._shared_memory.abstract_socket = ""  # type: ignore[union-attr]
     with pytest.raises(PreconditionError, match="shares its memory only beside its Unix socket; connect to that"):
         connect(server.addresses[0], transport="shm")
     with connect(server.addresses[0]) as client:

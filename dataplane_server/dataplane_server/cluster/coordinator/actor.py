@@ -100,7 +100,7 @@ class Coordinator:
         """The addresses at which it serves: "listen", "http", "http_door". Waits until it does."""
         await self._until_serving()
         assert self._server is not None  # noqa: S101  # it serves
-        server = self._server
+        server = self._server.server
         return {"listen": server.addresses, "http": server.http_address, "http_door": server.http_door_address}
 
     async def _until_serving(self) -> None:
@@ -119,9 +119,9 @@ class Coordinator:
     def _grpc_address(self) -> str:
         """The first TCP address, as other machines reach it."""
         assert self._server is not None  # noqa: S101  # it serves
-        tcp = [address for address in self._server.addresses if not address.startswith("unix:")]
+        tcp = [address for address in self._server.server.addresses if not address.startswith("unix:")]
         if not tcp:
-            return self._server.addresses[0]
+            return self._server.server.addresses[0]
         host, port = host_and_port("listen", tcp[0])
         return with_port(f"{self._options.host}:0", port) if host in ("0.0.0.0", "::") else tcp[0]  # noqa: S104
 

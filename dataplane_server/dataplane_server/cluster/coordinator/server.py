@@ -23,9 +23,11 @@ from dataplane_server.cluster.messages import Beat, Registration
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.node_calls import AddNode, LoseNode
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.rows.regions import NODE_SHIFT, Region
 from dataplane_server.durability.group_commit import GroupCommit
 from dataplane_server.durability.life import Life
+from dataplane_server.observe.log import get_log
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service.grpc.servicer import DataPlaneServicer
 from dataplane_server.service.local.local_methods import local_methods
@@ -38,49 +40,55 @@ from rl_dataplane.v1 import data_plane_pb2 as pb
 _GRACE_S = 2.0
 
 
-class ClusterServer(Server):
-    """The coordinator's server. home: its arena, which a life was begun with, if there is one. mirrored: whether each
-    node gets a mirror.
-    """
+class ClusterParts:
+    """The parts of a coordinator's server. home: its arena. mirrored: whether each node gets a mirror."""
 
-    _keeps_snapshots = False
+    keeps_snapshots = False
+    members: Members
+    mirrors: Mirrors
+    cluster_values: ClusterValues
+
+    def __init__(self, home: HomeArena, *, mirrored: bool) -> None:
+        self.home = home
+        self._mirrored = mirrored
+
+    def arena(self, config: ServerConfig) -> Arena:
+        return self.home
+
+    def shell(
+        self, plane: DataPlane, metrics: Metrics, now: Callable[[], float], commits: GroupCommit | None
+    ) -> PlacingShell:
+        return PlacingShell(plane, metrics, now, commits)
+
+    def values(self, shell: Shell, arena: Arena) -> Values:
+        self.members = Members(shell.plane)
+        self.mirrors = Mirrors(shell, self.members, makes=self._mirrored)
+        self.cluster_values = ClusterValues(shell.plane, self.members, self.mirrors, self.home)
+        return self.cluster_values
+
+    def servicer(self, shell: Shell, values: Values, metrics: Metrics, gate: Gate) -> DataPlaneServicer:
+        return ClusterServicer(shell, values, metrics, gate, self.members)
+
+
+class ClusterServer:
+    """The coordinator: a server, the members of the cluster, and their relays. home: the server's arena, which a life
+    was begun with, if there is one. mirrored: whether each node gets a mirror.
+    """
 
     def __init__(
         self, config: ServerConfig, home: HomeArena, life: Life | None = None, *, mirrored: bool = False
     ) -> None:
-        self._home = home
-        self._mirrored = mirrored
-        super().__init__(config, life)
+        self._parts = parts = ClusterParts(home, mirrored=mirrored)
+        self.server = server = Server(config, life, parts=parts)
+        self.plane = server.plane
+        self.members, self.mirrors = parts.members, parts.mirrors
         if life is not None:
-            home.holders = self._holders
-        methods = local_methods(
-            RelayCalls(self._shell, self._cluster_values, self._metrics, self.members),
-            self._servicer,
-            self._gate,
-        )
+            home.holders = lambda: self.members.holders
+        calls = RelayCalls(server.shell, parts.cluster_values, server.metrics, self.members)
+        methods = local_methods(calls, server.servicer, server.gate)
         methods = {number: on_its_node(method) for number, method in methods.items()}
-        self._relays = RelayEndpoint(self._shell, self._metrics, self.members, methods, self._tracing)
-        self._recovered = False
-
-    # -- its parts -----------------------------------------------------------------------------------------------------
-
-    def _new_arena(self) -> Arena:
-        return self._home
-
-    def _new_shell(self, now: Callable[[], float], commits: GroupCommit | None) -> Shell:
-        return PlacingShell(self.plane, self._metrics, now, commits)
-
-    def _new_values(self) -> Values:
-        self.members = Members(self.plane)
-        self.mirrors = Mirrors(self._shell, self.members, makes=self._mirrored)
-        self._cluster_values = ClusterValues(self.plane, self.members, self.mirrors, self._home)
-        return self._cluster_values
-
-    def _new_servicer(self, values: Values) -> DataPlaneServicer:
-        return ClusterServicer(self._shell, values, self._metrics, self._gate, self.members)
-
-    def _holders(self) -> list[int]:
-        return self.members.holders
+        self._relays = RelayEndpoint(server.shell, server.metrics, self.members, methods, server.tracing)
+        self._log = get_log()
 
     # -- its life ------------------------------------------------------------------------------------------------------
 
@@ -88,18 +96,13 @@ class ClusterServer(Server):
         """Let nodes relay that have registered. Returns the relay port."""
         return self._relays.start(host)
 
-    def _resume(self) -> None:
-        """Go on where the former coordinator ended. The grace of sessions begins now, so this comes as late as it can:
-        with the first node.
-        """
-        if not self._recovered:
-            self._recovered = True
-            super()._resume()
+    async def start(self) -> None:
+        await self.server.start()
 
     async def stop(self, grace_s: float | None = None) -> None:
         self._relays.draining = True
-        await asyncio.gather(super().stop(_GRACE_S if grace_s is None else grace_s), self._relays.close())
-        await asyncio.gather(self._cluster_values.close(), self.mirrors.close())
+        await asyncio.gather(self.server.stop(_GRACE_S if grace_s is None else grace_s), self._relays.close())
+        await asyncio.gather(self._parts.cluster_values.close(), self.mirrors.close())
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
@@ -109,12 +112,12 @@ class ClusterServer(Server):
 
     def add_node(self, registration: Registration, actor: object) -> Member:
         """A node's actor has its arena. Its number is that which the arena had, if the core knows it."""
-        self._resume()
+        self.server.resume()  # the grace of sessions begins with the first node, as late as it can
         for region in self.plane.nodes():
             of_this_node = ray_node_of(region) == registration.ray_node and not region.ended
             if of_this_node and region.name != _name_of(registration):
                 self.lose_node(region.number, "its arena is gone")
-        member = Member(self._shell.apply(AddNode(_name_of(registration))), registration, actor)
+        member = Member(self.server.shell.apply(AddNode(_name_of(registration))), registration, actor)
         self.members.add(member)
         self._log.info("node_added", node=member.number, host=registration.host, former_clients=registration.former)
         return member
@@ -123,8 +126,8 @@ class ClusterServer(Server):
         """Values of calls over gRPC go to this node, which is on this machine. OSError if its arena is not here."""
         registration = member.registration
         path = Path(registration.folder) / "arena"
-        self._home.map(path, member.number << NODE_SHIFT, registration.file_bytes)
-        cast("PlacingShell", self._shell).home = member.number
+        self._parts.home.map(path, member.number << NODE_SHIFT, registration.file_bytes)
+        cast("PlacingShell", self.server.shell).home = member.number
 
     def heard(self, beat: Beat) -> Member | None:
         """A sign of life of a node; None if it has not registered here."""
@@ -142,7 +145,7 @@ class ClusterServer(Server):
         """A node is gone, and the rows with it of which it had a value, unless it has a mirror."""
         self.members.remove(number)
         self._relays.lose(number)
-        rows = self._shell.apply(LoseNode(number))
+        rows = self.server.shell.apply(LoseNode(number))
         self._log.warning("node_lost", node=number, rows=rows, why=why)
         self.mirrors.place_ended()
 
