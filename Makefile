@@ -42,7 +42,8 @@ $(VENV)/.prometheus: | $(BIN)/python
 		touch ../.prometheus || echo "Debian's prometheus cannot be had: the tests of alerts and dashboard will skip"; fi
 
 # A headless Chromium for the page's tests, likewise unpacked and not installed, with the libraries that are missing here.
-$(VENV)/.chromium:
+$(VENV)/.chromium: | $(VENV)/.dev
+	@$(BIN)/python -m pip install --quiet playwright || echo "no playwright: the tests of the page will skip"
 	@mkdir -p $(VENV)/chromium && cd $(VENV)/chromium && \
 	apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances \
 		chromium-headless-shell | grep '^[a-z0-9]' | sort -u >wanted && \
@@ -64,7 +65,6 @@ docs-serve: $(VENV)/.docs  ## the same at http://127.0.0.1:8000, built anew when
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 page-shots: $(VENV)/.dev $(VENV)/.chromium  ## the page's tests in a browser, and the pictures of docs/page.md
-	$(BIN)/python -m pip install --quiet playwright
 	PAGE_SHOTS=docs/images $(BIN)/python -m pytest tests/page
 
 DEMO_ARGS ?=
@@ -81,16 +81,13 @@ demo-cluster: $(VENV)/.demo  ## the same on a Ray cluster of three nodes on this
 # A worker more than the cores that are counted on: tests wait a third of their time.
 PYTEST_ARGS ?= -n 3 --dist loadgroup
 
-# Types are checked beside the tests, in the time that these leave idle: a cold mypy needs a core for more than a minute.
 # Bytecode is written first, for the hundreds of processes that tests start: where PYTHONDONTWRITEBYTECODE is set, each of
 # them would compile the library anew.
-test: lint derived $(VENV)/.prometheus  ## set up, lint, check types, run the tests
+test: lint derived $(VENV)/.prometheus  ## set up, lint, run the tests
 	@$(BIN)/python -m compileall -qq -j 0 proto dataplane_server client trainer_adapter integrations
-	@nice -n 19 $(MAKE) --no-print-directory types >$(VENV)/types.log 2>&1 & types=$$!; \
-	$(BIN)/python -m pytest $(PYTEST_ARGS); tests=$$?; \
-	wait $$types; types=$$?; cat $(VENV)/types.log; exit $$((tests || types))
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-long: $(VENV)/.dev $(VENV)/.prometheus  ## the same promises with more kills, processes and ranks, as CI does after the tests (10 minutes)
+test-long: $(VENV)/.dev $(VENV)/.prometheus $(VENV)/.chromium  ## the page in a browser, and the same promises with more kills, processes and ranks (15 minutes)
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "long and not soak and not cluster"
 
 dashboard: $(VENV)/.demo $(VENV)/.prometheus  ## draw docs/images/dashboard.png from a demo that Prometheus watches (about 4 minutes)
@@ -272,7 +269,7 @@ test-gpu: $(VENV)/.dev  ## the tests that need a CUDA device
 bench-gpu: $(VENV)/.dev  ## reads to a GPU beside the bus, and a whole GRPO step (2 minutes)
 	$(BIN)/python benchmarks/gpu.py $(BENCH_ARGS)
 
-check: $(VENV)/.dev  ## everything that needs no running
+check: $(VENV)/.dev  ## lint, types, derived files
 	@$(MAKE) --no-print-directory -j 2 --output-sync lint types derived
 
 lint: $(VENV)/.dev

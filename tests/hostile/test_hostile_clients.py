@@ -26,6 +26,7 @@ from rl_dataplane.v1 import local_pb2 as pb
 pytestmark = pytest.mark.xdist_group("hostile")
 
 
+@pytest.mark.long
 def test_a_peer_that_reads_no_answers_is_answered_one_by_one(target: Target) -> None:
     body = read(1, inline_bytes=MIB).SerializeToString()
     peer = target.join()
@@ -37,6 +38,7 @@ def test_a_peer_that_reads_no_answers_is_answered_one_by_one(target: Target) -> 
         assert len(answer) > MIB
 
 
+@pytest.mark.long
 def test_answers_that_many_peers_do_not_read_are_bounded_together(target: Target) -> None:
     with target.stays_within(350 * MIB):
         peers = [target.join() for _ in range(360)]

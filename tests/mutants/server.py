@@ -220,7 +220,7 @@ MUTANTS = (
         "tls: the first certificate is used for ever",
         "all clients fail when a certificate ends",
         f"{_SERVER}/access/tls.py",
-        "        if found is self._told:\n            return None\n",
+        "        if found is self._current:\n            return None\n",
         "        if found is not None:\n            return None\n",
         ("tests/integration/access/test_rotation.py",),
     ),

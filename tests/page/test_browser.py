@@ -21,7 +21,7 @@ from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
 
-pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.long, pytest.mark.timeout(1800)]
 SHOTS = os.environ.get("PAGE_SHOTS")
 DESKTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 HEIGHTS = {"desktop": 1080, "phone": 1500}

@@ -14,7 +14,7 @@ from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
 
-pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.long, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture

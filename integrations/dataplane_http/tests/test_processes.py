@@ -72,6 +72,7 @@ def test_the_gateway_of_a_server_stays_where_it_is_and_is_started_again(tmp_path
     assert not Path(f"/proc/{gateways[0]}").exists()
 
 
+@pytest.mark.long
 def test_tls_and_tokens_of_a_server_are_those_of_its_gateway(tmp_path: Path) -> None:
     ca, access = trustme.CA(), tmp_path / "access.json"
     names = {"ca": tmp_path / "ca.pem", "cert": tmp_path / "cert.pem", "key": tmp_path / "key.pem"}

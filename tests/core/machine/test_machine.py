@@ -38,6 +38,6 @@ def test_a_short_history_goes_as_the_model_says(dice: random.Random) -> None:
     run(dice, 60, 50, whole_one_in=1 if NAME == "nightly" else 2)
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, MOST))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, MOST))])
 def test_a_long_history_goes_as_the_model_says(seed: int) -> None:
     run(random.Random(seed), 600, 10_000, whole_one_in=1 if NAME == "nightly" else 4)

@@ -22,7 +22,7 @@ from tests.deploy.monitoring.expressions import asked
 from tests.deploy.monitoring.load import MEMORY, Load
 from tests.deploy.monitoring.rule_files import RULE_FILES, load_rules
 
-pytestmark = pytest.mark.xdist_group("monitoring")
+pytestmark = [pytest.mark.xdist_group("monitoring"), pytest.mark.long]
 
 LOAD_S = 4.0
 STEP_S = 0.25

@@ -117,6 +117,7 @@ def test_another_life_with_other_flags_is_refused_in_words(start: Start, tmp_pat
     assert "Traceback" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_checkpoints_replace_the_log_while_the_server_serves(tmp_path: Path) -> None:
     listen, data = (f"unix://{tmp_path}/s",), tmp_path / "d"
     limits = Limits(memory_bytes=1 << 20)

@@ -88,6 +88,7 @@ def is_busy(tally: Tally) -> bool:
     return all(tally.calls[verb] >= 5 for verb in ("put", "claim", "read", "commit", "clear"))
 
 
+@pytest.mark.long
 def test_sigterm_under_load_fails_no_call_that_was_accepted(
     command: Command,
     outside: Outside,

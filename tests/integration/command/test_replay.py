@@ -101,7 +101,9 @@ def told(incident: Incident, *arguments: str) -> list[dict[str, Any]]:
     return list(map(json.loads, text.splitlines()))
 
 
-@pytest.mark.parametrize("name", SCREENS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "describe" else pytest.mark.long) for name in SCREENS]
+)
 def test_a_screen_of_a_moment_shows_what_the_server_showed_then(incident: Incident, name: str) -> None:
     code, shown, note = replay(incident.data, "--until", incident.moment, *SCREENS[name])
     assert (code, note.count("\n")) == (0, 1)

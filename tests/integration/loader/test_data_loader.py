@@ -49,6 +49,7 @@ def test_a_data_loader_ends_when_its_first_worker_finds_all_rows_claimed_by_the_
     assert client.check_consumption_status("p", ["train"])
 
 
+@pytest.mark.long
 def test_rows_of_a_killed_data_loader_worker_come_again_in_the_next_iteration(
     fill: Rows, address: str, client: DataPlaneClient
 ) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from tests import commands
 
 from dataplane_client.client import DataPlaneClient
@@ -19,6 +20,7 @@ Rows = Callable[[int], None]
 SCRIPT = Path(__file__).parent / "doomed_loader.py"
 
 
+@pytest.mark.long
 def test_rows_of_a_killed_loader_come_again_and_no_row_is_lost_or_committed_twice(
     fill: Rows, loader: Loader, address: str, client: DataPlaneClient, claimed: Callable[[], int]
 ) -> None:

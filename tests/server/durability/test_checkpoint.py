@@ -205,7 +205,9 @@ def test_the_newest_checkpoint_comes_first_and_the_others_can_be_removed(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "made", [lambda: after(1, 200), lambda: full_plane(10_000)], ids=["much of everything", "many rows"]
+    "made",
+    [pytest.param(lambda: after(1, 200), marks=pytest.mark.long), lambda: full_plane(10_000)],
+    ids=["much of everything", "many rows"],
 )
 def test_every_change_of_a_byte_and_every_cut_is_noticed(made: Callable[[], DataPlane], tmp_path: Path) -> None:
     plane = made()

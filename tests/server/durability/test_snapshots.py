@@ -29,7 +29,7 @@ from dataplane_server.durability.snapshot import Manifest, SnapshotError, verify
 ROWS, ENTRIES = 40, 3000
 
 
-@pytest.fixture(params=["process", "disk"])
+@pytest.fixture(params=["process", pytest.param("disk", marks=pytest.mark.long)])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MortalServer]:
     with MortalServer(tmp_path, tmp_path / "data", "--durability", request.param) as running:
         yield running
