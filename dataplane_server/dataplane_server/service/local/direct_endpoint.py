@@ -1,36 +1,50 @@
-"""The direct port: local.proto over TCP, for clients that cannot map the arena.
+"""The direct port: local.proto over TCP, for clients that cannot map the arena. Frames are those of a local socket, and
+the bytes of values pass between them.
 
 It is plaintext, and knows callers by no credentials: a server with TLS or an access file has none. Where gRPC answers
 only some users of this host, so does this port.
+
+While values pass, a thread uses the connection's socket, and the event loop neither reads nor writes it. A client that
+dies, closes the connection or is too slow ends the thread's wait, and with it the call.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import cast
+
+from google.protobuf.message import Message
 
 from dataplane_server.accepting import accepting
 from dataplane_server.access.gate import Credentials, Gate
-from dataplane_server.core.calls.refusal import Refusal
+from dataplane_server.arena_streams import in_thread, send_runs
+from dataplane_server.core.calls.answers import Reservation
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import EndRead
+from dataplane_server.core.calls.values import Runs
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
+from dataplane_server.service.call_scope import CallScope
 from dataplane_server.service.error_table import status_of
 from dataplane_server.service.grpc.value_streams import MAX_STREAMS, network_of
-from dataplane_server.service.local.direct_calls import DirectSession, Reading, places
-from dataplane_server.service.local.direct_connection import DirectConnection
+from dataplane_server.service.local.direct_calls import PLACE_S, DirectSession, Line, Reading, places
 from dataplane_server.service.local.frame_endpoint import FrameEndpoint
+from dataplane_server.service.local.local_connection import LocalConnection, body_of
 from dataplane_server.service.local.local_methods import LocalMethod
-from dataplane_server.service.messages.frames import STALL_TIMEOUT_S
+from dataplane_server.service.local.local_session import LocalSession
+from dataplane_server.service.messages.frames import SLOWEST_BYTES_S, STALL_TIMEOUT_S
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.values import Values
-from rl_dataplane.byte_streams import prepare_line
+from rl_dataplane.byte_streams import Pace, prepare_line, receive_pieces, send_pieces
 from rl_dataplane.v1 import local_pb2 as pb
-from rl_dataplane.v1.local_frames import HEAD
+from rl_dataplane.v1.local_frames import HEAD, TRACED
 
 SLOW_S = 5.0
 
@@ -84,9 +98,9 @@ class DirectEndpoint(FrameEndpoint[DirectSession]):
                 body = status_of(error).SerializeToString()
                 peer.send(HEAD.pack(len(body), pb.LOCAL_OUTCOME_ERROR) + body)
 
-    def admit(self, connection: DirectConnection) -> DirectSession:
+    def admit(self, line: Line) -> DirectSession:
         """A session for the client of a connection."""
-        return self._open(DirectSession(self._shell, connection))
+        return self._open(DirectSession(self._shell, line))
 
     def end_reading(self, reading: Reading) -> None:
         """All bytes have left, or never will."""
@@ -95,6 +109,137 @@ class DirectEndpoint(FrameEndpoint[DirectSession]):
     async def close(self) -> None:
         await super().close()
         await asyncio.to_thread(self.threads.shutdown)
+
+
+class DirectConnection(LocalConnection):
+    """One client's, for one call at a time. network: where the peer is."""
+
+    def __init__(self, endpoint: DirectEndpoint, peer: socket.socket, network: str) -> None:
+        super().__init__(endpoint, peer, endpoint.stall_timeout_s)
+        self.network = network
+        self._direct = endpoint
+        self._begun: bytes | None = None  # the first bytes of values that no call has taken yet
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._peer.shutdown(socket.SHUT_RDWR)  # ends a thread's wait
+        super().close()
+
+    def _open(self, method: int, body: bytes) -> None:
+        try:
+            if method != pb.LOCAL_METHOD_DIRECT:
+                raise Refusal(Reason.INVALID_REQUEST, "the first request on a connection must be DIRECT")
+            nonce = self._direct.messages.parse(pb.DirectRequest, body, "frame body").nonce
+            if not hmac.compare_digest(nonce, self._direct.nonce):
+                raise Refusal(Reason.UNAUTHENTICATED, "another run of the server; ask for its status again")
+        except Refusal as refusal:
+            return self._send_refusal(refusal)
+        self.session, self._attached = self._direct.admit(self), True
+        response = pb.DirectResponse(traces=self._direct.traces)
+        return self._send(pb.LOCAL_OUTCOME_UNSPECIFIED, response.SerializeToString())
+
+    def _stalls(self) -> bool:
+        return super()._stalls() or (self.session is not None and self.session.writes > 0)
+
+    # -- values that come ----------------------------------------------------------------------------------------------
+
+    def _serve(self, number: int, body: bytes, session: LocalSession) -> None:
+        if number & ~TRACED == pb.LOCAL_METHOD_FINISH_WRITE:
+            self._begun = bytes(self._received)
+            self._received.clear()
+            self.pause_writing()
+        super()._serve(number, body, session)
+
+    async def receive(self, reservation: Reservation) -> None:
+        begun, self._begun = self._begun or b"", None
+        places = iter(self._direct.values.places(reservation.runs))
+        fill = partial(_fill, begun, places)
+        try:
+            if len(begun) > reservation.size_bytes:
+                raise EOFError("more came")
+            await self._in_thread(fill)
+        except (OSError, EOFError) as error:
+            self.close()
+            text = f"not the {reservation.size_bytes} bytes of the values came: {error}"
+            raise Refusal(Reason.MALFORMED_STREAM, text) from None
+
+    def _refuse(self, call: CallScope) -> None:
+        super()._refuse(call)
+        if self._begun is not None and self._transport is not None:
+            self._transport.close()  # its values have not been read
+        self._go_on()
+
+    # -- values that go ------------------------------------------------------------------------------------------------
+
+    def _respond(self, call: CallScope, response: Message) -> None:
+        reading = cast("DirectSession", self.session).take_reading()
+        if reading is not None:
+            self.pause_writing()
+            self.call = asyncio.get_running_loop().create_task(self._deliver(call, response, reading))
+            return
+        super()._respond(call, response)
+        self._note_stall(stalled=self._stalls())
+        self._go_on()
+
+    async def _deliver(self, call: CallScope, response: Message, reading: Reading) -> None:
+        """Send a response and the values that follow it, or why there is none."""
+        with call:
+            try:
+                await self._send_values(body_of(response), reading)
+            finally:
+                self._direct.end_reading(reading)
+            call.end()
+            self.call = None
+            return self._go_on()
+        self.call = None
+        return self._refuse(call)
+
+    async def _send_values(self, body: bytes, reading: Reading) -> None:
+        head = HEAD.pack(len(body), pb.LOCAL_OUTCOME_UNSPECIFIED) + body
+        send = partial(_send, head, reading.runs, self._direct.values.pieces)
+        async with self._direct.sending.place(PLACE_S, self.network):
+            try:
+                await self._in_thread(send)
+            except OSError:
+                self.close()
+                raise asyncio.CancelledError from None  # the caller has gone
+            except Exception:
+                self.close()  # part of the response may have been sent
+                raise
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    async def _in_thread(self, work: Callable[[socket.socket, Pace], None]) -> None:
+        """Have a thread use the socket. work: takes it and the pace that the peer has to keep."""
+        slow_s = self._direct.slow_s
+        with self._peer.dup() as line:
+            line.settimeout(slow_s)
+            await in_thread(self._direct.threads, lambda: work(line, Pace(SLOWEST_BYTES_S, slow_s)))
+
+    def _go_on(self) -> None:
+        """Read the next request, once the last response is sent."""
+        if self._unsent and self._transport is not None and not self._transport.get_write_buffer_size():
+            self.resume_writing()
+
+
+def _fill(begun: bytes, pieces: Iterator[memoryview], line: socket.socket, until: Pace) -> None:
+    receive_pieces(line, _rests(begun, pieces), until)
+
+
+def _rests(begun: bytes, pieces: Iterator[memoryview]) -> Iterator[memoryview]:
+    """What is left of pieces when the first bytes are in their places."""
+    rest = memoryview(begun)
+    for piece in pieces:
+        size = min(len(rest), len(piece))
+        piece[:size], rest = rest[:size], rest[size:]
+        yield piece[size:]
+
+
+def _send(
+    head: bytes, runs: Runs, pieces: Callable[[Runs], list[memoryview]], line: socket.socket, until: Pace
+) -> None:
+    send_pieces(line, [memoryview(head)], until)
+    send_runs(line, runs, pieces, until)
 
 
 def _name_of(peer: socket.socket) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.observe.metrics import Metrics, Transport
@@ -17,14 +18,18 @@ from dataplane_server.service.local.local_session import LocalSession
 from dataplane_server.service.messages.parsing import Messages
 from dataplane_server.service.shell import Shell
 
-if TYPE_CHECKING:
-    import socket
-
-    from dataplane_server.service.local.local_connection import LocalConnection
-
 S = TypeVar("S", bound=LocalSession)
 
 _DRAIN_TICK_S = 0.01
+
+
+class Connection(Protocol):
+    """A connection that was accepted. session: None before the first request. call: the call that waits."""
+
+    session: LocalSession | None
+    call: asyncio.Task[None] | None
+
+    def close(self) -> None: ...
 
 
 class FrameEndpoint(Generic[S]):
@@ -42,7 +47,7 @@ class FrameEndpoint(Generic[S]):
     ) -> None:
         self.methods = methods
         self.begin_call: Callable[[str, str], CallScope] = partial(CallScope, metrics, tracing, transport)
-        self.connections: set[LocalConnection] = set()
+        self.connections: set[Connection] = set()
         self.buffers = LocalBuffers()
         self.messages = Messages(shell.plane.limits)
         self.draining = False
