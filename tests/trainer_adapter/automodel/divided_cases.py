@@ -1,4 +1,4 @@
-"""Real ranks on gloo that divide sequences by context or sequence parallelism; see test_divided_between_ranks.py."""
+"""Real ranks on gloo that divide sequences or layers; see test_divided_between_ranks.py."""
 
 from __future__ import annotations
 
@@ -91,6 +91,10 @@ CASES = {
     "data x context qwen2 dynamic": Case("qwen2", "dynamic", divided_by_context(2), 4),
     "data x context llama packed": Case("llama", "packed", divided_by_context(2, dp_replicate_size=2), 4, "older"),
     "data x tokens qwen3": Case("qwen3", "plain", BY_TOKENS, 4),
+    "tensors phi3 packed": Case("phi3", "packed", {"tensor_parallel_size": 2}),
+    "tokens glm": Case("glm", "plain", BY_TOKENS),
+    "tokens starcoder2 packed": Case("starcoder2", "packed", {**BY_TOKENS, **RERUN}),
+    "data x tensors gemma3_text dynamic": Case("gemma3_text", "dynamic", {"tensor_parallel_size": 2}, 4),
 }
 GPU_CASES = {
     "ring llama": Case("llama", "plain", {"context_parallel_size": 2, "device": "cuda"}),

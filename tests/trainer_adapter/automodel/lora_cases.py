@@ -134,6 +134,7 @@ def unreadable(rank: int, folder: Path) -> str:
 STEPPED = {
     "llama_dp": stepped("llama_dp"),
     "llama_tp": stepped("llama_tp", tensor_parallel_size=2),
+    "phi3_tp": stepped("phi3_tp", tensor_parallel_size=2),
     "qwen2_tp": stepped("qwen2_tp", SOME, tensor_parallel_size=2, activation_checkpointing=True),
 }
 OTHERS: list[rank_processes.Case] = [checkpointed, resumed, unreadable]

@@ -50,7 +50,9 @@ OFF = ("cpu_offload", "sequence_parallel", "activation_checkpointing")
 REWARD = {"reward_model_cfg": {"enabled": True, "reward_model_type": "bradley_terry"}}
 LOGITS_ONLY: Any = {"lm_head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
 """A plan of one's own."""
-MODELS = {"llama": False, "qwen2": True, "qwen3": True, "gemma2": True}
+OTHER_LAYERS = {"phi3": False, "glm": False, "starcoder2": True, "gemma3_text": True}
+"""Fused projections; fused and others; biases and other names; norms of heads, and four norms in a layer."""
+MODELS = {"llama": False, "qwen2": True, "qwen3": True, "gemma2": True, **OTHER_LAYERS}
 """Types of models, and whether their embeddings are tied."""
 
 
@@ -64,7 +66,7 @@ def save_models(folder: Path) -> None:
     disable_progress_bar()
     for kind, tied in MODELS.items():
         torch.manual_seed(1)
-        config = AutoConfig.for_model(kind, **SHAPE, head_dim=8, tie_word_embeddings=tied)
+        config = AutoConfig.for_model(kind, **SHAPE, head_dim=8, tie_word_embeddings=tied, pad_token_id=None)
         AutoModelForCausalLM.from_config(config).save_pretrained(folder / kind)
     AutoConfig.for_model("llama", **SHAPE).save_pretrained(folder / "no_weights")
     save_in_parts(folder)

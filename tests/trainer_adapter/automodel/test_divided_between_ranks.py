@@ -1,7 +1,8 @@
-"""Real ranks that share sequences or divide activations by tokens compute what one process does: rows one by one,
+"""Real ranks that share sequences, or divide layers or activations, compute what one process does: rows one by one,
 unpadded, in the plain model. See divided_cases.py.
 
-Every run has each way of dividing sequences with plain and with packed or dynamic batches, and ranks of two dimensions;
+Every run has each way of dividing sequences with plain and with packed or dynamic batches, ranks of two dimensions, and
+plans of models with other layers than Llama's;
 `make test-soak` has all cases. Where ranks hold other positions of a sequence, or more ranks share one, the same code
 deals them out, and every position's results are compared; the model and the recomputation change nothing about that.
 """
@@ -39,6 +40,9 @@ QUICK = {
     "tokens llama",
     "tokens qwen2 dynamic",
     "data x context llama packed",
+    "tensors phi3 packed",
+    "tokens glm",
+    "tokens starcoder2 packed",
 }
 Seen = list[tuple[dict[str, Tensor], dict[str, Any]]]
 

@@ -12,6 +12,7 @@ from tests.rank_pool import RankPool
 from tests.trainer_adapter.automodel import lora_cases, rank_processes
 
 pytestmark = pytest.mark.xdist_group("ranks")
+SOAK = [pytest.param(case, marks=pytest.mark.soak) for case in ("phi3_tp", "qwen2_tp")]
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def ranks(rank_pool: RankPool, folder: Path) -> list[dict[str, Any]]:
     return rank_processes.play_cases(rank_pool, lora_cases.__name__, folder)
 
 
-@pytest.mark.parametrize("case", ["llama_dp", "llama_tp", pytest.param("qwen2_tp", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("case", ["llama_dp", "llama_tp", *SOAK])
 def test_two_steps_are_those_of_a_single_process_on_merged_weights_and_leave_the_base(
     folder: Path, ranks: list[dict[str, Any]], case: str
 ) -> None:

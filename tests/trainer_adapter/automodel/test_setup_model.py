@@ -14,7 +14,7 @@ from tests.trainer_adapter.automodel import setup_cases
 from tests.trainer_adapter.automodel.setup_cases import assert_refused, policy_config, set_up
 from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from trainer_adapter.automodel.config import DistributedContext, RuntimeConfig
 from trainer_adapter.automodel.parallel.mesh import parallel_sizes
@@ -168,10 +168,22 @@ def test_tensor_parallelism_names_the_sizes_that_cannot_be_divided() -> None:
         parallelize_tensors(model, THREE_RANKS, None)
 
 
-def test_a_model_of_other_modules_needs_a_plan_of_its_own() -> None:
+@pytest.mark.parametrize(
+    ("model_type", "name", "reason"),
+    [
+        ("gpt2", "GPT2LMHeadModel", "the tp_plan of gpt2 in transformers divides no layer"),
+        (
+            "mixtral",
+            "MixtralForCausalLM",
+            r"its rules .* moe_tp_experts \(model\..*\.experts\) are not supported",
+        ),
+        ("apertus", "ApertusForCausalLM", r"its plan has no rule for model\.layers\.\*\.mlp\.act_fn"),
+    ],
+)
+def test_a_plan_that_a_model_lacks_or_that_is_not_understood_is_named(model_type: str, name: str, reason: str) -> None:
     with torch.device("meta"):
-        model = GPT2LMHeadModel(GPT2Config(n_layer=1))
-    with pytest.raises(ValueError, match=r"no tensor-parallel plan for GPT2LMHeadModel.*custom_parallel_plan"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, num_hidden_layers=1))
+    with pytest.raises(ValueError, match=rf"no tensor-parallel plan for {name}: {reason}.*custom_parallel_plan"):
         parallelize_tensors(model, THREE_RANKS, None)
 
 

@@ -1,7 +1,8 @@
-"""Tensor parallelism: layers divided over ranks (Megatron-LM, arXiv:1909.08053), by the names of their modules.
+"""Tensor parallelism: layers divided over ranks (Megatron-LM, arXiv:1909.08053), by the plan that comes with the model.
 
-The first projection of attention and of the MLP gives every rank some heads or columns; the second sums over ranks.
-Embeddings and logits are sharded by vocabulary: the model returns logits as a DTensor [B,S,V] sharded on V. Modules
+A plan of transformers has rules by the names of modules; here they become torch's styles. The first projection of
+attention and of the MLP gives every rank some heads or columns; the second sums over ranks. Whatever the plan says,
+embeddings and logits are sharded by vocabulary: the model returns logits as a DTensor [B,S,V] sharded on V. Modules
 without a rule (norms, a score head) become DTensors too, replicated on every rank: optimizers and gradient clipping
 need all parameters on one mesh.
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_modul
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
-    PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
     parallelize_module,
@@ -42,12 +42,12 @@ def parallelize_tensors(
     """Divide the model in place.
 
     custom_plan: styles by patterns of module names, or the dotted path of such a mapping or of a function that returns
-    one; replaces the built-in rules, including those of sequence parallelism.
+    one; replaces the model's own plan, and the styles of sequence parallelism.
 
-    Raises ValueError for a model without matching rules, for sizes that mesh.size() does not divide and for a path
-    where nothing is, TypeError for a custom plan of another kind.
+    Raises ValueError for a model without a plan or with a rule that is not supported, for sizes that mesh.size() does
+    not divide and for a path where nothing is, TypeError for a custom plan of another kind.
     """
-    plan = _built_in_plan(model, mesh.size(), sequence_parallel) if custom_plan is None else _check_plan(custom_plan)
+    plan = _own_plan(model, mesh.size(), sequence_parallel) if custom_plan is None else _check_plan(custom_plan)
     parallelize_module(model, mesh, plan)
     for module in list(model.modules()):
         own = list(module.parameters(recurse=False))
@@ -67,49 +67,91 @@ def _check_plan(plan: object) -> dict[str, ParallelStyle]:
     return dict(plan)
 
 
-def _built_in_plan(model: torch.nn.Module, ranks: int, sequence_parallel: bool) -> dict[str, ParallelStyle]:
-    """The rules that match a module. Torch warns of the others; some models have no logits or no norms of heads."""
-    names = {name for name, _ in model.named_modules()}
-    _check_names(model, names)
-    _check_sizes(model.config, ranks)
-    plan = _decoder_plan() | (_sequence_plan(names) if sequence_parallel else {})
-    return {pattern: style for pattern, style in plan.items() if pattern.replace("*", "0") in names}
+_COLUMNS: dict[str, Callable[..., ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    "colwise_gather_output": partial(ColwiseParallel, output_layouts=Replicate()),
+}
+_ROWS: dict[str, Callable[..., ParallelStyle]] = {
+    "rowwise": RowwiseParallel,
+    "rowwise_split_input": partial(RowwiseParallel, input_layouts=Replicate()),
+}
+_PARTS: dict[str, Callable[..., ParallelStyle]] = {
+    # A norm of single heads sees this rank's heads, as if they were further rows of a batch. The gradient of its
+    # weight is a sum over ranks.
+    "replicated_with_grad_allreduce": partial(SequenceParallel, sequence_dim=0, use_local_output=True)
+}
+_STYLES = _COLUMNS | _ROWS | _PARTS
+"""Makers of torch's styles, by the names of transformers."""
 
 
-def _decoder_plan() -> dict[str, ParallelStyle]:
-    """Rules for Llama, Mistral, Qwen2, Qwen3 and models with the same module names."""
-    layer = "model.layers.*"
+def _own_plan(model: Any, ranks: int, sequence_parallel: bool) -> dict[str, ParallelStyle]:
+    """The model's rules as torch's styles, by patterns of names that the model has."""
+    modules = {_pattern(name): module for name, module in model.named_modules()}
+    vocabulary = _vocabulary_plan(model, modules, sequence_parallel)
+    held = modules.keys() | {_pattern(name) for name, _ in model.named_parameters()}
+    plan = getattr(model, "tp_plan", None) or {}
+    rules = {name: rule for name, rule in plan.items() if name in held and name not in vocabulary}
+    _check_rules(model, rules, modules)
+    _check_sizes(model.config.get_text_config(), ranks)
+    tokens = _token_plan(rules, modules, vocabulary) if sequence_parallel else {}
+    return {name: _STYLES[rule]() for name, rule in rules.items()} | vocabulary | tokens
+
+
+def _pattern(name: str) -> str:
+    """The name for all layers."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+
+
+def _vocabulary_plan(
+    model: Any, modules: Mapping[str, torch.nn.Module], sequence_parallel: bool
+) -> dict[str, ParallelStyle]:
+    """The styles of the embedding and of the layer that computes logits, which a reward model lacks."""
+    embedding = _TokenEmbedding() if sequence_parallel else RowwiseParallel(input_layouts=Replicate())
+    tokens = Shard(1) if sequence_parallel else Replicate()
+    logits = ColwiseParallel(input_layouts=tokens, output_layouts=Shard(-1), use_local_output=False)
+    styles = [(model.get_input_embeddings(), embedding), (model.get_output_embeddings(), logits)]
+    return {name: style for end, style in styles for name, module in modules.items() if module is end}
+
+
+def _token_plan(
+    rules: Mapping[str, str], modules: Mapping[str, torch.nn.Module], vocabulary: Collection[str]
+) -> dict[str, ParallelStyle]:
+    """The styles that sequence parallelism adds or changes, outside the vocabulary."""
+    blocks = _blocks(rules)
+    rows = {name: rule for name, rule in rules.items() if rule in _ROWS}
+    norms = [name for name in modules if "norm" in name and name not in vocabulary and not _inside(name, blocks)]
     return {
-        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
-        **{f"{layer}.self_attn.{name}_proj": ColwiseParallel() for name in "qkv"},
-        # Norms of single heads (Qwen3) see this rank's heads only: [B,S,heads,D] sharded on 2. The gradient of their
-        # weight is a sum over ranks.
-        f"{layer}.self_attn.q_norm": SequenceParallel(sequence_dim=2, use_local_output=True),
-        f"{layer}.self_attn.k_norm": SequenceParallel(sequence_dim=2, use_local_output=True),
-        f"{layer}.self_attn.o_proj": RowwiseParallel(),
-        f"{layer}.mlp.gate_proj": ColwiseParallel(),
-        f"{layer}.mlp.up_proj": ColwiseParallel(),
-        f"{layer}.mlp.down_proj": RowwiseParallel(),
-        "lm_head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+        **{block: _GatheredTokens() for block in blocks},
+        **{name: _ROWS[rule](output_layouts=Shard(1), use_local_output=False) for name, rule in rows.items()},
+        **{name: SequenceParallel() for name in norms},
     }
 
 
-def _sequence_plan(names: set[str]) -> dict[str, ParallelStyle]:
-    """The rules that sequence parallelism changes."""
-    layer = "model.layers.*"
-    norms = [name.replace(".0.", ".*.") for name in names if re.fullmatch(r"model\.layers\.0\.\w*norm\w*", name)]
-    tokens, whole = Shard(1), Replicate()
-    return {
-        "model.embed_tokens": _TokenEmbedding(),
-        **{norm: SequenceParallel() for norm in [*norms, "model.norm"]},
-        f"{layer}.self_attn": PrepareModuleInput(
-            input_kwarg_layouts={"hidden_states": tokens}, desired_input_kwarg_layouts={"hidden_states": whole}
-        ),
-        f"{layer}.self_attn.o_proj": RowwiseParallel(output_layouts=tokens, use_local_output=False),
-        f"{layer}.mlp": PrepareModuleInput(input_layouts=tokens, desired_input_layouts=whole),
-        f"{layer}.mlp.down_proj": RowwiseParallel(output_layouts=tokens, use_local_output=False),
-        "lm_head": ColwiseParallel(input_layouts=tokens, output_layouts=Shard(-1), use_local_output=False),
-    }
+def _blocks(rules: Mapping[str, str], kinds: Collection[str] = tuple(_COLUMNS)) -> set[str]:
+    """The modules whose first layers these are, such as attention and the MLP."""
+    return {name.rpartition(".")[0] for name, rule in rules.items() if rule in kinds}
+
+
+def _inside(name: str, blocks: set[str]) -> bool:
+    return any(name == block or name.startswith(f"{block}.") for block in blocks)
+
+
+class _GatheredTokens(ParallelStyle):
+    """A block that gets the tokens of all ranks."""
+
+    def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
+        module.register_forward_pre_hook(_gather_tokens, with_kwargs=True)
+        return module
+
+
+def _gather_tokens(
+    _module: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return tuple(_whole(value) for value in inputs), {name: _whole(value) for name, value in named.items()}
+
+
+def _whole(value: Any) -> Any:
+    return value.redistribute(placements=[Replicate()]) if isinstance(value, DTensor) else value
 
 
 class _TokenEmbedding(RowwiseParallel):
@@ -132,24 +174,33 @@ def _check_tokens(ranks: int, _module: torch.nn.Module, inputs: tuple[torch.Tens
         )
 
 
-_MODULES = (
-    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
-    *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
-)
+def _check_rules(model: Any, rules: Mapping[str, str], modules: Mapping[str, torch.nn.Module]) -> None:
+    unknown = [f"{rule} ({name})" for name, rule in rules.items() if rule not in _STYLES or name not in modules]
+    if unknown:
+        reason = f"its rules {', '.join(unknown)} are not supported"
+    elif not _blocks(rules):
+        reason = f"the tp_plan of {model.config.model_type} in transformers divides no layer"
+    elif lost := _without_rules(rules, modules):
+        reason = f"its plan has no rule for {', '.join(lost)}, which must compute with a rank's part of a layer"
+    else:
+        return
+    raise ValueError(
+        f"no tensor-parallel plan for {type(model).__name__}: {reason}. Set dtensor_cfg.custom_parallel_plan, "
+        "model_backend=automodel or tensor_parallel_size=1"
+    )
 
 
-def _check_names(model: torch.nn.Module, names: set[str]) -> None:
-    missing = [name for name in _MODULES if f"model.layers.0.{name}" not in names]
-    if missing:
-        raise ValueError(
-            f"no tensor-parallel plan for {type(model).__name__}: its layers have no {', '.join(missing)}. "
-            "Set dtensor_cfg.custom_parallel_plan, or tensor_parallel_size=1"
-        )
+def _without_rules(rules: Mapping[str, str], modules: Mapping[str, torch.nn.Module]) -> list[str]:
+    """Modules with weights in divided blocks that no rule names. Each rank would get another gradient for them."""
+    blocks = _blocks(rules, ("colwise",))
+    weighted = [name for name, module in modules.items() if next(module.parameters(recurse=False), None) is not None]
+    return [name for name in weighted if _inside(name, blocks) and name not in rules]
 
 
 def _check_sizes(config: Any, ranks: int) -> None:
     names = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
-    odd = [f"{name}={size}" for name in names if (size := getattr(config, name, 0)) % ranks]
+    sizes = {name: size for name in names if isinstance(size := getattr(config, name, None), int)}
+    odd = [f"{name}={size}" for name, size in sizes.items() if size % ranks]
     if odd:
         raise ValueError(f"dtensor_cfg.tensor_parallel_size={ranks} does not divide the model's {', '.join(odd)}")
 
