@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-serve demo demo-async demo-cluster dashboard page-shots test mutants test-core test-long test-cluster test-failures test-nightly test-soak test-histories crash crash-training simulate test-gpu bench-gpu test-automodel test-frameworks test-faults soak fuzz scaling bench-cluster overload test-matrix image-root test-image image-packages image-requirements audit check lint types derived format bench proto clean
+.PHONY: help docs docs-serve demo demo-async demo-cluster dashboard page-shots test mutants test-core test-long test-cluster test-failures test-nightly test-soak test-histories crash crash-training simulate test-gpu bench-gpu test-automodel test-frameworks test-faults soak fuzz scaling bench-cluster overload test-matrix image-root test-image image-packages image-requirements audit check lint types derived format bench proto dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -224,6 +224,32 @@ image-requirements: $(VENV)/.dev  ## pin what the images install to what the tes
 	echo '$(TORCH)' >>$(VENV)-pins/constraints.txt
 	$(PIP_COMPILE) --output-file $(VENV)-pins/trainer.txt deploy/image/trainer-requirements.in
 	awk '/^[a-z]/ { keep = !/^(torch|triton|setuptools|nvidia-.*|cuda-.*)==/ } /^#/ || keep' $(VENV)-pins/trainer.txt >deploy/image/trainer-requirements.txt
+
+build/dist-tools/.ready: pyproject.toml
+	$(PYTHON) -m venv build/dist-tools
+	build/dist-tools/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	build/dist-tools/bin/python -m pip install --quiet --group dist
+	@touch $@
+
+# Wheels are built from the sdists. They are tried where nothing else is installed: the client alone, then what the
+# README shows with a server, then the module transfer_queue.
+TRIED := build/dist-tried/bin
+
+dist: build/dist-tools/.ready  ## sdists and wheels in dist/, checked, installed into an empty environment, and the README run there
+	rm -rf dist build/dist-tried
+	build/dist-tools/bin/python -m build --outdir dist .
+	build/dist-tools/bin/python -m build --outdir dist deploy/transfer_queue
+	build/dist-tools/bin/twine check --strict dist/*
+	build/dist-tools/bin/check-wheel-contents dist/rl_dataplane-*.whl
+	build/dist-tools/bin/check-wheel-contents --no-config dist/transferqueue-*.whl
+	$(PYTHON) -m venv build/dist-tried
+	$(TRIED)/python -m pip install --quiet '$(TORCH)'
+	$(TRIED)/python -m pip install --quiet dist/rl_dataplane-*.whl
+	$(TRIED)/dataplane --version
+	$(TRIED)/python -m pip install --quiet dist/*.whl pytest
+	$(TRIED)/python -m pip check
+	$(TRIED)/python -m pytest -c /dev/null --rootdir . --noconftest -p no:cacheprovider tests/repository/test_readme.py
+	$(TRIED)/python -c 'import transfer_queue as tq; tq.init(); tq.kv_put("k", "p", tag={"of": 1}); print(tq.kv_list())'
 
 FAULTS ?= latency slices resets
 
