@@ -229,7 +229,9 @@ class _Expression:
             raise self._refusal(
                 node.slice, "tags[...] takes the name of a tag in quotes, such as: tags['mean reward'] > 0"
             )
-        raise self._refusal(node, "a tag or fact is expected here: a name such as std, or tags['any name']")
+        raise self._refusal(
+            node, f"a tag or fact is expected here: a name such as std, tags['any name'], or one of {', '.join(_FACTS)}"
+        )
 
     def _literal(self, node: ast.expr) -> _Value:
         minus = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)

@@ -49,7 +49,8 @@ class ClientOptions:
             raise UnsupportedTypeError(f"client_name must be a str, got {self.client_name!r}")
         if len(self.client_name.encode()) > _MAX_NAME_BYTES:
             raise InvalidArgumentError(
-                f"client_name must have at most {_MAX_NAME_BYTES} bytes, got {self.client_name!r}"
+                f"client_name must have at most {_MAX_NAME_BYTES} bytes, got {len(self.client_name.encode())}: "
+                f"{self.client_name[:40]!r}..."
             )
         if self.credentials is not None and not isinstance(self.credentials, Credentials):
             raise UnsupportedTypeError(f"credentials must be Credentials, got {type(self.credentials).__name__}")

@@ -113,9 +113,11 @@ WRONG: dict[type[Exception], list[tuple[Call, str]]] = {
         (clear([1, 2.0]), "clear_samples in 'p': generations"),
         (lambda c: c.put_samples("p", ["a"]), "sample ids"),  # type: ignore[arg-type]
         (lambda c: c.claim("p", "t", ["x"], 1, whole_groups=8), "whole_groups .* 8"),  # type: ignore[arg-type]
+        (lambda c: c.read_columns(META, ["x"], pad_value_dict="x"), "pad_value_dict .* 'x'"),  # type: ignore[arg-type]
     ],
     InvalidArgumentError: [
         (dead_letters("a\udfff"), "task name .*UTF-8"),
+        *((claim(x), f"batch_size must be 1 to 65536, got {x}") for x in (0, 65_537, 1 << 70)),
         *((claim(least=x), f"min_size .* 1 to 5, got {x}") for x in (0, 6, -1, 1 << 70)),
         *((put(lengths=[1, x]), f"{BOUNDS} {x}") for x in (-2, 1 << 31, 1 << 70)),
         (clear([1]), "clear_samples in 'p': 1 .* 2 samples"),

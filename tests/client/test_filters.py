@@ -69,7 +69,7 @@ def test_an_expression_becomes_terms_in_postfix_order(expression: str, terms: li
         ("a > 1 and b", 11, "'b' alone is no comparison"),
         ("a > b", 5, "a number or string is expected here; a string has quotes: 'b'"),
         ("'\u00e9' != \u00e9 and b == math", 19, "a string has quotes: 'math'"),
-        ("1 < 2", 1, "a tag or fact is expected here: a name such as std, or tags['any name']"),
+        ("1 < 2", 1, "such as std, tags['any name'], or one of sequence_length, staleness, age_s"),
         ("a + 1 > 2", 1, "a tag or fact is expected here"),
         ("a > 2 ** 3", 5, "a number or string is expected here, such as 0.5"),
         ("a > 1j", 5, "a number or string is expected here, such as 0.5"),

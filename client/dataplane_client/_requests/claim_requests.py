@@ -43,6 +43,7 @@ _BALANCES = {"rows": pb.SHARD_BALANCE_ROWS, "tokens": pb.SHARD_BALANCE_TOKENS, "
 _UNITS = {None: pb.BATCH_UNIT_UNSPECIFIED, "rows": pb.BATCH_UNIT_ROWS, "groups": pb.BATCH_UNIT_GROUPS}
 
 _UINT32 = (1 << 32) - 1
+_MOST_ROWS = 65_536  # of one call, as the server
 _INT64 = (1 << 63) - 1
 
 
@@ -65,7 +66,7 @@ def claim_request(
         partition_id=checked_name("partition id", partition_id, where),
         task=checked_name("task name", task_name, where),
         required_fields=checked_names("field name", required_fields, where),
-        batch_size=checked_count("batch_size", batch_size, where, least=1, most=_UINT32),
+        batch_size=checked_count("batch_size", batch_size, where, least=1, most=_MOST_ROWS),
         min_size=_min_size(min_size, batch_size, where),
         mode=mode,
         whole_groups=_flag("whole_groups", whole_groups, where),
@@ -105,7 +106,7 @@ def shard_request(
         dp_rank=checked_count("dp_rank", dp_rank, where, least=0, most=world - 1),
         dp_world=world,
         required_fields=checked_names("field name", required_fields, where),
-        batch_size=checked_count("batch_size", batch_size, where, least=1, most=_UINT32),
+        batch_size=checked_count("batch_size", batch_size, where, least=1, most=_MOST_ROWS),
         min_size=_min_size(min_size, batch_size, where),
         balance=_BALANCES[balance],
         max_tokens=_max_tokens(max_tokens, where),
@@ -139,7 +140,7 @@ def draw_request(
         partition_id=checked_name("partition id", partition_id, call),
         task=checked_name("task name", task_name or "", call),
         required_fields=checked_names("field name", required_fields, call),
-        batch_size=checked_count("batch_size", batch_size, call, least=1, most=_UINT32),
+        batch_size=checked_count("batch_size", batch_size, call, least=1, most=_MOST_ROWS),
         min_size=_min_size(min_size, batch_size, call),
         strategy=pb.DrawStrategy.Value(f"DRAW_STRATEGY_{strategy.upper()}"),
         priority_tag=checked_name("priority_tag", priority_tag, call),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dataplane_client._common.arguments import checked_name
+from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._requests.requests import list_request
 from dataplane_client._sync.transport import Transport
 from dataplane_client.answers.listings import (
@@ -21,6 +22,7 @@ from dataplane_client.filters import Where
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
+@short_tracebacks
 class ListingVerbs:
     """Part of the client."""
 

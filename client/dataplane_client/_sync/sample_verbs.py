@@ -32,7 +32,7 @@ from dataplane_client.answers.descriptions import SampleDescription, sample_desc
 from dataplane_client.answers.grants import SampledRows, decode_drawn
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.codec import materialize
-from dataplane_client.errors import InvalidArgumentError
+from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.filters import Where
 from dataplane_client.meta import KVBatchMeta, checked_meta
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -272,6 +272,8 @@ class SampleVerbs:
         request = read_request("read_columns", *rows, token_range, token_ranges)
         n_rows, where = len(request.sample_ids), f"read_columns from {meta.partition_id!r}"
         _check_layout(layout, get_args(Layout))
+        if pad_value_dict is not None and not isinstance(pad_value_dict, Mapping):
+            raise UnsupportedTypeError(f"{where}: pad_value_dict must be a mapping, got {pad_value_dict!r}")
         if unknown := sorted(set(pad_value_dict or ()).difference(select_fields, meta.fields or ())):
             raise InvalidArgumentError(
                 f"{where}: pad_value_dict names {', '.join(map(repr, unknown))}, which neither select_fields "

@@ -279,12 +279,14 @@ def reset(
     """
     if [bool(sample_ids), whole_task, dead].count(True) != 1:
         raise typer.BadParameter("name the samples to reset, or use --dead for the dead letters or --all for all rows")
-    from dataplane_client.cli._rows import reset_dead, reset_task
+    from dataplane_client.cli._rows import reset_dead, reset_samples, reset_task
 
     if dead:
         reset_dead(partition, task, server, timeout)
+    elif sample_ids:
+        reset_samples(partition, task, sample_ids, server, timeout)
     else:
-        reset_task(partition, task, sample_ids or [], server, timeout)
+        reset_task(partition, task, [], server, timeout)
 
 
 @app.command()

@@ -60,6 +60,16 @@ def reset_dead(partition_id: str, task: str, address: str, timeout_s: float) -> 
         print_text("no dead letters")
 
 
+def reset_samples(partition_id: str, task: str, sample_ids: Sequence[str], address: str, timeout_s: float) -> None:
+    """Reset samples. One that does not exist is an error here, and none is reset: it is mistyped."""
+    with server_or_exit(address, timeout_s) as server:
+        for sample_id in sample_ids:
+            request = pb.GetSampleRequest(partition_id=partition_id, sample_id=sample_id)
+            if not server.call("GetSample", request).resident:
+                fail(f"partition {partition_id!r} has no sample {sample_id!r}; nothing was reset")
+    reset_task(partition_id, task, sample_ids, address, timeout_s)
+
+
 def reset_task(partition_id: str, task: str, sample_ids: Sequence[str], address: str, timeout_s: float) -> None:
     """Reset samples, or the whole task if sample_ids is empty."""
     request = pb.ResetTaskRequest(

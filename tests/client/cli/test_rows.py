@@ -80,6 +80,8 @@ def test_dead_letters_are_reset_and_no_other_rows(troubled: str) -> None:
         (["sample", "p", "unknown"], "partition 'p' has no sample 'unknown'"),
         (["dead-letters", "p", "trian"], "'trian'"),
         (["reset", "p", "trian", "--all"], "'trian'"),
+        (["reset", "p", "train", "a", "aa"], "no sample 'aa'; nothing was reset"),
+        (["peek", "q"], "there is no partition 'q'"),
     ],
 )
 def test_an_unknown_sample_or_task_exits_with_1_and_its_name(troubled: str, command: list[str], said: str) -> None:
