@@ -70,7 +70,7 @@ def test_a_write_in_the_name_of_a_claim_goes_ahead_of_all_puts_that_wait(
 def test_the_deadline_of_a_put_is_told_with_the_room_there_is(full: Caller) -> None:
     full.put(full.put_call(["s4"], {"a": [0]}))
     first = waits(full, 100)
-    waits(full, 1)
+    waits(full, 101)
     refusal = full.apply(GiveUpWrite(first))
     assert refusal.reason is Reason.NO_SPACE
     for words in ("holds 100 bytes", "64 bytes of the memory budget of 256 bytes", "1 other puts wait"):
@@ -78,3 +78,37 @@ def test_the_deadline_of_a_put_is_told_with_the_room_there_is(full: Caller) -> N
     numbers = {"size_bytes": "100", "free_bytes": "64", "memory_budget_bytes": "256"}
     assert refusal.metadata == {**numbers, "cause": "consumer_gone"}
     full.plane.take_effects()
+
+
+def test_a_small_put_does_not_wait_behind_a_large_one_for_which_there_is_no_space(full: Caller) -> None:
+    full.put(full.put_call(["s4"], {"a": [0]}))
+    large = waits(full, 128)
+    full.apply(full.put_call(["small"], {"a": [16]}))  # there is space for it, so it gets a reservation
+    behind = waits(full, 129)
+    full.clear(["s3"])
+    assert admitted(full.plane.take_effects()) == []
+    full.clear(["s2"])
+    assert admitted(full.plane.take_effects()) == [large]
+    full.clear(["s1"])
+    assert admitted(full.plane.take_effects()) == []
+    full.apply(GiveUpWrite(behind))
+
+
+@pytest.mark.parametrize("size", [1, 16, 64])
+def test_no_stream_of_small_puts_starves_a_large_one(full: Caller, size: int) -> None:
+    """There are 64 bytes for small ones. Each is cleared at once, and they never make room for the large one."""
+    full.clear(["s1"])
+    large, passed = waits(full, 128), 0
+    for number in range(1000):
+        outcome = full.apply(full.put_call([f"small-{number}"], {"a": [size]}))
+        if isinstance(outcome, Waiting):
+            break
+        full.finish(outcome.ticket)
+        full.clear([f"small-{number}"])
+        assert admitted(full.plane.take_effects()) == []
+        passed += size
+    assert passed == 128
+    full.clear(["s2"])
+    assert admitted(full.plane.take_effects()) == [large]
+    full.clear(["s3"])
+    assert admitted(full.plane.take_effects()) == [outcome.ticket]

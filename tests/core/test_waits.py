@@ -368,6 +368,21 @@ def test_a_wait_has_one_main_cause_which_its_refusal_tells_as_well(
     assert [finding.text for finding in wait.findings if finding.text not in refusal.message] == []
 
 
+def test_a_small_put_behind_a_large_one_that_enough_have_passed_is_told_so(caller: Caller) -> None:
+    put(caller, "u", size=3000)
+    caller.apply(caller.put_call(["large"], {"a": [2000]}))
+    for name in ("v", "w"):
+        put(caller, name, size=1000)
+        caller.clear([name])
+    caller.register(partition_id="q")
+    small = caller.apply(caller.put_call(["x"], {"a": [1000]}, partition_id="q"))
+    assert isinstance(small, Waiting)
+    assert explained(caller, "q")[0].findings[0].cause == "queue_order"
+    refusal = caller.apply(GiveUpWrite(small.ticket))
+    assert refusal.metadata["cause"] == "queue_order"
+    assert "waits behind one that needs 1.953 KiB" in refusal.message
+
+
 def test_every_cause_has_a_stall() -> None:
     tested = {cause for _, cause, _ in TABLE}
     assert CAUSES.keys() - tested == {

@@ -466,14 +466,15 @@ class CheckedPlane:
         assert sorted(ended, key=lambda ticket: task_of_ticket[ticket]) == of_model
 
     def _check_admissions(self, admitted: list[Admitted]) -> None:
-        """The queue for space is served from its head, as far as there is space. Writes without values need none."""
+        """The queue for space is served in its order, but for writes that may pass. Writes without values need none."""
         for effect in admitted:
-            empty = [write for write in self.model.queue() if write.ticket == effect.ticket and write.size == 0]
-            head = (empty or self.model.queue())[0]
-            assert effect.ticket == effect.reservation.ticket == head.ticket
-            self.model.give_space(head, effect.reservation)
-        for head in self.model.queue()[:1]:
-            assert not self.model.arena.must_fit(head.sizes), "a write waits although there is space"
+            (write,) = [write for write in self.model.queue() if write.ticket == effect.ticket]
+            assert effect.ticket == effect.reservation.ticket
+            assert not self.model.must_wait(write), "a write passed others that it may not pass"
+            self.model.give_space(write, effect.reservation)
+        for write in self.model.queue():
+            may_go = not self.model.must_wait(write) and self.model.arena.must_fit(write.sizes)
+            assert not may_go, "a write waits although there is space"
 
     def check(self) -> None:
         """Everything that can be asked is as the model says, if all of it is asked for now."""

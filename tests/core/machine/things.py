@@ -203,7 +203,8 @@ class Answer:
 class Write:
     """A put or commit under way. values: a list for each column, as they will be. runs: its space, None while it waits.
     revisions: of the rows of an append, at its begin. copies: of what these rows have. at_entrance: whether it waits
-    for room in its partition. let_in: the order in which writes begin to need space.
+    for room in its partition. let_in: the order in which writes begin to need space. passed: bytes that came later and
+    got space before it.
     """
 
     call: PutSamples | CommitClaim
@@ -215,6 +216,7 @@ class Write:
     copies: tuple[Copy, ...] = ()
     at_entrance: bool = False
     let_in: int = 0
+    passed: int = 0
 
     @property
     def kept(self) -> int:

@@ -107,13 +107,27 @@ class Writes(Claims):
             return {Reason.DRAINING}
         return {Reason.LIMIT_REACHED} if len(alike) >= self.limits.max_waiting_puts else set()
 
+    def _ahead_of(self, write: Write) -> list[Write]:
+        queue = self.queue()
+        if write in queue:
+            return queue[: queue.index(write)]
+        return [other for other in queue if other.call.claim_id or not write.call.claim_id]
+
     def must_wait(self, write: Write) -> bool:
-        return write.size > 0 and any(other.call.claim_id or not write.call.claim_id for other in self.queue())
+        """Whether writes are ahead that it may not pass: those that name a claim, if it does not, and those that others
+        would have passed with more bytes than they ask for.
+        """
+        ahead = self._ahead_of(write)
+        urgent = any(other.call.claim_id and not write.call.claim_id for other in ahead)
+        return write.size > 0 and (urgent or any(write.size > other.size - other.passed for other in ahead))
 
     def give_space(self, write: Write, reservation: Reservation) -> None:
         """A write gets its space, and its bytes come. Which space is the core's choice."""
         assert self.arena.may_fit(write.sizes)
         assert reservation.size_bytes == write.size - write.kept
+        for other in self._ahead_of(write):
+            assert not write.size or not self.arena.must_fit(other.sizes), "a write passed one that fits"
+            other.passed += write.size
         values = [value for column in write.values.values() for value in column]
         copies = iter(reservation.copies)
         tails = cut(reservation.runs, [len(value.data) - value.kept for value in values])

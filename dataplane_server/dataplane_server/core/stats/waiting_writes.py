@@ -55,6 +55,11 @@ def wait_for_space(state: State, verbs: Verbs, ticket: int, calls: int, evidence
         findings = [*held, budget]
     else:
         findings = [*_who_fills(state, size_bytes - int(budget.numbers["free_bytes"]), evidence), budget, *held]
+    if size_bytes <= budget.numbers["free_bytes"] and (larger := verbs.admission.held_back_by(ticket)):
+        text = (
+            f"there is space for it, but it waits behind one that needs {size_text(larger)}, which enough have passed"
+        )
+        findings.insert(0, Finding("queue_order", text, {"size_bytes": larger}))
     is_put = isinstance(call, PutSamples)
     return WaitingCall(
         verbs.writes.partition_of(ticket),

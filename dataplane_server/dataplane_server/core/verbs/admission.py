@@ -1,10 +1,13 @@
 """Arena space for writes: each write reserves its space before the first byte arrives, or queues for it.
 
 A write asks for the space of all its rows at once. An append asks for the space of its rows with their new entries;
-what they have is copied there in the end. A write gets all of its space or waits, first come first served, so small
-puts do not starve a large one. There are two queues: writes that name a claim are served before all others. Only they
-let rows be consumed and then cleared; behind puts that wait for that very space, they would wait for ever. A
-reservation ends once: it is released, or redeemed when its bytes become values of rows.
+what they have is copied there in the end. A write gets all of its space or waits. A write that fits passes those of its
+queue that do not, as long as each of these is passed by no more bytes than it asks for itself: a small put does not
+wait behind a large one, and many of them do not starve it. Otherwise the order is first come, first served.
+
+There are two queues: writes that name a claim are served before all others, and no other passes them. Only they let
+rows be consumed and then cleared; behind puts that wait for that very space, they would wait for ever. A reservation
+ends once: it is released, or redeemed when its bytes become values of rows.
 
 In a cluster a write asks for space of one node, and waits only for writes that ask for the same.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.causes import Finding
@@ -25,12 +29,20 @@ from dataplane_server.core.rows.space import ALIGNMENT, align
 from dataplane_server.core.state.state import State
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Asked:
-    """What a write asks for, and on which node (0 unless there are nodes)."""
+    """What a write asks for, and on which node (0 unless there are nodes). passed: bytes of later writes that have got
+    space before it.
+    """
 
     columns: Columns
     node: int
+    passed: int = 0
+
+    @property
+    def may_be_passed(self) -> int:
+        """By how many bytes."""
+        return self.columns.size_bytes - self.passed
 
 
 class Admission:
@@ -67,19 +79,17 @@ class Admission:
         """Reserve space for columns that fit into an empty arena. Returns None if the write is queued: the effect
         `Admitted` follows. urgent: ahead of all writes that are not urgent.
         """
-        asked = _Asked(columns, node)
-        waits = bool(self._since) and columns.size_bytes > 0 and self._others_ahead(node, urgent=urgent)
-        reservation = None if waits else self._reserve(ticket, asked)
+        asked, queue = _Asked(columns, node), self._urgent if urgent else self._waiting
+        ahead = [one for one in queue.values() if one.node == node]
+        behind_urgent = not urgent and any(one.node == node for one in self._urgent.values())
+        most = min([one.may_be_passed for one in ahead], default=columns.size_bytes)
+        waits = columns.size_bytes > 0 and (behind_urgent or columns.size_bytes > most)
+        reservation = None if waits else self._pass(ahead, ticket, asked)
         if reservation is None:
-            queue = self._urgent if urgent else self._waiting
             self._check_may_wait(queue)
             queue[ticket] = asked
             self._since[ticket] = now
         return reservation
-
-    def _others_ahead(self, node: int, *, urgent: bool) -> bool:
-        queues = (self._urgent,) if urgent else (self._urgent, self._waiting)
-        return any(asked.node == node for queue in queues for asked in queue.values())
 
     def check_may_come(self, columns: Columns, *, urgent: bool = False) -> None:
         """Refuse a write that would have to wait where no more may."""
@@ -126,6 +136,15 @@ class Admission:
         numbers = {"size_bytes": needed, "free_bytes": free, "memory_budget_bytes": budget}
         return Finding("memory_budget", text, numbers)
 
+    def held_back_by(self, ticket: int) -> int:
+        """The bytes of the first write of its queue that this one may not pass; 0 if there is none."""
+        queue = self._urgent if ticket in self._urgent else self._waiting
+        asked = queue[ticket]
+        ahead = takewhile(lambda one: one is not asked, queue.values())
+        size_bytes = asked.columns.size_bytes
+        held = (one for one in ahead if one.node == asked.node and size_bytes > one.may_be_passed)
+        return next((one.columns.size_bytes for one in held), 0)
+
     def no_space(self, ticket: int, held: str) -> Refusal:
         """The refusal of a write that did not get its space in time. held: who has it, and what to do."""
         found = self.finding(ticket)
@@ -161,18 +180,32 @@ class Admission:
             self._state.space.release_rows(offsets.ravel(), sizes.ravel())
 
     def admit_waiting(self) -> list[Reservation]:
-        """Serve the queues from their heads while there is space."""
-        admitted, full = [], set[int]()
-        for queue in (self._urgent, self._waiting):
-            for ticket, asked in list(queue.items()) if len(full) < self._state.space.nodes else ():
-                reservation = None if asked.node in full else self._reserve(ticket, asked)
-                if reservation is not None:
-                    del queue[ticket], self._since[ticket]
-                    admitted.append(reservation)
-                    continue
-                full.add(asked.node)
-                if len(full) == self._state.space.nodes:
-                    break
+        """Serve the queues from their heads while there is space, and those behind that may pass."""
+        admitted: list[Reservation] = []
+        for queue in (self._urgent, self._waiting) if self._since else ():
+            nodes = {asked.node for asked in queue.values()}
+            if queue is self._waiting:
+                nodes.difference_update(asked.node for asked in self._urgent.values())
+            for node in sorted(nodes):
+                admitted += self._serve(queue, node)
+        return admitted
+
+    def _serve(self, queue: OrderedDict[int, _Asked], node: int) -> list[Reservation]:
+        """Serve the writes of a queue that wait for space of a node."""
+        admitted, ahead, most = [], list[_Asked](), self._state.limits.memory_bytes
+        for ticket, asked in list(queue.items()):
+            if asked.node != node:
+                continue
+            if most <= 0:
+                break
+            reservation = None if asked.columns.size_bytes > most else self._pass(ahead, ticket, asked)
+            if reservation is None:
+                ahead.append(asked)
+                most = min(most, asked.may_be_passed)
+            else:
+                del queue[ticket], self._since[ticket]
+                admitted.append(reservation)
+                most -= asked.columns.size_bytes if ahead else 0
         return admitted
 
     def tickets_of(self, node: int) -> list[int]:
@@ -182,6 +215,13 @@ class Admission:
     def waiting_tickets(self) -> list[int]:
         """Tickets in both queues, in the order in which they are served."""
         return [*self._urgent, *self._waiting]
+
+    def _pass(self, ahead: list[_Asked], ticket: int, asked: _Asked) -> Reservation | None:
+        """Reserve space for a write, and count its bytes for those that it passes."""
+        reservation = self._reserve(ticket, asked)
+        for one in ahead if reservation is not None else ():
+            one.passed += asked.columns.size_bytes
+        return reservation
 
     def _reserve(self, ticket: int, asked: _Asked) -> Reservation | None:
         columns, node = asked.columns, asked.node
