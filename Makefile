@@ -20,7 +20,7 @@ $(VENV)/.torch: | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --no-compile '$(TORCH)'
 	@touch $@
 
-KERNELS := hatch_build.py client/dataplane_client/_values/row_kernels/row_kernels.c
+KERNELS := hatch_build.py $(addprefix client/dataplane_client/_values/row_kernels/,row_kernels.c xxh3.h)
 
 $(VENV)/.demo: pyproject.toml $(KERNELS) | $(VENV)/.torch
 	$(BIN)/python -m pip install --quiet --no-compile --group demo --editable '.[server,trainer,http,ray]'

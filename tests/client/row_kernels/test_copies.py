@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
 
 from dataplane_client._common.arrays import Int64Array
 from dataplane_client._values.row_kernels import RowCopy, kernel_name
 from dataplane_client._values.row_kernels._copies import PATTERN_SIZES, CheckedCopies, check_copies
 from dataplane_client._values.row_kernels._native import copy_rows_in_c
-from dataplane_client._values.row_kernels._plain import copy_rows_in_numpy
+from dataplane_client._values.row_kernels._plain import copy_rows_in_numpy, hash_rows_in_python
 
 UNTOUCHED = 0xEE
 HUGE_ROW = 3_000_001
@@ -114,3 +115,28 @@ def huge_copy(row: int = HUGE_ROW) -> RowCopy:
 @compiled
 def test_one_huge_row_is_shared_by_the_threads_asked_for() -> None:
     assert copy_rows_in_c(check_copies([huge_copy()]), 3) == 3
+
+
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=compiled), pytest.param(3, marks=compiled), 0])
+@pytest.mark.parametrize("repeats", [1, 8])
+def test_rows_of_every_size_are_hashed_as_they_are_copied(threads: int, repeats: int) -> None:
+    """threads: of the compiled kernel; 0 for the other one. repeats: with 8 they are written past the caches."""
+    sizes = numbers([*range(2600), 70_001] * repeats)
+    source = np.random.default_rng(7).integers(0, 256, int(sizes.sum()) + 1, np.uint8)[1:]
+    starts, target = np.cumsum(sizes) - sizes, np.zeros(len(source) + 3 * len(sizes), np.uint8)
+    targets = starts + 3 * np.arange(len(sizes))
+    copies = check_copies([RowCopy(target, targets, source, starts, sizes)])
+    hashes, alone = np.zeros((2, len(sizes)), np.int64)
+    if threads:
+        copy_rows_in_c(copies, threads, hashes)
+        copy_rows_in_c(copies, threads, alone, only_hash=True)
+    else:
+        copy_rows_in_numpy(copies)
+        for found in (hashes, alone):
+            hash_rows_in_python(copies, found)
+    rows = [(at, to, size) for at, to, size in zip(starts, targets, sizes, strict=True) if size]
+    assert all(np.array_equal(source[at : at + size], target[to : to + size]) for at, to, size in rows)
+    expected = [xxh3_64_intdigest(source[at : at + size]) for at, _, size in rows]
+    for found in (hashes, alone):
+        assert found[sizes > 0].view(np.uint64).tolist() == expected
+        assert not found[sizes == 0].any()

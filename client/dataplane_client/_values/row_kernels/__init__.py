@@ -1,7 +1,21 @@
-"""Copies many rows of bytes at once, on several threads; compiled if the installation found a C compiler."""
+"""Copies and hashes many rows of bytes at once, on several threads; compiled if the installation found a C compiler."""
 
 from dataplane_client._common.arrays import ByteArray
 from dataplane_client._values.row_kernels._copies import RowCopy
-from dataplane_client._values.row_kernels._dispatch import copy_rows, default_threads, kernel_name
+from dataplane_client._values.row_kernels._dispatch import (
+    copy_and_hash_rows,
+    copy_rows,
+    default_threads,
+    hash_rows,
+    kernel_name,
+)
 
-__all__ = ["ByteArray", "RowCopy", "copy_rows", "default_threads", "kernel_name"]
+__all__ = [
+    "ByteArray",
+    "RowCopy",
+    "copy_and_hash_rows",
+    "copy_rows",
+    "default_threads",
+    "hash_rows",
+    "kernel_name",
+]

@@ -52,24 +52,26 @@ class CheckedCopies:
     total: int  # bytes to write, rows and fills
 
 
-def check_copies(copies: Sequence[RowCopy]) -> CheckedCopies:
-    """Raises ValueError for rows outside their arrays, TypeError for unsupported arrays, naming copy, row and rule."""
+def check_copies(copies: Sequence[RowCopy], *, only_read: bool = False) -> CheckedCopies:
+    """Raises ValueError for rows outside their arrays, TypeError for unsupported arrays, naming copy, row and rule.
+    only_read: nothing will be written, so targets may be anything.
+    """
     copies = tuple(copies)
     for index, copy in enumerate(copies):
-        _check_arrays(index, copy)
+        _check_arrays(index, copy, only_read=only_read)
     ends = list(accumulate(len(copy.sizes) for copy in copies))
     table = _table_of(copies, ends)
-    _check_rows(copies, ends, table)
+    _check_rows(copies, ends, table, only_read=only_read)
     return CheckedCopies(copies, ends, table, total=int(table[2:].sum()))
 
 
-def _check_arrays(index: int, copy: RowCopy) -> None:
+def _check_arrays(index: int, copy: RowCopy, *, only_read: bool) -> None:
     for name, array in (("target", copy.target), ("source", copy.source)):
         if array.dtype != _UINT8 or array.ndim != 1 or not array.flags.c_contiguous:
             raise TypeError(
                 f"copy {index}: {name} must be a contiguous 1-D uint8 array, got {array.dtype} of shape {array.shape}"
             )
-    if not copy.target.flags.writeable:
+    if not copy.target.flags.writeable and not only_read:
         raise TypeError(f"copy {index}: target is read-only")
     if len(copy.fill) not in PATTERN_SIZES:
         raise ValueError(f"copy {index}: fill must have one of {PATTERN_SIZES} bytes, got {len(copy.fill)}")
@@ -99,7 +101,7 @@ def _table_of(copies: tuple[RowCopy, ...], ends: list[int]) -> Int64Array:
     return table
 
 
-def _check_rows(copies: tuple[RowCopy, ...], ends: list[int], table: Int64Array) -> None:
+def _check_rows(copies: tuple[RowCopy, ...], ends: list[int], table: Int64Array, *, only_read: bool) -> None:
     """Checks each rule before it computes the next one, so that no difference overflows."""
     if table.min(initial=0) < 0:
         index, row, _ = _first(table.min(axis=0) < 0, ends)
@@ -109,6 +111,8 @@ def _check_rows(copies: tuple[RowCopy, ...], ends: list[int], table: Int64Array)
     target_limit, source_limit, odd_bits = np.repeat(np.array(limits, np.int64).reshape(-1, 3).T, counts, axis=1)
     target_starts, source_starts, sizes, fills = table
     _check_room("source", source_limit, source_starts, sizes, ends)
+    if only_read:
+        return
     _check_room("target", target_limit, target_starts, sizes, ends)
     if all(copy.fills is None for copy in copies):
         return

@@ -6,9 +6,12 @@ import os
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from dataplane_client._values.row_kernels._copies import RowCopy, check_copies
+import numpy as np
+
+from dataplane_client._common.arrays import ByteArray, Int64Array
+from dataplane_client._values.row_kernels._copies import CheckedCopies, RowCopy, check_copies
 from dataplane_client._values.row_kernels._native import copy_rows_in_c, is_compiled
-from dataplane_client._values.row_kernels._plain import copy_rows_in_numpy
+from dataplane_client._values.row_kernels._plain import copy_rows_in_numpy, hash_rows_in_python
 
 kernel_name: Final[Literal["c", "numpy"]] = "c" if is_compiled else "numpy"
 
@@ -31,8 +34,39 @@ def copy_rows(copies: Sequence[RowCopy], threads: int | None = None) -> None:
     if not is_compiled:
         copy_rows_in_numpy(checked)
         return
-    most = default_threads() if threads is None else threads
-    copy_rows_in_c(checked, min(most, 1 + checked.total // _BYTES_PER_THREAD))
+    copy_rows_in_c(checked, _threads_for(checked, threads))
+
+
+def copy_and_hash_rows(copies: Sequence[RowCopy], threads: int | None = None) -> Int64Array:
+    """As copy_rows. Returns the XXH3-64 of each row, without what is filled behind it, in the order of the copies; 0
+    for a row without bytes.
+    """
+    checked = check_copies(copies)
+    hashes = np.zeros(checked.table.shape[1], np.int64)
+    if not is_compiled:
+        hash_rows_in_python(checked, hashes)
+        copy_rows_in_numpy(checked)
+    elif checked.total:
+        copy_rows_in_c(checked, _threads_for(checked, threads), hashes)
+    return hashes
+
+
+def hash_rows(sources: Sequence[tuple[ByteArray, Int64Array, Int64Array]], threads: int | None = None) -> Int64Array:
+    """The XXH3-64 of rows where they are, as copy_and_hash_rows returns it. sources: arrays, and where their rows begin
+    and how many bytes each has.
+    """
+    rows = [RowCopy(source[:0], starts, source, starts, sizes) for source, starts, sizes in sources]
+    checked = check_copies(rows, only_read=True)
+    hashes = np.zeros(checked.table.shape[1], np.int64)
+    if not is_compiled:
+        hash_rows_in_python(checked, hashes)
+    elif checked.total:
+        copy_rows_in_c(checked, _threads_for(checked, threads), hashes, only_hash=True)
+    return hashes
+
+
+def _threads_for(checked: CheckedCopies, most: int | None) -> int:
+    return min(default_threads() if most is None else most, 1 + checked.total // _BYTES_PER_THREAD)
 
 
 def default_threads() -> int:

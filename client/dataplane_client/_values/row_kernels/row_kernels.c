@@ -11,6 +11,9 @@
  * What is larger than the last cache is written past the caches where the processor can: the lines need not be read
  * before they are written. Smaller batches are written through the caches, where their reader finds them; past the
  * caches they took twice as long.
+ *
+ * A call may also hash each row (xxh3.h) while it copies it. A hash goes through its row from the first byte to the last, so a thread then takes the rows that begin in its piece, and
+ * one huge row is not shared.
  */
 
 #define _POSIX_C_SOURCE 200809L
@@ -21,11 +24,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
+#include "xxh3.h"
 
-enum { PATTERN = 16, BLOCK = 64, PIECE = 256 * 1024, AHEAD = 1024, MOST_THREADS = 64, VERSION = 1 };
+enum { PATTERN = 16, BLOCK = 64, PIECE = 256 * 1024, AHEAD = 1024, MOST_THREADS = 64, VERSION = 2 };
 
 /* Bytes from which on a call writes past the caches. */
 static const int64_t LARGE = 24 << 20;
@@ -45,6 +46,8 @@ struct job {
     const int64_t *sizes;
     const int64_t *fills;
     int64_t total;
+    uint64_t *hashes; /* of the rows, or 0 */
+    int past_caches;
     void (*move)(uint8_t *, const uint8_t *, int64_t);
     void (*repeat)(uint8_t *, int64_t, const uint8_t *);
     atomic_int_least64_t next; /* the first byte of the stream that no thread has taken */
@@ -136,6 +139,41 @@ static void write_part(const struct job *job, const struct cursor *at, int64_t f
     }
 }
 
+/* Nothing is copied: the rows are hashed where they are. */
+static void keep(uint8_t *target, const uint8_t *source, int64_t size)
+{
+    (void)target, (void)source, (void)size;
+}
+
+/* Write the row at the cursor and its fill, and hash its bytes. */
+static void write_hashed(const struct job *job, const struct cursor *at)
+{
+    uint8_t *target = (uint8_t *)(uintptr_t)at->copy->target + job->target_starts[at->row];
+    const uint8_t *source = (const uint8_t *)(uintptr_t)at->copy->source + job->source_starts[at->row];
+    int64_t size = job->sizes[at->row];
+    int64_t copied = 0;
+    if (size > SHORT_VALUE)
+        job->hashes[at->row] = hash_long(source, size, job->past_caches ? target : 0, &copied);
+    else if (size > 0)
+        job->hashes[at->row] = hash_short(source, size);
+    job->move(target + copied, source + copied, size - copied);
+    write_part(job, at, size, size + job->fills[at->row]);
+}
+
+/* Write the rows that begin in the part of the stream from byte first to byte last (not included). */
+static void write_rows(const struct job *job, struct cursor *at, int64_t first, int64_t last)
+{
+    while (at->begin < last) {
+        int64_t extent = job->sizes[at->row] + job->fills[at->row];
+        while (at->row >= at->copy->end_row)
+            at->copy++;
+        if (at->begin >= first)
+            write_hashed(job, at);
+        at->begin += extent;
+        at->row++;
+    }
+}
+
 /* Write the part of the stream from byte first to byte last (not included), moving the cursor forward. */
 static void write_piece(const struct job *job, struct cursor *at, int64_t first, int64_t last)
 {
@@ -162,7 +200,11 @@ static void *take_pieces(void *argument)
         int64_t first = atomic_fetch_add(&job->next, PIECE);
         if (first >= job->total)
             break;
-        write_piece(job, &at, first, least(job->total, first + PIECE));
+        int64_t last = least(job->total, first + PIECE);
+        if (job->hashes)
+            write_rows(job, &at, first, last);
+        else
+            write_piece(job, &at, first, last);
     }
 #ifdef __SSE2__
     _mm_sfence();
@@ -191,14 +233,18 @@ int32_t row_kernels_version(void)
 
 /* Writes all rows and fills, total bytes together. table holds the target starts of all rows, then their source starts,
  * sizes and fills. Returns the number of threads that took part, the calling one included; fewer than asked for if the
- * system had no more, which changes nothing in the result. */
-int32_t row_kernels_copy(const struct copy *copies, const int64_t *table, int64_t rows, int64_t total, int32_t threads)
+ * system had no more, which changes nothing in the result. hashes: 0, or a place for the hash of each row, which stays as
+ * it is for a row without bytes. only_hash: nothing is written to the targets, and there are no fills. */
+int32_t row_kernels_copy(const struct copy *copies, const int64_t *table, int64_t rows, int64_t total, int32_t threads,
+                         uint64_t *hashes, int32_t only_hash)
 {
-    struct job job = {copies, table, table + rows, table + 2 * rows, table + 3 * rows, total, move, repeat, 0};
+    struct job job = {copies, table, table + rows, table + 2 * rows, table + 3 * rows, total, hashes, 0, move, repeat, 0};
 #ifdef __SSE2__
     if (total >= LARGE)
-        job.move = stream_move, job.repeat = stream_repeat;
+        job.past_caches = 1, job.move = stream_move, job.repeat = stream_repeat;
 #endif
+    if (only_hash)
+        job.past_caches = 0, job.move = keep;
     pthread_t others[MOST_THREADS];
     int started = start_threads(others, least(threads, MOST_THREADS) - 1, &job);
     take_pieces(&job);
