@@ -140,6 +140,12 @@ class AuthenticationError(PermissionDeniedError):
     """The server does not know the caller: there is no token or certificate, or not one that it accepts."""
 
 
+class CorruptedError(DataPlaneError, RuntimeError):
+    """A value is not the one that its producer hashed (partitions with digests). details: partition_id, sample_id,
+    field. Of a read, nothing was returned; of a write, nothing was stored.
+    """
+
+
 class InternalError(DataPlaneError, RuntimeError):
     """The server has a defect, or its response violates the contract."""
 

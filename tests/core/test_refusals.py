@@ -358,4 +358,5 @@ def test_every_reason_of_the_core_is_tested_here() -> None:
     of_frames_and_files = {Reason.MALFORMED_STREAM, Reason.SNAPSHOT_FAILED, Reason.OVERLOADED}
     not_of_the_core = of_frames_and_files | {Reason.UNAUTHENTICATED, Reason.PERMISSION_DENIED}
     elsewhere = {Reason.NODE_LOST, Reason.APPEND_CONFLICT}  # test_nodes, the test above
+    elsewhere |= {Reason.DIGESTS_REQUIRED, Reason.DIGEST_MISMATCH}  # test_digests
     assert REFUSED.keys() | told_at_deadlines | not_of_the_core | elsewhere == set(Reason)

@@ -37,6 +37,7 @@ from dataplane_client._memory.direct_port import RefusedError
 from dataplane_client._memory.placement import Destination, PlacedColumn
 from dataplane_client._requests.padded_puts import PerTokenFields
 from dataplane_client._values.columns_layout import WireColumn
+from dataplane_client._values.digests import HashedPartitions, WriteHeader
 from dataplane_client.errors import ClosedError, DeadlineError, OutOfSpaceError, PreconditionError, UnavailableError
 from dataplane_client.observe._call import UnobservedCall, begin_call
 from dataplane_client.options import ClientOptions, TransportChoice, TransportName
@@ -66,6 +67,7 @@ class AsyncTransport:
         self._is_chosen = options.transport == "grpc"
         self._pacing = Pacing()
         self.per_token = PerTokenFields()
+        self.hashed = HashedPartitions()
         self._tries_left = 0  # to attach again to a server that has shared its memory before
         self._refused_by: bytes | None = None  # the run of the server to which it could not be attached
         self._refusals_left = _REFUSALS  # by servers at a direct port that are not the one behind the gRPC address
@@ -87,6 +89,11 @@ class AsyncTransport:
                     self._former_grpc += [] if opened is None else [opened]
         assert self._opened_grpc is not None  # noqa: S101  # for the type checker
         return self._opened_grpc
+
+    def learn(self, partition: pb.Partition) -> None:
+        """Keep what the server says of a partition, for later writes to it."""
+        self.per_token.learn(partition)
+        self.hashed.learn(partition.partition_id, hashed=partition.digests)
 
     @property
     def name(self) -> TransportName:
@@ -114,15 +121,17 @@ class AsyncTransport:
         with begin_call(verb, self.target, request) as call:
             return call.answered(await self._call_with_retries(call, verb, attempt, timeout_s))
 
-    async def write(self, verb: str, header: Any, columns: Sequence[WireColumn], timeout_s: float | None) -> Any:
-        """Put or commit columns."""
+    async def write(
+        self, verb: str, header: WriteHeader, columns: Sequence[WireColumn], timeout_s: float | None, n_rows: int = 0
+    ) -> Any:
+        """Put or commit columns. n_rows: of the columns, if the header says `hashed`."""
 
         async def attempt(calls: Calls, left_s: float) -> Any:
             header.wait_timeout.FromNanoseconds(int(left_s * 1e9))
             if isinstance(calls, AsyncLocalCalls) and not calls.takes(columns):
                 call.attempted("grpc")
                 calls = self._grpc
-            return await calls.write(verb, header, columns, left_s + ANSWER_MARGIN_S, call.traceparent)
+            return await calls.write(verb, header, columns, left_s + ANSWER_MARGIN_S, call.traceparent, n_rows)
 
         with begin_call(verb, self.target, header) as call:
             call.writes(columns)
@@ -132,7 +141,7 @@ class AsyncTransport:
         self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float | None
     ) -> list[PlacedColumn]:
         """Read columns."""
-        request.caller = self.options.caller
+        request.caller, request.checks_digests = self.options.caller, True
 
         async def attempt(calls: Calls, left_s: float) -> list[PlacedColumn]:
             try:

@@ -7,9 +7,23 @@ from collections.abc import Sequence
 import numpy as np
 
 from dataplane_client._common.arrays import ByteArray, Int64Array
-from dataplane_client._memory.placement import column_pieces
+from dataplane_client._memory.placement import column_pieces, row_places
 from dataplane_client._values.columns_layout import WireColumn
-from dataplane_client._values.row_kernels import RowCopy, copy_rows
+from dataplane_client._values.digests import digest_bytes, rows_of
+from dataplane_client._values.row_kernels import RowCopy, copy_and_hash_rows, copy_rows
+
+
+def fill_and_hash_runs(
+    arena: ByteArray, offsets: Int64Array, sizes: Int64Array, columns: Sequence[WireColumn], n_rows: int
+) -> bytes:
+    """As fill_runs. Returns the digests of the values, of columns of n_rows rows."""
+    rows = [rows_of(column, n_rows) for column in columns]
+    places = row_places(offsets, sizes, np.concatenate([of_rows for _, _, of_rows in rows])).reshape(len(rows), n_rows)
+    copies = [
+        RowCopy(arena, targets, source, starts, of_rows)
+        for targets, (source, starts, of_rows) in zip(places, rows, strict=True)
+    ]
+    return digest_bytes(copy_and_hash_rows(copies))
 
 
 def fill_runs(arena: ByteArray, offsets: Int64Array, sizes: Int64Array, columns: Sequence[WireColumn]) -> None:

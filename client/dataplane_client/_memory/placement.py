@@ -16,7 +16,8 @@ import numpy as np
 
 from dataplane_client._common.arrays import ByteArray, Int64Array
 from dataplane_client._values.columns_layout import ColumnLayout
-from dataplane_client._values.row_kernels import RowCopy, copy_rows
+from dataplane_client._values.digests import DigestCheck
+from dataplane_client._values.row_kernels import RowCopy, copy_and_hash_rows, copy_rows, hash_rows
 from dataplane_client._values.warm_buffers import take
 from dataplane_client.errors import InternalError
 
@@ -98,9 +99,14 @@ class _Target:
 
 
 class ReadBuffers:
-    """The buffers of one read, n_rows rows of each layout, and the copies into them."""
+    """The buffers of one read, n_rows rows of each layout, and the copies into them. check: of their digests, which
+    raises CorruptedError; None if they have none.
+    """
 
-    def __init__(self, layouts: Sequence[ColumnLayout], n_rows: int, destination: Destination) -> None:
+    def __init__(
+        self, layouts: Sequence[ColumnLayout], n_rows: int, destination: Destination, check: DigestCheck | None = None
+    ) -> None:
+        self._check = check
         self._targets = [_Target(layout, n_rows, destination) for layout in layouts]
         self._n_rows = n_rows
         self.columns = [target.placed for target in self._targets]
@@ -111,12 +117,16 @@ class ReadBuffers:
         runs have another number of bytes, or a run ends within a row.
         """
         pieces = column_pieces(offsets, run_sizes, [target.size_bytes for target in self._targets])
-        if pieces is not None:
+        if pieces is not None and self._check is None:
             copy_rows([target.copy_of_piece(source, at) for target, at in zip(self._targets, pieces, strict=True)])
             return
         row_bytes = np.concatenate([target.row_bytes for target in self._targets])
         places = row_places(offsets, run_sizes, row_bytes).reshape(len(self._targets), self._n_rows)
-        copy_rows([target.copy_of(source, rows) for target, rows in zip(self._targets, places, strict=True)])
+        copies = [target.copy_of(source, rows) for target, rows in zip(self._targets, places, strict=True)]
+        if self._check is None:
+            copy_rows(copies)
+        else:
+            self._check.check(copy_and_hash_rows(copies))
 
     def copy_all(self, values: bytes) -> None:
         """Copy all values from one sequence of bytes. Raises ValueError as `copy_runs`."""
@@ -124,14 +134,15 @@ class ReadBuffers:
 
     def stream(self) -> StreamBuffers:
         """A writer that fills the buffers chunk by chunk."""
-        return StreamBuffers(self._targets, self._n_rows)
+        return StreamBuffers(self._targets, self._n_rows, self._check)
 
 
 class StreamBuffers:
     """Fills the buffers of a read chunk by chunk."""
 
-    def __init__(self, targets: Sequence[_Target], n_rows: int) -> None:
+    def __init__(self, targets: Sequence[_Target], n_rows: int, check: DigestCheck | None) -> None:
         self._targets = targets
+        self._check = check
         self._n_rows = n_rows
         self._row_starts = [target.starts for target in targets]
         self._sizes = np.concatenate([target.row_bytes for target in targets])
@@ -171,9 +182,12 @@ class StreamBuffers:
         return RowCopy(self._targets[column].placed.values, targets, source, begins - position, sizes)
 
     def finish(self) -> None:
-        """Write the padding behind the rows. Raises ValueError when bytes are missing."""
+        """Check the values, and write the padding behind the rows. Raises ValueError when bytes are missing."""
         if self._received != self._size_bytes:
             raise ValueError(f"the stream ended after {self._received} of {self._size_bytes} bytes")
+        if self._check is not None:
+            pairs = zip(self._targets, self._row_starts, strict=True)
+            self._check.check(hash_rows([(at.placed.values, starts, at.row_bytes) for at, starts in pairs]))
         nothing = np.zeros(self._n_rows, np.int64)
         copies = []
         for target, starts in zip(self._targets, self._row_starts, strict=True):

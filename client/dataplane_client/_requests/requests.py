@@ -71,6 +71,7 @@ def register_request(
     open: bool,  # noqa: A002 - as in the contract
     clear_when_consumed: bool,
     dtypes: Mapping[str, str | torch.dtype],
+    digests: bool,
 ) -> pb.RegisterPartitionRequest:
     where = f"register_partition {partition_id!r}"
     return pb.RegisterPartitionRequest(
@@ -95,6 +96,7 @@ def register_request(
             checked_name("field name", field, where): dtype_name(dtype) if isinstance(dtype, torch.dtype) else dtype
             for field, dtype in dtypes.items()
         },
+        digests=digests,
     )
 
 

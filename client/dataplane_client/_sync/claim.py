@@ -106,7 +106,14 @@ class Claim(Handle):
         lengths = put.sequence_lengths or meta.sequence_lengths
         with self._watch_for_fence():
             write_rows(
-                self._session.transport, "PutSamples", put.header, put.columns, meta.partition_id, lengths, timeout_s
+                self._session.transport,
+                "PutSamples",
+                put.header,
+                put.columns,
+                meta.partition_id,
+                len(put.sample_ids),
+                lengths,
+                timeout_s,
             )
 
     def append_tokens(
@@ -158,6 +165,7 @@ class Claim(Handle):
                 header,
                 columns,
                 self.meta.partition_id,
+                len(self.meta.sample_ids),
                 self.meta.sequence_lengths,
                 timeout_s,
             )

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from google.protobuf.message import Message
-
 from dataplane_client._connect.deadline import Deadline
 from dataplane_client._memory.direct_port import INLINE_BYTES, DirectAddress, opened, receive_values, send_values
 from dataplane_client._memory.local_protocol import LOCAL_WRITES, request_frame
@@ -17,6 +15,7 @@ from dataplane_client._sync.frame_calls import FrameCalls
 from dataplane_client._sync.runtime import LocalConnection, run_in_thread
 from dataplane_client._values.column_messages import column_layouts
 from dataplane_client._values.columns_layout import WireColumn, join_values, total_bytes
+from dataplane_client._values.digests import WriteHeader, digest_check, hash_before
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 
@@ -41,16 +40,25 @@ class DirectCalls(FrameCalls):
         return calls
 
     def write(
-        self, verb: str, header: Message, columns: Sequence[WireColumn], timeout_s: float, traceparent: str = ""
+        self,
+        verb: str,
+        header: WriteHeader,
+        columns: Sequence[WireColumn],
+        timeout_s: float,
+        traceparent: str = "",
+        n_rows: int = 0,
     ) -> Any:
-        """Put or commit: small values in one call, larger ones once the server has space for them."""
+        """Put or commit: small values in one call, larger ones once the server has space for them. n_rows: of the
+        columns, if it is `hashed`.
+        """
         deadline, (number, message) = Deadline(timeout_s), LOCAL_WRITES[verb]
+        hash_before(header, columns, n_rows)
         values = join_values(columns) if total_bytes(columns) <= INLINE_BYTES else None
         request = message(header=header, handle=_HANDLE, values=values)
         with self._kept() as own:
             written = self._call(verb, number, request, pb.LocalWriteResponse, deadline, traceparent, own)
             if written.HasField("reservation"):
-                number, finish = pb.LOCAL_METHOD_FINISH_WRITE, pb.FinishWriteRequest(handle=_HANDLE)
+                number, finish = pb.LOCAL_METHOD_FINISH_WRITE, _finish(header)
                 send = partial(send_values, columns)
                 written = self._call(verb, number, finish, pb.LocalWriteResponse, deadline, traceparent, own, send)
         return written.commit if written.HasField("commit") else written.put
@@ -64,7 +72,9 @@ class DirectCalls(FrameCalls):
         what = f"ReadColumns at {self._target}"
         with self._kept() as own:
             found = self._call("ReadColumns", number, message, pb.LocalReadResponse, deadline, traceparent, own)
-            buffers = ReadBuffers(column_layouts(found.header, request), len(request.sample_ids), destination)
+            check = digest_check(found.header, request, what)
+            layouts = column_layouts(found.header, request)
+            buffers = ReadBuffers(layouts, len(request.sample_ids), destination, check)
             with blame_server(what):
                 if not found.HasField("lease"):
                     buffers.copy_all(found.values)
@@ -103,3 +113,7 @@ class DirectCalls(FrameCalls):
         request = request_frame(pb.LOCAL_METHOD_DIRECT, pb.DirectRequest(nonce=self._address.nonce))
         outcome, body = connection.exchange(request, deadline.left_s)
         self._traces = self._address.begun(outcome, body).traces
+
+
+def _finish(header: WriteHeader) -> pb.FinishWriteRequest:
+    return pb.FinishWriteRequest(handle=_HANDLE, digests=header.digests)

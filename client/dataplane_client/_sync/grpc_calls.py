@@ -16,6 +16,7 @@ from dataplane_client._connect.secured import Metadata, Secured
 from dataplane_client._memory.placement import Destination, PlacedColumn, ReadBuffers, StreamBuffers, blame_server
 from dataplane_client._values.column_messages import column_layouts
 from dataplane_client._values.columns_layout import WireColumn, split_into_chunks
+from dataplane_client._values.digests import WriteHeader, digest_check, hash_before
 from dataplane_client.credentials import Credentials
 from dataplane_client.errors import InternalError
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -68,9 +69,16 @@ class GrpcCalls:
         return getattr(self._stub, verb)(request, timeout=timeout_s, metadata=self._metadata(traceparent))
 
     def write(
-        self, verb: str, header: Message, columns: Sequence[WireColumn], timeout_s: float, traceparent: str = ""
+        self,
+        verb: str,
+        header: WriteHeader,
+        columns: Sequence[WireColumn],
+        timeout_s: float,
+        traceparent: str = "",
+        n_rows: int = 0,
     ) -> Any:
-        """Put or commit, as a stream whose first frame holds the header."""
+        """Put or commit, as a stream whose first frame holds the header. n_rows: of the columns, if it is `hashed`."""
+        hash_before(header, columns, n_rows)
         frames = _frames(header.SerializeToString(), columns, self._chunk_bytes)
         return self._writes[verb](frames, timeout=timeout_s, metadata=self._metadata(traceparent))
 
@@ -86,7 +94,8 @@ class GrpcCalls:
                 frame = parse_frame(data)
             if buffers is None or stream is None:
                 header = pb.ReadColumnsHeader.FromString(frame.header or b"")
-                buffers = ReadBuffers(column_layouts(header, request), n_rows, destination)
+                check = digest_check(header, request, what)
+                buffers = ReadBuffers(column_layouts(header, request), n_rows, destination, check)
                 stream = buffers.stream()
             if frame.chunk:
                 with blame_server(what):

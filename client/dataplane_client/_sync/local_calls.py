@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from google.protobuf.message import Message
-
 from dataplane_client._connect.deadline import Deadline
-from dataplane_client._memory.arena_writes import fill_runs
+from dataplane_client._memory.arena_writes import fill_and_hash_runs, fill_runs
 from dataplane_client._memory.direct_port import opened
 from dataplane_client._memory.leased_views import leased_columns
 from dataplane_client._memory.local_protocol import LOCAL_WRITES
@@ -20,6 +18,7 @@ from dataplane_client._sync.runtime import LocalConnection, run_in_thread
 from dataplane_client._sync.session_calls import SessionCalls
 from dataplane_client._values.column_messages import column_layouts, int64s
 from dataplane_client._values.columns_layout import WireColumn, join_values, total_bytes
+from dataplane_client._values.digests import WriteHeader, digest_check, hash_before
 from dataplane_client.errors import InternalError
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
@@ -63,19 +62,30 @@ class LocalCalls(SessionCalls):
         return total_bytes(columns) <= self._arena.inline_bytes or self._arena.can_write
 
     def write(
-        self, verb: str, header: Message, columns: Sequence[WireColumn], timeout_s: float, traceparent: str = ""
+        self,
+        verb: str,
+        header: WriteHeader,
+        columns: Sequence[WireColumn],
+        timeout_s: float,
+        traceparent: str = "",
+        n_rows: int = 0,
     ) -> Any:
-        """Put or commit: small values in one call, larger ones into space of the arena that the server reserves."""
+        """Put or commit: small values in one call, larger ones into space of the arena that the server reserves.
+        n_rows: of the columns, if it is `hashed`.
+        """
         deadline, handle, size_bytes = Deadline(timeout_s), self._arena.next_handle(), total_bytes(columns)
         number, message = LOCAL_WRITES[verb]
         values = join_values(columns) if size_bytes <= self._arena.inline_bytes else None
+        if values is not None:
+            hash_before(header, columns, n_rows)
         request = message(header=header, handle=handle, values=values)
         own: list[LocalConnection] = []  # for both calls: a server that starts to drain accepts no new connection
         try:
             written = self._call(verb, number, request, pb.LocalWriteResponse, deadline, traceparent, own)
             if written.HasField("reservation"):
-                _copy(partial(self._fill, written.reservation, columns), size_bytes)
                 number, finish = pb.LOCAL_METHOD_FINISH_WRITE, pb.FinishWriteRequest(handle=handle)
+                fill = partial(self._fill, written.reservation, columns, n_rows if header.hashed else None, finish)
+                _copy(fill, size_bytes)
                 written = self._call(verb, number, finish, pb.LocalWriteResponse, deadline, traceparent, own)
         except BaseException:
             self._arena.release(handle)  # no copy into the reservation is under way any more
@@ -85,9 +95,19 @@ class LocalCalls(SessionCalls):
                 self._put_back(connection)
         return written.commit if written.HasField("commit") else written.put
 
-    def _fill(self, reservation: pb.ArenaRuns, columns: Sequence[WireColumn]) -> None:
+    def _fill(
+        self,
+        reservation: pb.ArenaRuns,
+        columns: Sequence[WireColumn],
+        hashed_rows: int | None,
+        finish: pb.FinishWriteRequest,
+    ) -> None:
+        runs = (int64s(reservation.offsets), int64s(reservation.sizes))
         try:
-            fill_runs(self._arena.writable, int64s(reservation.offsets), int64s(reservation.sizes), columns)
+            if hashed_rows is None:
+                fill_runs(self._arena.writable, *runs, columns)
+            else:
+                finish.digests = fill_and_hash_runs(self._arena.writable, *runs, columns, hashed_rows)
         except ValueError as error:
             raise InternalError(f"the server at {self._target} reserved space that does not fit: {error}") from None
 
@@ -102,18 +122,20 @@ class LocalCalls(SessionCalls):
             found = (self._reads or self).lease(message, Deadline(timeout_s), traceparent)
             leased = found.HasField("lease")
             layouts = column_layouts(found.header, request)
+            check = digest_check(found.header, request, f"ReadColumns at {self._target}")
             if not leased:
-                buffers = ReadBuffers(layouts, n_rows, destination)
+                buffers = ReadBuffers(layouts, n_rows, destination, check)
                 with self._blame_server():
                     buffers.copy_all(found.values)
                 return buffers.columns
             with self._blame_server():
                 runs = (int64s(found.lease.offsets), int64s(found.lease.sizes))
-                views = leased_columns(self._arena, handle, layouts, n_rows, *runs) if destination.views else None
+                lends = destination.views and check is None  # what lies in shared memory may still be changed
+                views = leased_columns(self._arena, handle, layouts, n_rows, *runs) if lends else None
             if views is not None:
                 leased = False  # the views release the lease
                 return views
-            buffers = ReadBuffers(layouts, n_rows, destination)
+            buffers = ReadBuffers(layouts, n_rows, destination, check)
             with self._blame_server():
                 _copy(partial(buffers.copy_runs, self._arena.readable, *runs), buffers.size_bytes)
             return buffers.columns

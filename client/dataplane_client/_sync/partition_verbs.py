@@ -54,6 +54,7 @@ class PartitionVerbs:
         open: bool = False,  # noqa: A002 - as in the contract
         clear_when_consumed: bool = False,
         dtypes: Mapping[str, str | torch.dtype] | None = None,
+        digests: bool = False,
         timeout_s: float | None = None,
     ) -> PartitionDescription:
         """Create a partition, or add to its definition. The description's `outcome` says which.
@@ -72,6 +73,10 @@ class PartitionVerbs:
         dtypes: element types of fields, such as {"reward": "float32"} or torch.float32, and "object". Puts of another
         type are refused, except integers that the float type of the field holds exactly. Other fields hold what is put
         first, until nothing holds values of them any more.
+
+        digests: every value is hashed by the client that puts it, and compared by every client that reads it: a value
+        that was changed anywhere between raises CorruptedError, which names sample and field. Such values cannot be
+        appended to or read by token ranges (PreconditionError), and reads copy them also in layout "jagged".
 
         If the partition exists, its rows, cursors and claims stay, so every process of a job may register at its start.
         More fields, tasks and enums, and a greater num_samples, are added; fewer take nothing away. Raises
@@ -92,9 +97,10 @@ class PartitionVerbs:
             open=open,
             clear_when_consumed=clear_when_consumed,
             dtypes=dtypes or {},
+            digests=digests,
         )
         response = self._transport.unary("RegisterPartition", request, timeout_s)
-        self._transport.per_token.learn(response.partition)
+        self._transport.learn(response.partition)
         described = registered_description(response)
         if not (described.tasks or open):  # rows of open partitions may be for readers by id
             warnings.warn(
@@ -122,7 +128,7 @@ class PartitionVerbs:
         """
         request = extend_request(partition_id, fields, per_token_fields, consumer_tasks, num_samples)
         response = self._transport.unary("ExtendPartition", request, timeout_s)
-        self._transport.per_token.learn(response.partition)
+        self._transport.learn(response.partition)
         return partition_description(response.partition)
 
     def close_partition(self, partition_id: str, *, timeout_s: float | None = None) -> int:

@@ -113,7 +113,8 @@ class PartitionDescription:
     written_bytes_total, read_bytes_total, read_rows_total: values in applied puts and commits; values and rows read.
     deduplicated_bytes_total: values put with once that were not stored, because equal ones were there.
     open: a put of a field that is not declared declares it. clear_when_consumed: rows are removed as soon as every task
-        has consumed them. dtypes: element types as declared. closed: close_partition announced the end of data.
+        has consumed them. dtypes: element types as declared. digests: values are hashed by who puts and checked by who
+        reads them. closed: close_partition announced the end of data.
     flow: as set by set_policies. waiting_calls: puts and groups that wait for room, and draws that wait for new rows.
     waits_because: why the first of them waits, and what would let it go on; empty when none waits.
     recent: counts of the last minute; None if there are more than a thousand partitions and tasks, and in answers of
@@ -146,6 +147,7 @@ class PartitionDescription:
     closed: bool = False
     weight_version: int | None = None
     dtypes: dict[str, str] = field(default_factory=dict)
+    digests: bool = False
     flow: FlowPolicy = field(default_factory=FlowPolicy)
     waiting_calls: int = 0
     waits_because: str = field(default="", compare=False)

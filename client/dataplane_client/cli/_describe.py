@@ -47,7 +47,12 @@ def _partition_lines(partition: PartitionDescription) -> list[Labelled]:
     flow, period = _flow(partition), _period_text(partition)
     removed = plural(sum(flow.removed_rows.values()), "row")
     limit = partition.max_deliveries
-    modes = {"open": partition.open, "closed": partition.closed, "clears consumed rows": partition.clear_when_consumed}
+    modes = {
+        "open": partition.open,
+        "closed": partition.closed,
+        "clears consumed rows": partition.clear_when_consumed,
+        "digests": partition.digests,
+    }
     mode = ", ".join(name for name, is_on in modes.items() if is_on)
     return [
         Labelled(partition.partition_id, "", style="bold"),

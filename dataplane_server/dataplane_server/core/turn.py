@@ -134,16 +134,14 @@ class Turn:
         if isinstance(call, RepeatableCall):
             return self._once(call, now)  # type: ignore[no-any-return]
         if isinstance(call, requests.StoreValues):
-            return self._once(call.write, now, call.size_bytes)  # type: ignore[no-any-return]
+            return self._once(call.write, now, call)  # type: ignore[no-any-return]
         try:
             return self._others[type(call)](call, now)  # type: ignore[no-any-return]
         finally:  # also if it is refused: a refused write has ended, and its space is free
             self._follow_up(now)
 
-    def _once(self, call: RepeatableCall[Any], now: float, at_hand: int | None = None) -> Any:
-        """Carry out a call, unless the same request was carried out before. at_hand: the bytes of values, of a write
-        that is stored.
-        """
+    def _once(self, call: RepeatableCall[Any], now: float, at_hand: requests.StoreValues | None = None) -> Any:
+        """Carry out a call, unless the same request was carried out before. at_hand: of a write whose values are."""
         (verb, change, supersede), request_id = self._repeatable[type(call)], call.request_id
         name = _name(verb, call)
         remembered = self._answers.recall(request_id, name, now, call)
@@ -154,7 +152,7 @@ class Turn:
         if supersede is not None and supersede(request_id):
             self._follow_up(now)
         try:
-            answer = change(call, now) if at_hand is None else self._store(call, at_hand, now)
+            answer = change(call, now) if at_hand is None else self._verbs.writes.store(at_hand, now)
         finally:
             self._follow_up(now)
         if not isinstance(answer, _UNFINISHED):
@@ -264,13 +262,10 @@ class Turn:
 
     # -- calls that involve several verbs, or the answer of another call -----------------------------------------------
 
-    def _store(self, write: Any, size_bytes: int, now: float) -> Stored | Reservation | Waiting | CommitResult:
-        return self._verbs.writes.store(write, size_bytes, now)
-
     def _finish_write(self, call: requests.FinishWrite, now: float) -> PutResult | CommitResult:
         """The answer belongs to the request that began the write."""
         begun = self._verbs.writes.call_of(call.ticket)
-        answer = self._verbs.writes.finish(call.ticket, call.digests, now)
+        answer = self._verbs.writes.finish(call, now)
         if begun is not None:
             name = _name(self._repeatable[type(begun)].name, begun)
             self._answers.remember(begun.request_id, name, answer, now, begun)

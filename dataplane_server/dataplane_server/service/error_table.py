@@ -57,6 +57,8 @@ ERROR_TABLE: dict[Reason, grpc.StatusCode] = {
     Reason.GROUP_FENCED: grpc.StatusCode.ABORTED,
     Reason.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
     Reason.PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.DIGESTS_REQUIRED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.DIGEST_MISMATCH: grpc.StatusCode.DATA_LOSS,
 }
 
 RETRY_DELAY_S: dict[Reason, float] = {

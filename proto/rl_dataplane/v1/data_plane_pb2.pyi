@@ -48,6 +48,11 @@ Generations. Every row has a generation, which no other row of this server ever 
 generations of all rows before it. A call that names generations refers to those rows only: if an id was cleared and
 put again, the call is refused (ROW_REPLACED) instead of touching the new row.
 
+Digests. In a partition registered with `digests`, every value has a digest: the XXH3-64 of its bytes as its producer
+hashed them, 0 for a value without bytes. Arrays of digests are bytes: one little-endian uint64 for each value, row
+after row, column after column. Puts and commits carry them, reads return them, and readers compare them with the bytes
+that came (DIGEST_MISMATCH). Calls of a client that does not know digests are refused (DIGESTS_REQUIRED).
+
 Errors. Every error carries google.rpc details: ErrorInfo (domain "rl_dataplane", a reason of the enum ErrorReason
 without its prefix, metadata that names partition, sample, field, rule), and RetryInfo if waiting helps. A refused
 call has changed nothing.
@@ -306,6 +311,14 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_OVERLOADED: _ErrorReason.ValueType  # 41
     """UNAVAILABLE with RetryInfo: the server has more calls than it can take, and did not begin this one."""
+    ERROR_REASON_DIGESTS_REQUIRED: _ErrorReason.ValueType  # 42
+    """FAILED_PRECONDITION: values of the partition have digests, and the call neither carries nor checks any, or is one
+    that cannot (an append, a read of a range of tokens).
+    """
+    ERROR_REASON_DIGEST_MISMATCH: _ErrorReason.ValueType  # 43
+    """DATA_LOSS: a value is not the one that its producer hashed; metadata "partition_id", "sample_id" and "field" name it.
+    Clients find it in what they read, the server in a write (nothing is stored).
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the reason of google.rpc.ErrorInfo, which carries the name without the prefix."""
@@ -402,6 +415,14 @@ ERROR_REASON_SHARD_COMMITTED: ErrorReason.ValueType  # 40
 """
 ERROR_REASON_OVERLOADED: ErrorReason.ValueType  # 41
 """UNAVAILABLE with RetryInfo: the server has more calls than it can take, and did not begin this one."""
+ERROR_REASON_DIGESTS_REQUIRED: ErrorReason.ValueType  # 42
+"""FAILED_PRECONDITION: values of the partition have digests, and the call neither carries nor checks any, or is one
+that cannot (an append, a read of a range of tokens).
+"""
+ERROR_REASON_DIGEST_MISMATCH: ErrorReason.ValueType  # 43
+"""DATA_LOSS: a value is not the one that its producer hashed; metadata "partition_id", "sample_id" and "field" name it.
+Clients find it in what they read, the server in a write (nothing is stored).
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 class _FilterOperator:
@@ -1587,6 +1608,7 @@ class Partition(_message.Message):
     WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
     RECENT_FIELD_NUMBER: _builtins.int
     DTYPES_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
     partition_id: _builtins.str
     """Its id."""
     num_samples: _builtins.int
@@ -1629,6 +1651,8 @@ class Partition(_message.Message):
     """Why the first of them waits, and what would let it go on; empty if none waits."""
     weight_version: _builtins.int
     """The version against which staleness is measured; unset while none is known."""
+    digests: _builtins.bool
+    """As registered."""
     @_builtins.property
     def fields(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldDescription]:
         """Its fields, in declared order."""
@@ -1697,10 +1721,11 @@ class Partition(_message.Message):
         weight_version: _builtins.int | None = ...,
         recent: Global___RecentFlow | None = ...,
         dtypes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        digests: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "_weight_version", b"_weight_version", "flow", b"flow", "grpo_group_size", b"grpo_group_size", "newest_weight_version", b"newest_weight_version", "oldest_row_age", b"oldest_row_age", "recent", b"recent", "weight_version", b"weight_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "_weight_version", b"_weight_version", "clear_when_consumed", b"clear_when_consumed", "closed", b"closed", "deduplicated_bytes_total", b"deduplicated_bytes_total", "dtypes", b"dtypes", "enums", b"enums", "fields", b"fields", "flow", b"flow", "grpo_group_size", b"grpo_group_size", "max_deliveries", b"max_deliveries", "newest_weight_version", b"newest_weight_version", "num_samples", b"num_samples", "oldest_row_age", b"oldest_row_age", "open", b"open", "open_groups", b"open_groups", "partition_id", b"partition_id", "read_bytes_total", b"read_bytes_total", "read_rows_total", b"read_rows_total", "recent", b"recent", "removed_rows", b"removed_rows", "rows", b"rows", "rows_cleared_total", b"rows_cleared_total", "rows_put_total", b"rows_put_total", "size_bytes", b"size_bytes", "tasks", b"tasks", "waiting_calls", b"waiting_calls", "waits_because", b"waits_because", "weight_version", b"weight_version", "written_bytes_total", b"written_bytes_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "_newest_weight_version", b"_newest_weight_version", "_weight_version", b"_weight_version", "clear_when_consumed", b"clear_when_consumed", "closed", b"closed", "deduplicated_bytes_total", b"deduplicated_bytes_total", "digests", b"digests", "dtypes", b"dtypes", "enums", b"enums", "fields", b"fields", "flow", b"flow", "grpo_group_size", b"grpo_group_size", "max_deliveries", b"max_deliveries", "newest_weight_version", b"newest_weight_version", "num_samples", b"num_samples", "oldest_row_age", b"oldest_row_age", "open", b"open", "open_groups", b"open_groups", "partition_id", b"partition_id", "read_bytes_total", b"read_bytes_total", "read_rows_total", b"read_rows_total", "recent", b"recent", "removed_rows", b"removed_rows", "rows", b"rows", "rows_cleared_total", b"rows_cleared_total", "rows_put_total", b"rows_put_total", "size_bytes", b"size_bytes", "tasks", b"tasks", "waiting_calls", b"waiting_calls", "waits_because", b"waits_because", "weight_version", b"weight_version", "written_bytes_total", b"written_bytes_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grpo_group_size: _TypeAlias = _typing.Literal["grpo_group_size"]  # noqa: Y015
     _WhichOneofArgType__grpo_group_size: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size"]  # noqa: Y015
@@ -1777,6 +1802,7 @@ class RegisterPartitionRequest(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     CLEAR_WHEN_CONSUMED_FIELD_NUMBER: _builtins.int
     DTYPES_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     partition_id: _builtins.str
@@ -1800,6 +1826,10 @@ class RegisterPartitionRequest(_message.Message):
     clear_when_consumed: _builtins.bool
     """A row is removed as soon as every task has consumed it. Needs at least one task. Claims in CLAIM_MODE_CONSUME are
     refused, because their rows would be gone before they are read.
+    """
+    digests: _builtins.bool
+    """Every value has a digest; see "Digests" at the top of this file. replace cannot change it while rows hold values
+    (FIELD_HOLDS_VALUES).
     """
     @_builtins.property
     def fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1840,10 +1870,11 @@ class RegisterPartitionRequest(_message.Message):
         open: _builtins.bool = ...,
         clear_when_consumed: _builtins.bool = ...,
         dtypes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        digests: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "grpo_group_size", b"grpo_group_size"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "clear_when_consumed", b"clear_when_consumed", "dtypes", b"dtypes", "enums", b"enums", "fields", b"fields", "grpo_group_size", b"grpo_group_size", "max_deliveries", b"max_deliveries", "num_samples", b"num_samples", "open", b"open", "partition_id", b"partition_id", "per_token_fields", b"per_token_fields", "replace", b"replace", "request_id", b"request_id", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size", "clear_when_consumed", b"clear_when_consumed", "digests", b"digests", "dtypes", b"dtypes", "enums", b"enums", "fields", b"fields", "grpo_group_size", b"grpo_group_size", "max_deliveries", b"max_deliveries", "num_samples", b"num_samples", "open", b"open", "partition_id", b"partition_id", "per_token_fields", b"per_token_fields", "replace", b"replace", "request_id", b"request_id", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grpo_group_size: _TypeAlias = _typing.Literal["grpo_group_size"]  # noqa: Y015
     _WhichOneofArgType__grpo_group_size: _TypeAlias = _typing.Literal["_grpo_group_size", b"_grpo_group_size"]  # noqa: Y015
@@ -2218,6 +2249,8 @@ class PutSamplesHeader(_message.Message):
     REQUEST_DIGEST_FIELD_NUMBER: _builtins.int
     CREATE_ONLY_FIELD_NUMBER: _builtins.int
     EXISTING_ONLY_FIELD_NUMBER: _builtins.int
+    HASHED_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     partition_id: _builtins.str
@@ -2268,6 +2301,12 @@ class PutSamplesHeader(_message.Message):
     """Refused (SAMPLE_NOT_FOUND), with nothing changed, unless every row exists when the put begins and when it takes
     effect. Without create_only and add_to_group; not with shared.
     """
+    hashed: _builtins.bool
+    """The caller hashes the values: their digests are in `digests`, or in the FinishWriteRequest of a put whose values the
+    client writes to its reservation.
+    """
+    digests: _builtins.bytes
+    """Empty, or the digests of the values; see "Digests"."""
     @_builtins.property
     def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The rows, distinct; 1 to 65,536."""
@@ -2321,10 +2360,12 @@ class PutSamplesHeader(_message.Message):
         request_digest: _builtins.bytes = ...,
         create_only: _builtins.bool = ...,
         existing_only: _builtins.bool = ...,
+        hashed: _builtins.bool = ...,
+        digests: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["only_if", b"only_if", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_to_group", b"add_to_group", "append", b"append", "caller", b"caller", "claim_id", b"claim_id", "columns", b"columns", "create_only", b"create_only", "existing_only", b"existing_only", "generations", b"generations", "once", b"once", "only_if", b"only_if", "partition_id", b"partition_id", "read_on", b"read_on", "request_digest", b"request_digest", "request_id", b"request_id", "reservation_id", b"reservation_id", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "shared", b"shared", "wait_timeout", b"wait_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_to_group", b"add_to_group", "append", b"append", "caller", b"caller", "claim_id", b"claim_id", "columns", b"columns", "create_only", b"create_only", "digests", b"digests", "existing_only", b"existing_only", "generations", b"generations", "hashed", b"hashed", "once", b"once", "only_if", b"only_if", "partition_id", b"partition_id", "read_on", b"read_on", "request_digest", b"request_digest", "request_id", b"request_id", "reservation_id", b"reservation_id", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "shared", b"shared", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2415,6 +2456,7 @@ class ReadColumnsRequest(_message.Message):
     TOKEN_STARTS_FIELD_NUMBER: _builtins.int
     TOKEN_ENDS_FIELD_NUMBER: _builtins.int
     CALLER_FIELD_NUMBER: _builtins.int
+    CHECKS_DIGESTS_FIELD_NUMBER: _builtins.int
     partition_id: _builtins.str
     """The partition."""
     generations: _builtins.bytes
@@ -2429,6 +2471,8 @@ class ReadColumnsRequest(_message.Message):
     """
     caller: _builtins.str
     """Name of the caller, for GetServerStatus; at most 256 bytes."""
+    checks_digests: _builtins.bool
+    """The caller compares the values with their digests."""
     @_builtins.property
     def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The rows, distinct, in the order of the response; 1 to 65,536."""
@@ -2447,10 +2491,11 @@ class ReadColumnsRequest(_message.Message):
         token_starts: _builtins.bytes = ...,
         token_ends: _builtins.bytes = ...,
         caller: _builtins.str = ...,
+        checks_digests: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "fields", b"fields", "generations", b"generations", "partition_id", b"partition_id", "sample_ids", b"sample_ids", "token_ends", b"token_ends", "token_starts", b"token_starts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "checks_digests", b"checks_digests", "fields", b"fields", "generations", b"generations", "partition_id", b"partition_id", "sample_ids", b"sample_ids", "token_ends", b"token_ends", "token_starts", b"token_starts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2464,8 +2509,11 @@ class ReadColumnsHeader(_message.Message):
 
     COLUMNS_FIELD_NUMBER: _builtins.int
     SEQUENCE_LENGTHS_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
     sequence_lengths: _builtins.bytes
     """Length of each row in tokens, -1 if unknown; one little-endian int64 for each row."""
+    digests: _builtins.bytes
+    """The digests of the values; empty in a partition without them."""
     @_builtins.property
     def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___Column]:
         """One for each field of the request, in its order."""
@@ -2475,10 +2523,11 @@ class ReadColumnsHeader(_message.Message):
         *,
         columns: _abc.Iterable[Global___Column] | None = ...,
         sequence_lengths: _builtins.bytes = ...,
+        digests: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "sequence_lengths", b"sequence_lengths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "digests", b"digests", "sequence_lengths", b"sequence_lengths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2980,10 +3029,16 @@ class CommitClaimHeader(_message.Message):
     CLAIM_ID_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
     WAIT_TIMEOUT_FIELD_NUMBER: _builtins.int
+    HASHED_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     claim_id: _builtins.str
     """The claim."""
+    hashed: _builtins.bool
+    """As in PutSamplesHeader."""
+    digests: _builtins.bytes
+    """As in PutSamplesHeader."""
     @_builtins.property
     def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___Column]:
         """Columns to write, one row for each row of the claim, in its order; may be empty."""
@@ -2999,10 +3054,12 @@ class CommitClaimHeader(_message.Message):
         claim_id: _builtins.str = ...,
         columns: _abc.Iterable[Global___Column] | None = ...,
         wait_timeout: _duration_pb2.Duration | None = ...,
+        hashed: _builtins.bool = ...,
+        digests: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["wait_timeout", b"wait_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim_id", b"claim_id", "columns", b"columns", "request_id", b"request_id", "wait_timeout", b"wait_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim_id", b"claim_id", "columns", b"columns", "digests", b"digests", "hashed", b"hashed", "request_id", b"request_id", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

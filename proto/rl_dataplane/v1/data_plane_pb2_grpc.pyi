@@ -48,6 +48,11 @@ Generations. Every row has a generation, which no other row of this server ever 
 generations of all rows before it. A call that names generations refers to those rows only: if an id was cleared and
 put again, the call is refused (ROW_REPLACED) instead of touching the new row.
 
+Digests. In a partition registered with `digests`, every value has a digest: the XXH3-64 of its bytes as its producer
+hashed them, 0 for a value without bytes. Arrays of digests are bytes: one little-endian uint64 for each value, row
+after row, column after column. Puts and commits carry them, reads return them, and readers compare them with the bytes
+that came (DIGEST_MISMATCH). Calls of a client that does not know digests are refused (DIGESTS_REQUIRED).
+
 Errors. Every error carries google.rpc details: ErrorInfo (domain "rl_dataplane", a reason of the enum ErrorReason
 without its prefix, metadata that names partition, sample, field, rule), and RetryInfo if waiting helps. A refused
 call has changed nothing.

@@ -24,7 +24,7 @@ from dataplane_server.core.calls.values import Runs
 from dataplane_server.core.rows.regions import NODE_SHIFT, WITHIN_NODE, node_of
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service import translate
-from dataplane_server.service.local.local_calls import Answer, LocalCalls, arena_runs
+from dataplane_server.service.local.local_calls import Answer, LocalCalls, Sent, arena_runs
 from dataplane_server.service.local.local_methods import LocalMethod
 from dataplane_server.service.local.local_session import Applied, Lease, LocalSession, SharedReservation
 from dataplane_server.service.shell import Shell
@@ -58,31 +58,34 @@ class RelayCalls(LocalCalls):
                 self._hints.popitem(last=False)
         return self._go_on(begun, self._put_applied, request, session)
 
-    def _finish(self, reservation: Reservation, applied: Applied, digests: bytes) -> pb.LocalWriteResponse:
-        response = super()._finish(reservation, applied, digests)
+    def _finish(
+        self, reservation: Reservation, applied: Applied, digests: bytes, value_digests: bytes
+    ) -> pb.LocalWriteResponse:
+        response = super()._finish(reservation, applied, digests, value_digests)
         if reservation.runs:
             self._members.written_bytes[node_of(reservation.runs[0].offset)] += reservation.size_bytes
             if reader := self._hints.pop(reservation.ticket, ""):
                 self._members.will_read(reader, lambda node: self._lease(Runs.of(reservation.runs), node))
         return response
 
-    def _use(
-        self, reservation: Reservation, applied: Applied, values: bytes | None, handle: int, session: LocalSession
-    ) -> Answer:
+    def _use(self, reservation: Reservation, applied: Applied, sent: Sent, session: LocalSession) -> Answer:
         with self._shell.aborted_on_error(reservation.ticket):
-            if values:
+            if sent.values:
                 message = "messages of a node's clients hold no values; write them to the reservation"
                 raise Refusal(Reason.INVALID_REQUEST, message)
             if reservation.size_bytes:
                 self._shell.apply(ShareReservation(reservation.ticket))
-                session.hold(handle, SharedReservation(reservation, applied))
+                session.hold(sent.handle, SharedReservation(reservation, applied))
                 return pb.LocalWriteResponse(reservation=_runs(Runs.of(reservation.runs)))
-        return self._finish_empty(reservation, applied)
+        return self._finish_empty(reservation, applied, sent.value_digests)
 
-    async def _finish_empty(self, reservation: Reservation, applied: Applied) -> pb.LocalWriteResponse:
+    async def _finish_empty(
+        self, reservation: Reservation, applied: Applied, value_digests: bytes
+    ) -> pb.LocalWriteResponse:
         with self._shell.aborted_on_error(reservation.ticket):
             digests = self._values.digests(reservation)
-            return self._finish(reservation, applied, digests if isinstance(digests, bytes) else await digests)
+            once = digests if isinstance(digests, bytes) else await digests
+            return self._finish(reservation, applied, once, value_digests)
 
     def read(self, request: pb.LocalReadRequest, session: LocalSession) -> pb.LocalReadResponse:
         plan = self._shell.apply(translate.rows.read(request.request))

@@ -242,13 +242,16 @@ class ReadColumn:
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """Where the bytes of a read lie, column after column. They stay there until EndRead(ticket)."""
+    """Where the bytes of a read lie, column after column. They stay there until EndRead(ticket). digests: of the
+    values, a row for each column, where the partition has some.
+    """
 
     ticket: int
     columns: tuple[ReadColumn, ...]
     sequence_lengths: Int64Array
     runs: Runs
     size_bytes: int
+    digests: Int64Array | None = None
 
 
 @dataclass(frozen=True, slots=True)

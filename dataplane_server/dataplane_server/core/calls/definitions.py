@@ -64,7 +64,7 @@ def _differences(held: Definition, wanted: Definition) -> Iterator[str]:
         if held.enums[name] != wanted.enums[name]:
             ours, theirs = (", ".join(each.enums[name])[:80] for each in (held, wanted))
             yield f"the enum of field {name!r} is ({ours}) in the partition, ({theirs}) in the registration"
-    for what in ("max_deliveries", "grpo_group_size", "open", "clear_when_consumed"):
+    for what in ("max_deliveries", "grpo_group_size", "open", "clear_when_consumed", "digests"):
         has, wants = getattr(held, what), getattr(wanted, what)
         if has != wants and not (what == "grpo_group_size" and None in (has, wants)):
             yield f"{what} is {has} in the partition, {wants} in the registration"

@@ -23,7 +23,7 @@ from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import RepeatableCall, ReserveGroup
 
 MAX_DIGEST_BYTES = 64
-_NOT_COMPARED = {"request_id", "session_id", "caller", "node", "digest"}
+_NOT_COMPARED = {"request_id", "session_id", "caller", "node", "digest", "hashed"}
 _OF_CLASS: dict[Any, set[str]] = {ReserveGroup: {"sample_ids"}, ColumnSpec: {"per_token"}}
 """A caller that gives a reservation up repeats it without its rows, to learn its name. What a caller takes a field to
 be changes nothing of the columns, and another that repeats its put may not know.

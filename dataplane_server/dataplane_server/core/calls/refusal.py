@@ -57,6 +57,8 @@ class Reason(enum.Enum):
     REQUEST_ID_USED = enum.auto()
     SHARD_COMMITTED = enum.auto()
     OVERLOADED = enum.auto()
+    DIGESTS_REQUIRED = enum.auto()
+    DIGEST_MISMATCH = enum.auto()
 
 
 class Refusal(Exception):

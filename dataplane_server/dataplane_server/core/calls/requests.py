@@ -151,7 +151,8 @@ class PutSamples(RepeatableCall[Reservation | Waiting | PutResult]):
     exist become rows of the group. append: the columns, of per-token fields, are added to the end of the rows' values.
     only_if: only while every row exists and fits. once: columns whose values are not kept twice. node: for their bytes.
     digest: stands for the whole request when it is repeated, see `calls.fingerprints`; empty for none. create_only:
-    only while no row exists. existing_only: only while every row exists.
+    only while no row exists. existing_only: only while every row exists. hashed: the values have digests, which come
+    with FinishWrite or StoreValues.
     """
 
     request_id: str
@@ -173,28 +174,33 @@ class PutSamples(RepeatableCall[Reservation | Waiting | PutResult]):
     digest: bytes = b""
     create_only: bool = False
     existing_only: bool = False
+    hashed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CommitClaim(RepeatableCall[Reservation | Waiting | CommitResult]):
-    """Begin to end a claim, with columns for its rows. Without columns the claim ends here. node: as of PutSamples."""
+    """Begin to end a claim, with columns for its rows. Without columns the claim ends here. node, hashed: as of
+    PutSamples.
+    """
 
     request_id: str
     claim_id: str
     columns: Sequence[ColumnSpec] = ()
     node: int = 0
+    hashed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StoreValues(Call[Stored | Reservation | Waiting | PutResult | CommitResult]):
     """Carry out a put or commit whose values are at hand, in one step. The answer is that of the write alone if it has
-    to wait, was applied before, appends, puts values `once`, or declares another size than these. checksums: as of
-    FinishWrite.
+    to wait, was applied before, appends, puts values `once`, or declares another size than these. checksums,
+    value_digests: as of FinishWrite.
     """
 
     write: PutSamples | CommitClaim
     size_bytes: int
     checksums: bytes = b""
+    value_digests: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,12 +215,14 @@ class ShareReservation(Call[None]):
 @dataclass(frozen=True, slots=True)
 class FinishWrite(Call[PutResult | CommitResult]):
     """Apply a put or commit whose bytes are all in place. The reservation ends even if the call is refused. checksums:
-    of the values, for the log; the core does not look at them. digests: 16 bytes for each value that is put `once`.
+    of the values, for the log; the core compares them with value_digests, if it has both. digests: 16 bytes for each
+    value that is put `once`. value_digests: see `calls.digests`; the core keeps them where the partition has some.
     """
 
     ticket: int
     checksums: bytes = b""
     digests: bytes = b""
+    value_digests: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +246,8 @@ class GiveUpWrite(Call[Refusal]):
 class BeginRead(Call[ReadPlan]):
     """Pin rows until EndRead and say where their values lie. With generations: those very rows. token_starts,
     token_ends: of per-token fields only the entries between; one number for all rows, or one a row. Both or neither.
-    ticket: of the read, in a log that has not all reads; 0 for the next number. caller: its name.
+    ticket: of the read, in a log that has not all reads; 0 for the next number. caller: its name. checks_digests: it
+    compares the values with their digests.
     """
 
     partition_id: str
@@ -249,6 +258,7 @@ class BeginRead(Call[ReadPlan]):
     token_ends: Int64Array | None = None
     ticket: int = 0
     caller: str = ""
+    checks_digests: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class Copy(NamedTuple):
 class Definition:
     """What a partition holds, and for which tasks. max_deliveries: 0 for no limit. open: a call that names a field
     which is not declared declares it. clear_when_consumed: a row goes as soon as every task has consumed it. dtypes:
-    the element type of fields ("object" for objects); others hold what is put first.
+    the element type of fields ("object" for objects); others hold what is put first. digests: see `calls.digests`.
     """
 
     partition_id: str
@@ -102,3 +102,4 @@ class Definition:
     open: bool = False
     clear_when_consumed: bool = False
     dtypes: Mapping[str, str] = field(default_factory=dict)
+    digests: bool = False

@@ -106,10 +106,15 @@ def check_may_declare(partition_id: str, fields: Mapping[str, Field], new: Seque
 
 
 def check_may_replace(
-    partition_id: str, fields: Mapping[str, Field], reserved: Collection[Group], definition: Definition
+    partition_id: str,
+    fields: Mapping[str, Field],
+    reserved: Collection[Group],
+    definition: Definition,
+    *,
+    digests: bool,
 ) -> None:
     """Refuse a definition in place of the present one that contradicts values of rows, or values that the rows of
-    reserved groups share.
+    reserved groups share. digests: whether these have some.
     """
     for field in fields.values():
         if field.name not in definition.fields:
@@ -118,6 +123,8 @@ def check_may_replace(
             change = "newly declares per-token"  # rows were put without comparing their lengths
         elif field.shape is not None and definition.dtypes.get(field.name, field.shape.element) != field.shape.element:
             change = f"declares {definition.dtypes[field.name]}"
+        elif definition.digests != digests:
+            change = "gives digests" if definition.digests else "gives no digests"
         else:
             continue
         sharing = sum(field.name in group.shared for group in reserved)

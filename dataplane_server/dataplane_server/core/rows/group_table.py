@@ -28,8 +28,8 @@ END_VERSION_TAG = "end_weight_version"
 class Group:
     """The rows of one prompt. slots: its rows in order of arrival, of which `size` are left; these have `number` in the
     column "group". reservation_id: empty once the reservation has ended. session_id: the session that holds the
-    reservation; empty if none does. shared: while it is reserved, offset and entries of the values that its rows share,
-    by field.
+    reservation; empty if none does. shared: while it is reserved, offset, entries and digest (0 if there is none) of
+    the values that its rows share, by field.
     """
 
     number: int
@@ -40,7 +40,7 @@ class Group:
     session_id: str
     start_weight_version: int | None
     end_weight_version: int | None = None
-    shared: dict[str, tuple[int, int]] = field(default_factory=dict)
+    shared: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
 
 def _kept_bytes(group: Group) -> int:

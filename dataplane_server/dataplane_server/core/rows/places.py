@@ -6,6 +6,7 @@ rows and fields takes a few array operations. The word of a field that the row d
 
 An arena of 4 GiB leaves 30 bits for entries, an arena of 1 TiB 22. When the first value with more entries arrives
 (millions in one row), the table is split: offsets and entries get separate arrays, 12 bytes a value instead of 8.
+Where values have digests, another array of words has them; elsewhere there is none.
 """
 
 from __future__ import annotations
@@ -32,11 +33,25 @@ class Places:
         self._most = (1 << self._shift) - 1
         self._words: Int64Array = np.zeros(0, np.int64)
         self._entries: npt.NDArray[np.int32] | None = None
+        self._digests: Int64Array | None = None
+
+    @property
+    def has_digests(self) -> bool:
+        return self._digests is not None
+
+    def keep_digests(self, *, keep: bool) -> None:
+        """Whether values that are stored from now on have digests. No row may hold a value."""
+        if keep != self.has_digests:
+            self._digests = np.zeros(self._rows * self.width, np.int64) if keep else None
+
+    def digests(self, index: Index) -> Int64Array | None:
+        """Those at the positions; None if values have none."""
+        return None if self._digests is None else self._digests[index]
 
     def grow(self, rows: int) -> None:
         """Make room for this many rows, in place. No code may keep an array over this call."""
         self._rows = rows
-        for array in (self._words, self._entries):
+        for array in (self._words, self._entries, self._digests):
             if array is not None:
                 array.resize(rows * self.width, refcheck=False)
 
@@ -48,6 +63,8 @@ class Places:
         self._words = _resized(self._words, self._rows, old, width)
         if self._entries is not None:
             self._entries = _resized(self._entries, self._rows, old, width)
+        if self._digests is not None:
+            self._digests = _resized(self._digests, self._rows, old, width)
 
     def at(self, fields: Int64Array, slots: Int64Array) -> Index:
         """The positions of the fields of rows."""
@@ -80,7 +97,10 @@ class Places:
         """Offsets and entries of all fields, an array row for each row."""
         return self.load(slots[:, None] * self.width + np.arange(self.width))
 
-    def store(self, index: Index, offsets: Int64Array, entries: Int64Array) -> None:
+    def store(self, index: Index, offsets: Int64Array, entries: Int64Array, digests: Int64Array | None = None) -> None:
+        """digests: of the values; needed if values have some."""
+        if self._digests is not None:
+            self._digests[index] = 0 if digests is None else digests
         if self._entries is None and int(entries.max(initial=0)) > self._most:
             self._entries = (self._words & self._most).astype(np.int32)
             self._words >>= self._shift
@@ -93,7 +113,7 @@ class Places:
     def erase(self, slots: Int64Array) -> None:
         """Clear the words of rows."""
         if self.width:
-            for array in (self._words, self._entries):
+            for array in (self._words, self._entries, self._digests):
                 if array is not None:
                     array.reshape(-1, self.width)[slots] = 0
 

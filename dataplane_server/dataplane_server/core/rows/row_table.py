@@ -38,6 +38,7 @@ from dataplane_server.core.rows.tags import PooledTags, TagPool
 _NO_TAGS: Tags = {}
 _LONGEST_STEP = 1 << 16
 _PLACE_BYTES = 12
+_DIGEST_BYTES = 8
 _FEW = 8
 """Less than this part of the rows is too few to build a column of a tag for."""
 _ROW_COLUMNS: dict[str, npt.DTypeLike] = {
@@ -119,8 +120,18 @@ class RowTable:
 
     def set_width(self, width: int) -> None:
         """Make room for field indexes below `width`; see `Places.set_width`."""
-        self._change_slot_bytes(_PLACE_BYTES * (width - self.places.width))
+        self._change_slot_bytes(self._value_bytes * (width - self.places.width))
         self.places.set_width(width)
+
+    def keep_digests(self, *, keep: bool) -> None:
+        """Whether values have digests; see `Places.keep_digests`."""
+        before = self._value_bytes
+        self.places.keep_digests(keep=keep)
+        self._change_slot_bytes((self._value_bytes - before) * self.places.width)
+
+    @property
+    def _value_bytes(self) -> int:
+        return _PLACE_BYTES + _DIGEST_BYTES * self.places.has_digests
 
     def _change_slot_bytes(self, more: int) -> None:
         self.slot_bytes += more

@@ -29,6 +29,11 @@ class StoredValues:
         places = self._rows.places
         return places.load(places.at(_indexes(fields), slots))
 
+    def digests(self, slots: Slots, fields: Sequence[Field]) -> Int64Array | None:
+        """The digests of values of fields of rows, an array row for each field; None where values have none."""
+        places = self._rows.places
+        return places.digests(places.at(_indexes(fields), slots)) if places.has_digests else None
+
     def store(
         self,
         slots: Slots,
@@ -37,18 +42,19 @@ class StoredValues:
         columns: Columns,
         offsets: Int64Array,
         once: Mapping[str, bytes],
+        digests: Int64Array | None,
         *,
         replaces: bool,
     ) -> int:
         """Point rows to new values, and release the values that they replace. shapes: of the fields from now on.
-        once: digests of the values of fields that are put once. replaces: whether there may be any. Returns the bytes
-        of values that are not kept a second time.
+        once: digests of the values of fields that are put once. digests: of all, where values have some. replaces:
+        whether there may be any. Returns the bytes of values that are not kept a second time.
         """
         stored = self._adopt(fields, columns, offsets, once) if once else offsets
         if replaces:
             self.release(slots, fields)
         places = self._rows.places
-        places.store(places.at(_indexes(fields), slots), stored, columns.entries)
+        places.store(places.at(_indexes(fields), slots), stored, columns.entries, digests)
         self._rows["produced"][slots] |= np.uint64(mask_of(fields))
         for field, column, shape in zip(fields, columns.each, shapes, strict=True):
             field.shape = shape
@@ -124,13 +130,16 @@ class StoredValues:
         shapes: Sequence[Shape],
         columns: Columns,
         offsets: Int64Array,
+        digests: Int64Array | None,
     ) -> None:
         """Point all rows of a reserved group to the one value of each column; the group has them as well."""
-        for field, column, shape, offset in zip(fields, columns.each, shapes, offsets[:, 0].tolist(), strict=True):
+        of_values = [0] * len(fields) if digests is None else digests[:, 0].tolist()
+        each = zip(fields, columns.each, shapes, offsets[:, 0].tolist(), of_values, strict=True)
+        for field, column, shape, offset, digest in each:
             field.shape = shape
             field.size_bytes += column.size_bytes
             self._rows.keep(NAME_BYTES)
-            group.shared[field.name] = (offset, int(column.entries[0]))
+            group.shared[field.name] = (offset, int(column.entries[0]), digest)
             if column.size_bytes:
                 self._rows.payloads.add(offset, column.size_bytes, 1)
         self.share(group, slots, fields)
@@ -139,9 +148,9 @@ class StoredValues:
         """Point rows, which do not have the fields, to the values that their group has."""
         places = self._rows.places
         for field in fields:
-            offset, entries = group.shared[field.name]
+            offset, entries, digest = group.shared[field.name]
             index = places.at(_indexes([field]), slots)
-            places.store(index, np.full_like(index, offset), np.full_like(index, entries))
+            places.store(index, *(np.full_like(index, number) for number in (offset, entries, digest)))
             field.rows += len(slots)
             if entries * field.entry_bytes:
                 self._rows["shared"][slots] |= field.bit
@@ -151,7 +160,7 @@ class StoredValues:
     def end_sharing(self, group: Group, fields: Mapping[str, Field]) -> int:
         """No more rows join the group: its values belong to the rows alone. Returns the bytes that no row has."""
         lost = 0
-        for name, (offset, entries) in group.shared.items():
+        for name, (offset, entries, _) in group.shared.items():
             if entries * fields[name].entry_bytes:
                 disowned = self._rows.payloads.disown(offset)
                 fields[name].size_bytes -= disowned

@@ -138,6 +138,7 @@ class Partition:
         self.rows.keep(definition_bytes(definition) - definition_bytes(self.definition))
         self.definition = definition
         self.rows.clear_when_consumed = definition.clear_when_consumed
+        self.rows.keep_digests(keep=definition.digests)
         self._changed[self] = None
         used = {field.index for field in self.fields.values()}
         indexes = iter(index for index in range(64) if index not in used)
@@ -273,9 +274,11 @@ class Partition:
         sequence_lengths: Int64Array | None,
         group: Group | None = None,
         once: Mapping[str, bytes] = _NO_DIGESTS,
+        digests: Int64Array | None = None,
     ) -> int:
         """Apply a put that was just checked and whose values are at the offsets (an array row for each column). Returns
-        how many rows are new. group: the reserved group that new rows join. once: digests of values, by field.
+        how many rows are new. group: the reserved group that new rows join. once: digests of values, by field. digests:
+        of all values, if the partition has some.
         """
         self.declare(column.name for column in columns.each)
         slots = checked.slots
@@ -285,7 +288,7 @@ class Partition:
             self._join(group, slots[is_new], columns)
         if columns.each:
             replaces = created < len(slots)
-            of_rows = (slots, self._named(columns), checked.shapes, columns, offsets, once)
+            of_rows = (slots, self._named(columns), checked.shapes, columns, offsets, once, digests)
             self.counters.deduplicated_bytes += self.values.store(*of_rows, replaces=replaces)
         self._store_lengths(slots, columns.each, sequence_lengths)
         for slot, row_tags in zip(slots.tolist() if tags else (), tags or (), strict=False):
@@ -312,11 +315,13 @@ class Partition:
         outcomes[existing] = np.where(consumed, ROW_CONSUMED, ROW_REPLACED)
         return outcomes.tobytes()
 
-    def put_shared(self, group: Group, checked: Checked, columns: Columns, offsets: Int64Array) -> None:
+    def put_shared(
+        self, group: Group, checked: Checked, columns: Columns, offsets: Int64Array, digests: Int64Array | None
+    ) -> None:
         """Point all rows of a group, which were just checked, to the one value of each column, and those that join."""
         self._changed[self] = None
         self.declare(column.name for column in columns.each)
-        self.values.store_shared(group, checked.slots, self._named(columns), checked.shapes, columns, offsets)
+        self.values.store_shared(group, checked.slots, self._named(columns), checked.shapes, columns, offsets, digests)
 
     def _join(self, group: Group, slots: Slots, columns: Columns) -> None:
         """New rows become rows of a reserved group and share its values, but for those that the put brings."""
@@ -342,9 +347,10 @@ class Partition:
 
     def plan_read(
         self, slots: Slots, names: Sequence[str], tokens: tuple[Int64Array, Int64Array] | None = None
-    ) -> tuple[tuple[ReadColumn, ...], tuple[Int64Array, Int64Array]]:
-        """The layout of fields of rows, and starts and lengths of their pieces of memory. tokens: starts and ends
-        within per-token fields. Refusal FIELD_NOT_PRODUCED names the first row that lacks a field.
+    ) -> tuple[tuple[ReadColumn, ...], tuple[Int64Array, Int64Array], Int64Array | None]:
+        """The layout of fields of rows, starts and lengths of their pieces of memory, and the digests of their values,
+        if they have some. tokens: starts and ends within per-token fields. Refusal FIELD_NOT_PRODUCED names the first
+        row that lacks a field.
         """
         fields = [self.field(name) for name in names]
         shapes = self._produced_shapes(fields, slots)
@@ -357,7 +363,7 @@ class Partition:
             shapes[row] = Shape("jagged", shapes[row].dtype, shapes[row].trailing)
         sizes = entries * entry_bytes
         columns = tuple(map(ReadColumn, names, shapes, entries))
-        return columns, column_pieces(offsets, sizes)
+        return columns, column_pieces(offsets, sizes), self.values.digests(slots, fields)
 
     def _produced_shapes(self, fields: Sequence[Field], slots: Slots) -> list[Shape]:
         """The shapes of fields, which all of the rows must hold."""

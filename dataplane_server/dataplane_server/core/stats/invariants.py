@@ -114,7 +114,7 @@ def _check_payloads(partition: Partition) -> None:
         for offset in field.locations(slots[(shared & field.bit) != 0])[0].tolist():
             having[offset] = having.get(offset, 0) + 1
     for group in partition.groups:
-        for name, (offset, entries) in group.shared.items():
+        for name, (offset, entries, _) in group.shared.items():
             if entries * partition.fields[name].entry_bytes:
                 having[offset] = having.get(offset, 0) + 1
     counted = {payload.offset: payload.owners for payload in rows.payloads if payload.owners}
@@ -245,7 +245,7 @@ def _pieces_of(partition: Partition, name: str) -> list[tuple[int, int]]:
     sharing = (partition.rows["shared"][slots] & field.bit) != 0
     of_groups = [group.shared[name] for group in partition.groups if name in group.shared]
     shared = _located(partition, name, slots[sharing])
-    shared += [(offset, entries * field.entry_bytes) for offset, entries in of_groups if entries * field.entry_bytes]
+    shared += [(offset, entries * field.entry_bytes) for offset, entries, _ in of_groups if entries * field.entry_bytes]
     return _located(partition, name, slots[field.holds(slots) & ~sharing]) + sorted(set(shared))
 
 

@@ -88,5 +88,5 @@ def _lose_rows(state: State, partition: Partition, number: int) -> int:
 
 def _is_lost(partition: Partition, group: Group, lost: Int64Array, number: int) -> bool:
     """Whether a reserved group has lost a row, or a value that its rows share."""
-    shared = any(entries and node_of(offset) == number for offset, entries in group.shared.values())
+    shared = any(entries and node_of(offset) == number for offset, entries, _ in group.shared.values())
     return shared or bool(np.isin(partition.groups.members(group.number), lost).any())

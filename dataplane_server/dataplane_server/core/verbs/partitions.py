@@ -104,7 +104,7 @@ class Partitions:
         if definition == partition.definition:
             return False
         self._check_room(definition, partition.definition)
-        check_may_replace(partition.partition_id, partition.fields, partition.groups.reserved.values(), definition)
+        _check_may_replace(partition, definition)
         partition.extend(definition)
         return True
 
@@ -116,7 +116,7 @@ class Partitions:
             definition = with_fields_of(partition.definition, definition)
             check_definition(definition, self._state.limits)
         self._check_room(definition, partition.definition)
-        check_may_replace(partition.partition_id, partition.fields, partition.groups.reserved.values(), definition)
+        _check_may_replace(partition, definition)
         self._claims.void(partition)
         self._steps.forget(partition)
         partition.redefine(definition)
@@ -198,3 +198,9 @@ class Partitions:
         held, fenced = self._claims.fence(partition, task.name, None if slots is None else reach)
         reach = np.unique(np.concatenate([reach, held]))
         return reach[np.argsort(rows.generations(reach))], fenced
+
+
+def _check_may_replace(partition: Partition, definition: Definition) -> None:
+    reserved = partition.groups.reserved.values()
+    digests = partition.definition.digests
+    check_may_replace(partition.partition_id, partition.fields, reserved, definition, digests=digests)

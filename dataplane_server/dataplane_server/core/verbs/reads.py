@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dataplane_server.core.calls.answers import ReadPlan
+from dataplane_server.core.calls.digests import check_checks
 from dataplane_server.core.calls.listings import Holder
 from dataplane_server.core.calls.names import check_caller, check_distinct, check_generations, check_sample_ids
 from dataplane_server.core.calls.refusal import Reason, Refusal
@@ -49,7 +50,8 @@ class Reads:
         if call.generations is not None:
             partition.rows.check_same(call.sample_ids, slots, call.generations)
         self._check_room(len(slots))
-        columns, pieces = partition.plan_read(slots, call.fields, tokens)
+        check_checks(partition.definition, call)
+        columns, pieces, digests = partition.plan_read(slots, call.fields, tokens)
         self._check_pieces(call, len(pieces[0]))
         partition.rows.pin(slots)
         ticket = self._begun = max(call.ticket, self._begun + 1)
@@ -59,7 +61,7 @@ class Reads:
         size_bytes = int(pieces[1].sum())
         self._readers[ticket] = (call.caller, size_bytes)
         partition.count_read(len(slots), size_bytes)
-        return ReadPlan(ticket, columns, lengths, Runs(*pieces), size_bytes)
+        return ReadPlan(ticket, columns, lengths, Runs(*pieces), size_bytes, digests)
 
     def end(self, ticket: int) -> None:
         """Unpin the rows. Unknown tickets are ignored."""

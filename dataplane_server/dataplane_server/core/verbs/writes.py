@@ -22,6 +22,7 @@ import numpy as np
 
 from dataplane_server.core.calls.answers import Admitted, CommitResult, PutResult, Reservation, Stored, Waiting
 from dataplane_server.core.calls.columns import Columns, ColumnSpec, make_columns
+from dataplane_server.core.calls.digests import check_hashed, digests_of_write
 from dataplane_server.core.calls.filters import check_filter
 from dataplane_server.core.calls.fingerprints import check_digest
 from dataplane_server.core.calls.limits import Limits
@@ -34,7 +35,7 @@ from dataplane_server.core.calls.names import (
     check_tags,
 )
 from dataplane_server.core.calls.refusal import Reason, Refusal, draining, superseded
-from dataplane_server.core.calls.requests import CommitClaim, PutSamples
+from dataplane_server.core.calls.requests import CommitClaim, FinishWrite, PutSamples, StoreValues
 from dataplane_server.core.calls.values import Int64Array, Slots
 from dataplane_server.core.rows.bookkeeping import DIGEST_BYTES, WRITE_BYTES, id_bytes
 from dataplane_server.core.rows.fields import check_given_lengths, check_once
@@ -103,12 +104,11 @@ class Writes:
         enters = self._enters(ticket, begun, checked.new_rows, now)
         return self._hold(ticket, begun, checked, self._admitted(ticket, begun, now) if enters else None)
 
-    def store(
-        self, call: PutSamples | CommitClaim, size_bytes: int, now: float
-    ) -> Stored | Reservation | Waiting | CommitResult:
+    def store(self, at_hand: StoreValues, now: float) -> Stored | Reservation | Waiting | CommitResult:
         """As `begin`, and apply the write as well. Not if it has to wait, or declares another size, or if more has to
         be done with its values than to keep them: digests of those put once, copies of what rows of an append have.
         """
+        call = at_hand.write
         if (isinstance(call, PutSamples) and (call.once or call.append)) or not call.columns:
             return self.begin(call, now)
         begun, checked = self._checked(call, now)
@@ -119,10 +119,12 @@ class Writes:
                     return self._hold(ticket, begun, checked, None)
                 checked = self._check_again(ticket, begun, now)  # rows may have been evicted
             reservation = self._admitted(ticket, begun, now)
-            if reservation is None or begun.columns.size_bytes != size_bytes:
+            if reservation is None or begun.columns.size_bytes != at_hand.size_bytes:
                 return self._hold(ticket, begun, checked, reservation)
             offsets, sizes = self._admission.layout_of(ticket)
-            return Stored(self._apply(ticket, begun, checked, _NO_DIGESTS, now), reservation.runs, offsets, sizes)
+            digests = self._digests(begun, checked, at_hand.value_digests, b"")
+            result = self._apply(ticket, begun, checked, _NO_DIGESTS, digests, now)
+            return Stored(result, reservation.runs, offsets, sizes)
         finally:
             if ticket not in self._under_way:  # also if it is refused after it has entered
                 self._flow.leave(ticket)
@@ -135,7 +137,7 @@ class Writes:
             columns = _columns(call.columns, self._claims.size(call.claim_id), state.limits)
             partition, sample_ids = self._claims.rows_of(call.claim_id)
             begun = _UnderWay(call, partition.partition_id, columns, _write_bytes(columns))
-            checked = self._check_commit(partition, sample_ids, columns)
+            checked = self._check_commit(call, partition, sample_ids, columns)
         else:
             kept, revisions = _check_form(call, state.limits), None
             columns = _columns(call.columns, 1 if call.shared else len(call.sample_ids), state.limits)
@@ -212,29 +214,43 @@ class Writes:
         rows = [row for row, column in enumerate(call.columns) if column.name in call.once]
         return layout[0][rows], layout[1][rows]
 
-    def finish(self, ticket: int, digests: bytes, now: float) -> PutResult | CommitResult:
-        """Apply a write whose bytes have arrived. It ends even if it is refused, and then leaves nothing behind.
-        digests: of the values that are put once.
-        """
+    def finish(self, call: FinishWrite, now: float) -> PutResult | CommitResult:
+        """Apply a write whose bytes have arrived. It ends even if it is refused, and then leaves nothing behind."""
+        ticket = call.ticket
         begun = self._under_way.get(ticket)
         try:
             if begun is None:
                 raise superseded()
-            once = _digests_by_field(begun.call, digests) if isinstance(begun.call, PutSamples) else _NO_DIGESTS
+            once = _digests_by_field(begun.call, call.digests) if isinstance(begun.call, PutSamples) else _NO_DIGESTS
             checked = self._still_checked(ticket) or self._check_again(ticket, begun, now)
-            return self._apply(ticket, begun, checked, once, now)
+            digests = self._digests(begun, checked, call.value_digests, call.checksums)
+            return self._apply(ticket, begun, checked, once, digests, now)
         finally:
             self.abort(ticket)
 
+    def _digests(self, begun: _UnderWay, checked: Checked, given: bytes, checksums: bytes) -> Int64Array | None:
+        """What its producer hashed of each value of a write; None where values have no digests."""
+        partition, call = self._state.partition(begun.partition_id), begun.call
+        if not partition.definition.digests or not begun.columns.each:
+            return None
+        ids = call.sample_ids if isinstance(call, PutSamples) else partition.rows.ids(checked.slots)
+        return digests_of_write(begun.partition_id, begun.columns, ids, given, checksums)
+
     def _apply(
-        self, ticket: int, begun: _UnderWay, checked: Checked, once: Mapping[str, bytes], now: float
+        self,
+        ticket: int,
+        begun: _UnderWay,
+        checked: Checked,
+        once: Mapping[str, bytes],
+        digests: Int64Array | None,
+        now: float,
     ) -> PutResult | CommitResult:
         """Make rows of a write that was just checked."""
         call, partition = begun.call, self._state.partition(begun.partition_id)
         if isinstance(call, PutSamples):
-            return self._apply_put(ticket, call, partition, begun.columns, checked, once, now)
+            return self._apply_put(ticket, call, partition, begun.columns, checked, once, digests, now)
         sample_ids = partition.rows.ids(checked.slots)
-        partition.put((), checked, begun.columns, self._admission.redeem(ticket), None, None)
+        partition.put((), checked, begun.columns, self._admission.redeem(ticket), None, None, digests=digests)
         self._report(call, partition, sample_ids)
         return CommitResult(self._claims.commit(call.claim_id, begun.columns.size_bytes))
 
@@ -246,19 +262,20 @@ class Writes:
         columns: Columns,
         checked: Checked,
         once: Mapping[str, bytes],
+        digests: Int64Array | None,
         now: float,
     ) -> PutResult:
         offsets = self._admission.redeem(ticket)
         group = partition.groups.of_reservation(put.reservation_id) if put.reservation_id else None
         created, outcomes = 0, b""
         if put.shared and group is not None:
-            partition.put_shared(group, checked, columns, offsets)
+            partition.put_shared(group, checked, columns, offsets, digests)
         else:
             if checked.new_rows:
                 self._state.generations.record(now)
             if not put.claim_id and group is None:
                 outcomes = partition.note_replaced(checked.slots, columns)
-            more = (put.tags, put.sequence_lengths, group, once)
+            more = (put.tags, put.sequence_lengths, group, once, digests)
             created = partition.put(put.sample_ids, checked, columns, offsets, *more)
         partition.count_put(len(put.sample_ids), columns.sent_bytes)
         self._report(put, partition, partition.rows.ids(checked.slots) if put.shared else put.sample_ids)
@@ -282,9 +299,12 @@ class Writes:
         if isinstance(begun.call, PutSamples):
             return self._check_put(begun.call, begun.columns, begun.revisions, now)
         partition, sample_ids = self._claims.rows_of(begun.call.claim_id)
-        return self._check_commit(partition, sample_ids, begun.columns)
+        return self._check_commit(begun.call, partition, sample_ids, begun.columns)
 
-    def _check_commit(self, partition: Partition, sample_ids: Sequence[str], columns: Columns) -> Checked:
+    def _check_commit(
+        self, call: CommitClaim, partition: Partition, sample_ids: Sequence[str], columns: Columns
+    ) -> Checked:
+        check_hashed(partition.definition, call)
         slots = partition.rows.find(sample_ids)
         return partition.check_put(sample_ids, slots, columns, None, None, self._state.limits)
 
@@ -297,6 +317,7 @@ class Writes:
 
     def _check_put(self, put: PutSamples, columns: Columns, revisions: Int64Array | None, now: float) -> Checked:
         partition, limits = self._state.partition(put.partition_id), self._state.limits
+        check_hashed(partition.definition, put)
         if put.shared:
             group = partition.groups.of_reservation(put.reservation_id)
             return partition.check_shared(group, columns, limits)

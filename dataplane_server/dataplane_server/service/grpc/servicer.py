@@ -186,8 +186,9 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         header = await frames.first()
         self._gate.permit("PutSamples", header)
         begun, wait_s = self._shell.apply(translate.rows.put(header)), seconds(header.wait_timeout)
+        digests = header.digests
         del header  # which may be large, and the write may wait
-        result = await self._write(begun, wait_s, frames, self._put_streams)
+        result = await self._write(begun, wait_s, frames, digests, self._put_streams)
         self._metrics.carried("PutSamples", "grpc", frames.received_bytes)
         return translate.rows.put_result(result)
 
@@ -198,13 +199,19 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         header = await frames.first()
         self._gate.permit("CommitClaim", header)
         begun, wait_s = self._shell.apply(translate.rows.commit(header)), seconds(header.wait_timeout)
+        digests = header.digests
         del header
-        result = await self._write(begun, wait_s, frames, self._commit_streams)
+        result = await self._write(begun, wait_s, frames, digests, self._commit_streams)
         self._metrics.carried("CommitClaim", "grpc", frames.received_bytes)
         return pb.CommitClaimResponse(consumed_rows=result.consumed_rows)
 
     async def _write(
-        self, begun: R | Reservation | Waiting, wait_s: float, frames: FrameReader[Header], streams: ValueStreams
+        self,
+        begun: R | Reservation | Waiting,
+        wait_s: float,
+        frames: FrameReader[Header],
+        value_digests: bytes,
+        streams: ValueStreams,
     ) -> R:
         """Complete a write that has begun: wait for its reservation and a place, receive the values, finish. A failure
         leaves nothing of the write.
@@ -219,7 +226,8 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
                 async with streams.place(wait_s):
                     await self._receive(reservation, frames)
             digests = self._values.digests(reservation)
-            finish = FinishWrite(reservation.ticket, digests=digests if isinstance(digests, bytes) else await digests)
+            once = digests if isinstance(digests, bytes) else await digests
+            finish = FinishWrite(reservation.ticket, digests=once, value_digests=value_digests)
             self._values.complete(reservation)
             return cast("R", self._shell.apply(finish))  # a ticket finishes as it began
 

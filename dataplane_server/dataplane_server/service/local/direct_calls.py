@@ -77,15 +77,16 @@ class DirectCalls(LocalCalls):
 
     def finish_write(self, request: pb.FinishWriteRequest, session: LocalSession) -> Answer:
         shared = session.take_reservation(request.handle)
-        return self._receive(shared, cast("DirectSession", session).line)
+        return self._receive(shared, request.digests, cast("DirectSession", session).line)
 
-    async def _receive(self, shared: SharedReservation, line: Line) -> pb.LocalWriteResponse:
+    async def _receive(self, shared: SharedReservation, value_digests: bytes, line: Line) -> pb.LocalWriteResponse:
         reservation = shared.reservation
         with self._shell.aborted_on_error(reservation.ticket):
             async with self._streams.place(PLACE_S, line.network):
                 await line.receive(reservation)
             digests = self._values.digests(reservation)
-            return self._finish(reservation, shared.applied, digests if isinstance(digests, bytes) else await digests)
+            once = digests if isinstance(digests, bytes) else await digests
+            return self._finish(reservation, shared.applied, once, value_digests)
 
     def _lend(self, plan: ReadPlan, handle: int, session: LocalSession) -> None:
         cast("DirectSession", session).reading = Reading(plan.ticket, plan.runs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 from dataplane_server.core.calls.answers import CommitResult, PutResult, ReadPlan, Reservation, Stored, Waiting
 from dataplane_server.core.calls.refusal import Reason, Refusal
@@ -38,6 +38,16 @@ Answer = pb.LocalWriteResponse | Awaitable[pb.LocalWriteResponse]
 WriteRequest = pb.LocalPutRequest | pb.LocalCommitRequest
 
 
+class Sent(NamedTuple):
+    """What came with a put or commit: its values, if the message has them, their digests, and the handle of the
+    reservation.
+    """
+
+    values: bytes | None
+    value_digests: bytes
+    handle: int
+
+
 class LocalCalls:
     """The methods of local.proto that differ from those of the gRPC service."""
 
@@ -59,11 +69,12 @@ class LocalCalls:
 
     def _begin(self, write: PutSamples | CommitClaim, request: WriteRequest) -> Result | Stored | Reservation | Waiting:
         """Begin a write; if its values are in the request, it is over as well, unless it has to wait."""
-        at_hand = self._values.stored_at_once and request.HasField("values")
-        if not at_hand or len(request.values) > MAX_INLINE_BYTES:
+        at_once = self._values.stored_at_once and request.HasField("values")
+        if not at_once or len(request.values) > MAX_INLINE_BYTES:
             return self._shell.apply(write)
         values = request.values
-        return self._shell.store(StoreValues(write, len(values)), partial(self._write, values))
+        at_hand = StoreValues(write, len(values), value_digests=request.header.digests)
+        return self._shell.store(at_hand, partial(self._write, values))
 
     def _go_on(
         self,
@@ -76,11 +87,11 @@ class LocalCalls:
         if isinstance(begun, Stored):
             return applied(begun.result, len(request.values))
         values = request.values if request.HasField("values") else None
+        sent = Sent(values, request.header.digests, request.handle)
         if isinstance(begun, Waiting):
-            wait_s = seconds(request.header.wait_timeout)
-            return self._use_later(begun, wait_s, applied, values, request.handle, session)
+            return self._use_later(begun, seconds(request.header.wait_timeout), applied, sent, session)
         if isinstance(begun, Reservation):
-            return self._use(begun, applied, values, request.handle, session)
+            return self._use(begun, applied, sent, session)
         return applied(begun, 0)
 
     async def _use_later(
@@ -88,12 +99,11 @@ class LocalCalls:
         waiting: Waiting,
         wait_s: float,
         applied: Applied,
-        values: bytes | None,
-        handle: int,
+        sent: Sent,
         session: LocalSession,
     ) -> pb.LocalWriteResponse:
         """Use the reservation when there is one. Until then only the values of the request are kept."""
-        size_bytes = len(values or b"")
+        size_bytes = len(sent.values or b"")
         with self._shell.aborted_on_error(waiting.ticket):
             if size_bytes and self._waiting_bytes + size_bytes > MAX_WAITING_BYTES:
                 message = (
@@ -106,26 +116,26 @@ class LocalCalls:
             reservation = await self._shell.reservation(waiting, wait_s)
         finally:
             self._waiting_bytes -= size_bytes
-        used = self._use(reservation, applied, values, handle, session)
+        used = self._use(reservation, applied, sent, session)
         return used if isinstance(used, pb.LocalWriteResponse) else await used
 
-    def _use(
-        self, reservation: Reservation, applied: Applied, values: bytes | None, handle: int, session: LocalSession
-    ) -> Answer:
+    def _use(self, reservation: Reservation, applied: Applied, sent: Sent, session: LocalSession) -> Answer:
         with self._shell.aborted_on_error(reservation.ticket):
-            if values is not None:
-                self._fill(reservation, values)
+            if sent.values is not None:
+                self._fill(reservation, sent.values)
             elif reservation.size_bytes:
                 _check_writable(session)
                 self._shell.apply(ShareReservation(reservation.ticket))
-                session.hold(handle, SharedReservation(reservation, applied))
+                session.hold(sent.handle, SharedReservation(reservation, applied))
                 return pb.LocalWriteResponse(reservation=self._located(reservation.runs))
             digests = cast("bytes", self._values.digests(reservation))  # there are few bytes
-            return self._finish(reservation, applied, digests)
+            return self._finish(reservation, applied, digests, sent.value_digests)
 
-    def _finish(self, reservation: Reservation, applied: Applied, digests: bytes) -> pb.LocalWriteResponse:
+    def _finish(
+        self, reservation: Reservation, applied: Applied, digests: bytes, value_digests: bytes
+    ) -> pb.LocalWriteResponse:
         self._values.complete(reservation)
-        finish = FinishWrite(reservation.ticket, digests=digests)
+        finish = FinishWrite(reservation.ticket, digests=digests, value_digests=value_digests)
         return applied(self._shell.apply(finish), reservation.size_bytes)
 
     def _fill(self, reservation: Reservation, values: bytes) -> None:
@@ -144,13 +154,15 @@ class LocalCalls:
         digests = self._values.digests(session.reservation(request.handle).reservation)
         shared = session.take_reservation(request.handle)
         if isinstance(digests, bytes):
-            return self._finish(shared.reservation, shared.applied, digests)
-        return self._finish_later(shared, digests)
+            return self._finish(shared.reservation, shared.applied, digests, request.digests)
+        return self._finish_later(shared, digests, request.digests)
 
-    async def _finish_later(self, shared: SharedReservation, digests: Awaitable[bytes]) -> pb.LocalWriteResponse:
+    async def _finish_later(
+        self, shared: SharedReservation, digests: Awaitable[bytes], value_digests: bytes
+    ) -> pb.LocalWriteResponse:
         """The session holds the reservation no more, as its end would free what is being read and written here."""
         with self._shell.aborted_on_error(shared.reservation.ticket):
-            return self._finish(shared.reservation, shared.applied, await digests)
+            return self._finish(shared.reservation, shared.applied, await digests, value_digests)
 
     def _put_applied(self, result: Result, size_bytes: int) -> pb.LocalWriteResponse:
         put = cast("PutResult", result)  # a ticket finishes as it began

@@ -35,9 +35,13 @@ from rl_dataplane.v1 import data_plane_pb2 as pb
 _definition = MAPPER.reader(Definition, pb.RegisterPartitionRequest, leave=("request_id", "replace"))
 extend = MAPPER.reader(ExtendPartition, pb.ExtendPartitionRequest)
 put = MAPPER.reader(
-    PutSamples, pb.PutSamplesHeader, tags="row_tags", digest="request_digest", leave=("node", "read_on", "wait_timeout")
+    PutSamples,
+    pb.PutSamplesHeader,
+    tags="row_tags",
+    digest="request_digest",
+    leave=("node", "read_on", "wait_timeout", "digests"),
 )
-commit = MAPPER.reader(CommitClaim, pb.CommitClaimHeader, leave=("node", "wait_timeout"))
+commit = MAPPER.reader(CommitClaim, pb.CommitClaimHeader, leave=("node", "wait_timeout", "digests"))
 read = MAPPER.reader(BeginRead, pb.ReadColumnsRequest, leave=("ticket",))
 _clear = MAPPER.reader(
     ClearSamples,
@@ -87,7 +91,8 @@ def put_result(result: PutResult) -> pb.PutSamplesResponse:
 
 def read_header(plan: ReadPlan) -> pb.ReadColumnsHeader:
     columns = [column_message(column) for column in plan.columns]
-    return pb.ReadColumnsHeader(columns=columns, sequence_lengths=int64_bytes(plan.sequence_lengths))
+    digests = b"" if plan.digests is None else int64_bytes(plan.digests)
+    return pb.ReadColumnsHeader(columns=columns, sequence_lengths=int64_bytes(plan.sequence_lengths), digests=digests)
 
 
 def snapshot(manifest: Manifest) -> pb.Snapshot:
