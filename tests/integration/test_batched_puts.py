@@ -153,6 +153,34 @@ def test_tasks_that_put_at_once_share_calls_and_one_that_is_cancelled_takes_none
     assert sorted(held) == sorted(f"s{value}" for value in range(50) if value != 9)
 
 
+def test_a_sender_that_is_cancelled_while_its_batch_is_refused_leaves_each_put_its_own_answer(
+    client: DataPlaneClient, partition: str, address: str, transport: TransportChoice
+) -> None:
+    tasks: list[asyncio.Task[object]] = []
+
+    class Cancels(Observer):
+        def began(self, call: Call) -> None:
+            if call.verb == "PutSamples" and call.rows == 4:
+                tasks[1].cancel()  # the first of the four, which sends them
+
+    async def run() -> list[object]:
+        async with aio.connect(address, transport=transport) as many, many.batching() as batching:
+            for value in range(5):
+                length = 4 if value == 3 else 3
+                put = batching.put_samples([f"s{value}"], partition, row(value), sequence_lengths=[length])
+                tasks.append(asyncio.create_task(put))
+            return list(await asyncio.gather(*tasks, return_exceptions=True))
+
+    observer = Cancels()
+    observe.add(observer)
+    try:
+        done = asyncio.run(run())
+    finally:
+        observe.remove(observer)
+    assert [type(done[1]), type(done[3])] == [asyncio.CancelledError, InvalidArgumentError]
+    assert {"s0", "s2", "s4"} <= {*client.list_samples(partition).meta.sample_ids} <= {"s0", "s1", "s2", "s4"}
+
+
 def test_each_put_has_its_own_deadline(
     client: DataPlaneClient, partition: str, address: str, transport: TransportChoice
 ) -> None:
