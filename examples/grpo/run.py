@@ -148,6 +148,9 @@ class Run:
             now = self._moved_bytes()
             bars.console.print(step_display.line(result, max(0.0, now - moved) / 1e6), soft_wrap=True)
             moved = now
+            nothing = step_display.nothing_learned(self._controller.progress.trained_rows)
+            if nothing and result.step == 1:
+                bars.console.print(nothing)
             self._seconds += result.seconds
             bars.update(learning, advance=1, note=f"reward {result.reward:.2f}")
 
@@ -194,9 +197,10 @@ class Run:
             self._console.print(step_display.nodes(nodes))
         picture = self._run_dir / "reward.png"
         draw_reward_curve(rewards, picture)
-        self._console.print(step_display.rewards(rewards))
-        self._console.print(f"reward curve in {picture}")
         progress = self._controller.progress
+        nothing = step_display.nothing_learned(progress.trained_rows)
+        self._console.print(nothing or step_display.rewards(rewards))
+        self._console.print(f"reward curve in {picture}")
         counts = {"trained_rows": progress.trained_rows, "dropped_rows": progress.dropped_rows}
         summary = {**counts, "seconds": self._seconds, "nodes": [asdict(node) for node in nodes]}
         (self._run_dir / SUMMARY).write_text(json.dumps(summary))

@@ -149,6 +149,8 @@ class AsyncRun:
                 return
             except ClaimTimeoutError:
                 if time.monotonic() > deadline:
+                    if self._client.partition(ROLLOUTS).removed_rows["filtered"]:
+                        self._console.print(step_display.nothing_learned(self.trained_rows))
                     raise
             else:
                 deadline = time.monotonic() + _WAIT_S

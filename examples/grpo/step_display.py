@@ -63,6 +63,17 @@ def account(put: int, fates: Sequence[tuple[str, int]]) -> Table:
     return table
 
 
+def nothing_learned(trained_rows: int) -> str:
+    """What a run says that has trained nothing so far; empty if it has."""
+    if trained_rows:
+        return ""
+    return (
+        "[bold]nothing can be learned so far[/bold]: in every group all rewards are equal, so no rollout is better "
+        "than another. If they are 0, the model answers no prompt, as one that is not warmed up: leave out --model, or "
+        "name a model that answers some"
+    )
+
+
 def rewards(values: Sequence[float]) -> str:
     """The mean reward of the first and of the last steps; empty for fewer than two."""
     compared = min(_COMPARED_STEPS, len(values) // 2)
