@@ -15,7 +15,9 @@ from tests.trainer_adapter.automodel.setup_cases import policy_config, whole_wei
 from tests.trainer_adapter.automodel.tiny_policy import batch_of
 from tests.trainer_adapter.automodel.train_worker import older_loss
 from tests.trainer_adapter.planning import dynamic_args, packing_args
+from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import _cp_options
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils.logging import disable_progress_bar
 
 from dataplane_client.batched_data_dict import BatchedDataDict
@@ -23,7 +25,7 @@ from trainer_adapter.automodel.checkpoint import CheckpointManager
 from trainer_adapter.automodel.config import DistributedContext, TrainingSamplingParams
 from trainer_adapter.automodel.data import ProcessedMicrobatch, get_microbatch_iterator, process_global_batch
 from trainer_adapter.automodel.parallel.context import context_parallel_contexts, positions_of_ranks
-from trainer_adapter.automodel.parallel.ring_attention import attend_in_ring
+from trainer_adapter.automodel.parallel.ring_attention import attend_in_ring, ring_attention
 from trainer_adapter.automodel.rank import rank_device
 from trainer_adapter.automodel.setup import setup_distributed, setup_model_and_optimizer, validate_and_prepare_config
 from trainer_adapter.automodel.train import (
@@ -74,7 +76,8 @@ class Case:
 
 
 def divided_by_context(cp: int, tp: int = 1, **others: Any) -> dict[str, Any]:
-    return {"context_parallel_size": cp, "tensor_parallel_size": tp, "context_parallel_attention": "gathered", **others}
+    sizes = {"context_parallel_size": cp, "tensor_parallel_size": tp}
+    return {**sizes, "context_parallel_attention": "gathered", **others}
 
 
 RERUN = {"activation_checkpointing": True}
@@ -83,6 +86,8 @@ CASES = {
     "context llama": Case("llama", "plain", {"context_parallel_size": 2}, loss="older"),
     "context qwen2 dynamic": Case("qwen2", "dynamic", divided_by_context(2, **RERUN)),
     "context qwen3 packed": Case("qwen3", "packed", divided_by_context(2, **RERUN)),
+    "ring qwen3": Case("qwen3", "plain", divided_by_context(2, context_parallel_attention="torch", **RERUN)),
+    "ring x4 llama": Case("llama", "plain", divided_by_context(4, context_parallel_attention="torch"), 4),
     "tokens llama": Case("llama", "plain", BY_TOKENS, loss="older"),
     "tokens qwen2 dynamic": Case("qwen2", "dynamic", {**BY_TOKENS, **RERUN}),
     "tokens qwen3 packed": Case("qwen3", "packed", {**BY_TOKENS, **RERUN}),
@@ -97,8 +102,8 @@ CASES = {
     "data x tensors gemma3_text dynamic": Case("gemma3_text", "dynamic", {"tensor_parallel_size": 2}, 4),
 }
 GPU_CASES = {
-    "ring llama": Case("llama", "plain", {"context_parallel_size": 2, "device": "cuda"}),
-    "ring qwen3": Case("qwen3", "dynamic", {"context_parallel_size": 2, "device": "cuda", **RERUN}),
+    "ring llama on GPUs": Case("llama", "plain", {"context_parallel_size": 2, "device": "cuda"}),
+    "ring qwen3 on GPUs": Case("qwen3", "dynamic", {"context_parallel_size": 2, "device": "cuda", **RERUN}),
     "offloaded llama": Case("llama", "plain", {"cpu_offload": True, "device": "cuda"}),
 }
 """For two GPUs, over NCCL."""
@@ -166,9 +171,10 @@ class Rank:
     def torch_deals(self) -> list[Any]:
         """Which positions torch's context_parallel would give this rank, which it gets, and how keys travel."""
         inputs, mesh = self.microbatches()[0].processed_inputs, self.context.device_mesh["cp"]
-        with attend_in_ring(inputs, mesh) as own:
+        index = torch.arange(inputs.seq_len, device=inputs.input_ids.device)[None]
+        with attend_in_ring(mesh.get_group()), context_parallel(mesh, buffers=[index], buffer_seq_dims=[1]):
             positions = positions_of_ranks(inputs.seq_len, mesh.size(), torch.device("cpu"))
-            return [own.tolist(), positions[mesh.get_local_rank()].tolist(), _cp_options.rotate_method.name]
+            return [index[0].tolist(), positions[mesh.get_local_rank()].tolist(), _cp_options.rotate_method.name]
 
     def step(self, loss: Any) -> tuple[float, float]:
         """One step; the loss of all ranks' rows and the gradients' norm."""
@@ -219,6 +225,39 @@ def play(_rank: int, folder: Path, name: str) -> tuple[dict[str, torch.Tensor], 
     tensors |= {f"weight {key}": value for key, value in whole_weights(rank.state.model).items()}
     seen = {"loss": loss, "norm": norm, "intact": torch.equal(rank.shard["input_ids"], before), "refused": refused}
     return tensors, {**seen, "torch deals": rank.torch_deals() if rank.contexts else []}
+
+
+class Travel(TorchDispatchMode):
+    """Counts the elements that this rank sends to its neighbours, and the sends."""
+
+    elements = sends = 0
+
+    def __torch_dispatch__(self, call: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "all_to_all_single" in str(call):
+            self.elements += args[0].numel()
+            self.sends += 1
+        return call(*args, **(kwargs or {}))
+
+
+def ring_of_groups(rank: int, ranks: int, heads: int, kv_heads: int) -> tuple[list[torch.Tensor], int, int]:
+    """Differences between a rank's part of attention and of its gradients in a ring, and those of one process; elements
+    sent, and in how many sends. Sequences of 16 tokens for each rank, heads of 4.
+    """
+    torch.distributed.init_process_group("gloo")
+    whole = [torch.randn(1, number, 16 * ranks, 4).requires_grad_() for number in (heads, kv_heads, kv_heads)]
+    weight = torch.randn(1, 16 * ranks, heads, 4)
+    attention: Any = torch.nn.functional.scaled_dot_product_attention
+    output = attention(*whole, is_causal=True, enable_gqa=True).transpose(1, 2)
+    wanted = [output, *torch.autograd.grad((output * weight).sum(), whole)]
+    own = positions_of_ranks(16 * ranks, ranks, torch.device("cpu"))[rank]
+    parts = [part.detach()[:, :, own].requires_grad_() for part in whole]
+    with attend_in_ring(torch.distributed.group.WORLD), Travel() as travel:  # type: ignore[no-untyped-call, arg-type]
+        found, _ = ring_attention(torch.nn.Module(), parts[0], parts[1], parts[2], None)
+        gradients = torch.autograd.grad((found * weight[:, own]).sum(), parts)
+    torch.distributed.destroy_process_group()
+    own_wanted = [wanted[0][:, own], *(part[:, :, own] for part in wanted[1:])]
+    differences = [part - other for part, other in zip((found, *gradients), own_wanted, strict=True)]
+    return [part.detach() for part in differences], travel.elements, travel.sends
 
 
 def _refused(rank: Rank, name: str) -> Iterator[str]:

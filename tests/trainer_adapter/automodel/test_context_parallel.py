@@ -155,9 +155,16 @@ def test_a_model_gives_the_same_logits_whatever_order_it_gets_its_positions_in(
     torch.testing.assert_close(logits[1], logits[0], rtol=1e-5, atol=1e-5)
 
 
-def test_a_forward_pass_without_its_context_is_refused() -> None:
+@pytest.mark.parametrize("attention", [gathered_attention, ring_attention])
+def test_a_forward_pass_without_its_context_is_refused(attention: Any) -> None:
     with pytest.raises(RuntimeError, match="inside context_parallel_contexts"):
-        gathered_attention(torch.nn.Module(), HEADS, HEADS, HEADS, None)
+        attention(torch.nn.Module(), HEADS, HEADS, HEADS, None)
+
+
+@pytest.mark.parametrize(("argument", "what"), [({"sliding_window": 3}, "sliding"), ({"dropout": 0.1}, "dropout")])
+def test_what_a_ring_would_compute_wrongly_is_refused(argument: dict[str, Any], what: str) -> None:
+    with pytest.raises(NotImplementedError, match=rf"{what}.*context_parallel_attention=gathered"):
+        ring_attention(torch.nn.Module(), HEADS, HEADS, HEADS, None, **argument)
 
 
 @pytest.mark.parametrize(

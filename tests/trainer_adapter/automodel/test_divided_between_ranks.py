@@ -43,6 +43,7 @@ QUICK = {
     "tensors phi3 packed",
     "tokens glm",
     "tokens starcoder2 packed",
+    "ring qwen3",
 }
 Seen = list[tuple[dict[str, Tensor], dict[str, Any]]]
 
@@ -107,6 +108,16 @@ def test_torchs_own_attention_would_get_the_same_positions_and_pass_keys_around(
     for _, said in played[name]:
         torchs, own, travel = said["torch deals"]
         assert (torchs, travel) == (own, "ALL_TO_ALL")
+
+
+@pytest.mark.parametrize(("ranks", "kv_heads"), [(2, 1), (2, 4), pytest.param(4, 2, marks=pytest.mark.soak)])
+def test_keys_travel_with_their_own_heads(rank_pool: RankPool, ranks: int, kv_heads: int) -> None:
+    """Four query heads. Keys and values travel in both passes, to the last rank; their gradients go home."""
+    a_send = 2 * kv_heads * 16 * 4
+    for differences, elements, sends in rank_pool.play(divided_cases.ring_of_groups, ranks, 4, kv_heads, ranks=ranks):
+        assert (elements, sends) == (sends * a_send, 2 * (ranks - 1) + ranks)
+        for difference in differences:
+            assert difference.abs().max() < 1e-5
 
 
 @pytest.mark.gpu

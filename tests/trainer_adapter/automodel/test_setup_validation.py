@@ -104,7 +104,6 @@ OF_CONTEXT = r"context_parallel_attention"
         refused(f"{OF_ATTENTION}=flash needs precision=bfloat16; for float32", PACKED, FLOAT32, device="cuda"),
         refused(f"{OF_ATTENTION} must be sdpa with context_parallel_", packed_by("flex"), device="cuda", **GATHERED),
         refused(f"{OF_CONTEXT} must be one of gathered, torch, not 'ulysses'", context_parallel_attention="ulysses"),
-        refused(f"{OF_CONTEXT}=torch needs device=cuda", context_parallel_attention="torch"),
         refused(r"dtensor_cfg\.device must be one of cuda, cpu, not 'tpu'", device="tpu"),
         refused(r"dtensor_cfg\.model_backend must be one of transformers, automodel", model_backend="jax"),
         *(

@@ -30,16 +30,9 @@ def device_type(config: Mapping[str, Any]) -> str:
 
 
 def context_parallel_attention(config: Mapping[str, Any]) -> str:
-    """Return dtensor_cfg.context_parallel_attention; the default is "torch" on GPUs and "gathered" on the CPU.
-
-    Raises ValueError for "torch" on the CPU.
-    """
-    if device_type(config) == "cuda":
-        return _choice(config, "context_parallel_attention", ("torch", "gathered"))
-    chosen = _choice(config, "context_parallel_attention", ("gathered", "torch"))
-    if chosen == "torch":
-        raise ValueError("dtensor_cfg.context_parallel_attention=torch needs device=cuda; use gathered")
-    return chosen
+    """Return dtensor_cfg.context_parallel_attention; the default is "torch" on GPUs and "gathered" on the CPU."""
+    on_gpu = device_type(config) == "cuda"
+    return _choice(config, "context_parallel_attention", ("torch", "gathered") if on_gpu else ("gathered", "torch"))
 
 
 def packed_attention(config: Mapping[str, Any]) -> str:

@@ -158,8 +158,8 @@ class DTensorConfig(_RequiredDTensorConfig, total=False):
     and MLP each tensor-parallel rank computes its own tokens only. tensor_parallel_size must divide the tokens of a
     row. context_parallel_size: ranks that share a sequence, each with an early and a late stretch of it. Twice this
     number must divide the tokens of a row. context_parallel_attention: how a rank's tokens attend to those of other
-    ranks. "torch" (default on "cuda", not available on "cpu") is torch's context_parallel, which passes keys and values
-    around. With "gathered" (default on "cpu") every rank gathers them. Packed sequences need an explicit "gathered".
+    ranks. "torch" (default on "cuda") is torch's ring attention, which passes keys and values around. With "gathered"
+    (default on "cpu") every rank gathers them. Packed sequences need an explicit "gathered".
     lora_cfg: adapters are trained instead of whole weights. The keys are `enabled` and the fields of
     adapters.config.PeftConfig. collective_timeout_s: how long a rank waits for the others, 1800 by default. It must be
     longer than rank 0 reads the model's files or joins those of a checkpoint, and than a claim may wait for rows.

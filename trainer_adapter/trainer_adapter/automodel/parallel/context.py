@@ -66,7 +66,7 @@ def context_parallel_contexts(
     if context.cp_size == 1:
         return None
     mesh = context.device_mesh["cp"]
-    enter_attention: EnterAttention = {"gathered": _attend_to_gathered, "torch": attend_in_ring}[
+    enter_attention: EnterAttention = {"gathered": _attend_to_gathered, "torch": _attend_in_ring}[
         context_parallel_attention(config)
     ]
 
@@ -110,6 +110,13 @@ def _attend_to_gathered(inputs: ProcessedInputs, mesh: DeviceMesh) -> Iterator[T
     rank = mesh.get_local_rank()
     with attend_to(shard_sequence(positions, rank, bounds, mesh.get_group())):
         yield positions[rank]
+
+
+@contextmanager
+def _attend_in_ring(inputs: ProcessedInputs, mesh: DeviceMesh) -> Iterator[Tensor]:
+    positions = positions_of_ranks(inputs.seq_len, mesh.size(), inputs.input_ids.device)
+    with attend_in_ring(mesh.get_group()):
+        yield positions[mesh.get_local_rank()]
 
 
 def positions_of_ranks(length: int, ranks: int, device: torch.device) -> list[Tensor]:
