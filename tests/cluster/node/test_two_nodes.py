@@ -14,6 +14,7 @@ from tests.cluster.node.conftest import MIB, eventually
 
 from dataplane_client import aio
 from dataplane_client._connect.locator import NodePlace
+from dataplane_client.errors import CorruptedError
 from dataplane_client.meta import KVBatchMeta
 from dataplane_server.cluster.coordinator.home_arena import HomeArena
 from dataplane_server.cluster.coordinator.server import ClusterServer
@@ -140,3 +141,17 @@ async def test_a_lease_ends_with_the_last_view(cluster: Cluster) -> None:
     assert views["x"][0, 0] == 1
     del views
     await eventually(lambda: not cluster.server.plane.totals().memory_used_bytes)
+
+
+@pytest.mark.parametrize("place", ["where it was put", "in the copy of the reader's node"])
+async def test_a_byte_that_changes_on_a_node_is_refused_by_name(cluster: Cluster, place: str) -> None:
+    writer, reader = cluster.clients
+    await writer.register_partition("hashed", ["x"], 0, ["train"], digests=True)
+    values = torch.arange(5000, 6000)[None]
+    await writer.put_samples(["s1"], "hashed", {"x": values})
+    if place != "where it was put":
+        assert torch.equal((await reader.get_samples(["s1"], "hashed", ["x"]))["x"], values)
+    memory = cluster.nodes[place != "where it was put"].arena.memory
+    memory[bytes(memory).index(values.numpy().tobytes()) + 4000] ^= 1
+    with pytest.raises(CorruptedError, match="'hashed', sample 's1', field 'x'"):
+        await reader.get_samples(["s1"], "hashed", ["x"])

@@ -36,6 +36,7 @@ class FaultProxy:
     bytes_per_s: how fast a direction is.
     repeat_after: bytes of a direction after which one read of a connection is handed on twice, so often as repeats_left
         says.
+    flip: a pattern in the bytes of a direction, of whose next occurrence the first byte is changed, once.
     """
 
     def __init__(self, upstream: str, seed: int = 0) -> None:
@@ -52,6 +53,7 @@ class FaultProxy:
         self.bytes_per_s: dict[Direction, int] = {}
         self.repeat_after: dict[Direction, int] = {}
         self.repeats_left = 0
+        self.flip: dict[Direction, bytes] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="fault-proxy", daemon=True)
         self._thread.start()
@@ -88,6 +90,14 @@ class FaultProxy:
             return False
         self.repeats_left -= 1
         return True
+
+    def flipped(self, direction: Direction, data: bytes) -> bytes:
+        """The bytes as they are handed on."""
+        at = data.find(self.flip[direction]) if direction in self.flip else -1
+        if at < 0:
+            return data
+        del self.flip[direction]
+        return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_WAIT_S)
@@ -159,6 +169,7 @@ class _Connection:
         try:
             while data := await reader.read(_READ_BYTES):
                 passed += len(data)
+                data = self._proxy.flipped(direction, data)
                 if self._proxy.takes_cut(direction, passed):
                     writer.write(data[: len(data) // 2])
                     self.reset()
