@@ -1,0 +1,255 @@
+"""The model of a configuration as the worker would divide it: made without memory, by one of ranks that do not exist.
+
+The worker's own functions check the configuration and divide the model, on torch's meta device and over its fake
+process group, whose collectives do nothing. So a layout that the worker refuses is refused here, in the same words.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from trainer_adapter.automodel.adapters.config import PeftConfig, peft_config
+from trainer_adapter.automodel.adapters.layers import adapted_layers, add_adapters
+from trainer_adapter.automodel.choices import context_parallel_attention
+from trainer_adapter.automodel.config import PolicyConfig, RuntimeConfig, is_enabled, required
+from trainer_adapter.automodel.parallel.fsdp import fsdp2_config, shard_weights
+from trainer_adapter.automodel.parallel.mesh import ParallelSizes, create_mesh, parallel_sizes, weight_mesh
+from trainer_adapter.automodel.parallel.tensor import parallelize_tensors
+from trainer_adapter.automodel.setup._optimizer import build_optimizer
+from trainer_adapter.automodel.setup._validation import validate_and_prepare_config
+from trainer_adapter.pad_target import rounded_up
+from trainer_adapter.plan._law import FLOAT32, DecoderSizes, RankWeights, Work
+
+_READ = (
+    *("model_name", "precision", "train_global_batch_size", "sequence_packing", "dtensor_cfg.cpu_offload"),
+    *("dtensor_cfg.sequence_parallel", "dtensor_cfg.activation_checkpointing"),
+)
+"""Settings without a default."""
+_LAYER = {
+    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+    *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "mlp.act_fn"),
+    *("input_layernorm", "post_attention_layernorm", "self_attn", "mlp"),
+}
+_HEAD_NORMS = {"self_attn.q_norm", "self_attn.k_norm"}
+
+
+def read_layout(config: PolicyConfig, ranks: int, row_tokens: int | None) -> tuple[DecoderSizes, RankWeights, Work]:
+    """Sizes of the model, of this rank's weights, and of a microbatch.
+
+    ranks: of the job. row_tokens: of the longest row; None: microbatches have a number of tokens of their own.
+
+    Raises what the worker raises for the same configuration; ValueError for ranks or rows that cannot be divided,
+    NotImplementedError for a model whose activations the law does not know.
+    """
+    for path in _READ:
+        required(config, path)
+    sizes = parallel_sizes(config["dtensor_cfg"], ranks)
+    if int(config["dtensor_cfg"].get("expert_parallel_size", 1)) > 1:
+        raise NotImplementedError("dtensor_cfg.expert_parallel_size: the plan knows no experts; it must be 1")
+    runtime = _validated(config)
+    work = _work(config, runtime, sizes, row_tokens)
+    adapters = peft_config(config["dtensor_cfg"], sizes.tp, "cpu")
+    with torch.device("meta"):
+        model = runtime.model_class.from_config(copy.deepcopy(runtime.model_config), dtype=torch.float32)
+    decoder = _decoder(model)
+    with _rank_of(ranks):
+        weights = _weights(model, config, runtime, sizes, adapters)
+    return _with_adapters(decoder, model), weights, work
+
+
+def _validated(config: PolicyConfig) -> RuntimeConfig:
+    """Checked as for the CPU, because this machine need have neither the job's GPUs nor their kernels."""
+    layout = {**config["dtensor_cfg"], "device": "cpu", "model_backend": "transformers"}
+    layout.pop("automodel_kwargs", None)
+    packing = {key: value for key, value in config["sequence_packing"].items() if key != "attention"}
+    cpu: Any = {**config, "dtensor_cfg": layout, "sequence_packing": packing, "dequantize_base_checkpoint": False}
+    with redirect_stdout(io.StringIO()):  # notices of a rank that sets up
+        runtime = validate_and_prepare_config(cpu, None, 0)
+    if runtime.is_reward_model:
+        raise NotImplementedError("reward_model_cfg: the plan is for policies, whose loss is over logits")
+    return runtime
+
+
+# --- the microbatch ---
+
+
+def _work(config: PolicyConfig, runtime: RuntimeConfig, sizes: ParallelSizes, row_tokens: int | None) -> Work:
+    layout = config["dtensor_cfg"]
+    on_gpu = layout.get("device", "cuda") == "cuda"
+    gathers = sizes.cp > 1 and context_parallel_attention(config) == "gathered"
+    kernel = config["sequence_packing"].get("attention", "flash" if on_gpu else "sdpa")
+    own_rows = _rows_of_rank(config, sizes.dp)
+    return Work(
+        element=runtime.dtype.itemsize,
+        tokens=_tokens(config, sizes, row_tokens),
+        tp=sizes.tp,
+        cp=sizes.cp,
+        sequence_parallel=bool(layout["sequence_parallel"]) and sizes.tp > 1,
+        checkpointing=bool(layout["activation_checkpointing"]),
+        has_mask=gathers or (runtime.enable_seq_packing and kernel == "sdpa"),
+        gathers=gathers,
+        is_deferred=bool(layout.get("defer_fsdp_grad_sync", True)),
+        several=own_rows > _rows_at_once(config),
+        cpu_offload=runtime.cpu_offload,
+    )
+
+
+def _rows_of_rank(config: PolicyConfig, dp: int) -> int:
+    rows = int(config["train_global_batch_size"])
+    if rows < 1 or rows % dp:
+        raise ValueError(f"train_global_batch_size={rows} is not a positive multiple of the {dp} data-parallel ranks")
+    return rows // dp
+
+
+def _rows_at_once(config: PolicyConfig) -> int:
+    """Of a fixed microbatch. Others have fewer rows than a step unless it has a single one."""
+    is_fixed = not (is_enabled(config, "dynamic_batching") or is_enabled(config, "sequence_packing"))
+    return int(required(config, "train_micro_batch_size")) if is_fixed else 1
+
+
+def _tokens(config: PolicyConfig, sizes: ParallelSizes, row_tokens: int | None) -> int:
+    layout = config["dtensor_cfg"]
+    parts = 2 * sizes.cp if sizes.cp > 1 else sizes.tp if layout["sequence_parallel"] else 1
+    for block in ("dynamic_batching", "sequence_packing"):
+        if is_enabled(config, block):
+            tokens = max(int(required(config, f"{block}.train_mb_tokens")), row_tokens or 0)
+            return rounded_up(tokens, parts)
+    if row_tokens is None:
+        raise ValueError("the number of tokens of a row is unknown: pass --row-tokens, those of the longest row")
+    if row_tokens < 1:
+        raise ValueError(f"--row-tokens must be positive, not {row_tokens}")
+    width = rounded_up(row_tokens, int(required(config, "make_sequence_length_divisible_by")))
+    if width % parts:
+        into = f"context_parallel_size={sizes.cp} into an early and a late stretch each"
+        over = into if sizes.cp > 1 else f"tensor_parallel_size={sizes.tp} with sequence_parallel"
+        raise ValueError(
+            f"rows of {width} tokens cannot be divided over dtensor_cfg.{over}: set make_sequence_length_divisible_by "
+            f"to a multiple of {parts}"
+        )
+    return int(required(config, "train_micro_batch_size")) * width
+
+
+# --- the model ---
+
+
+def _decoder(model: Any) -> DecoderSizes:
+    config, kind = model.config, type(model).__name__
+    layers = getattr(getattr(model, "model", None), "layers", None)
+    if not layers or not hasattr(model, "lm_head"):
+        raise NotImplementedError(f"the plan does not know the activations of {kind}: it has no decoder layers")
+    for layer in layers:
+        names = {name for name, _ in layer.named_modules() if name}
+        odd = names ^ _LAYER if not names & _HEAD_NORMS else names ^ (_LAYER | _HEAD_NORMS)
+        if odd:
+            raise NotImplementedError(
+                f"the plan does not know the activations of {kind}: its layers differ from those of Llama, Qwen2 and "
+                f"Qwen3 in {', '.join(sorted(odd))}"
+            )
+    heads = config.num_attention_heads
+    return DecoderSizes(
+        layers=len(layers),
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        vocabulary=config.vocab_size,
+        head_norms=bool({name for name, _ in layers[0].named_modules()} & _HEAD_NORMS),
+    )
+
+
+def _with_adapters(decoder: DecoderSizes, model: torch.nn.Module) -> DecoderSizes:
+    ranks = [layer.lora_A.weight.shape[0] for layer in adapted_layers(model).values()]
+    return DecoderSizes(**{**vars(decoder), "adapter_rank": sum(ranks) // decoder.layers})
+
+
+@contextmanager
+def _rank_of(ranks: int) -> Iterator[None]:
+    """This process as rank 0, whose parts are the largest, of ranks that do not exist."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # torch has no public name for it
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _weights(
+    model: Any, config: PolicyConfig, runtime: RuntimeConfig, sizes: ParallelSizes, adapters: PeftConfig | None
+) -> RankWeights:
+    mesh = create_mesh("cpu", sizes)
+    layout = fsdp2_config(config["dtensor_cfg"], runtime.dtype, False, "fake")
+    if sizes.tp > 1:
+        parallelize_tensors(model, mesh["tp"], layout.tp_plan, layout.sequence_parallel)
+        model.tie_weights()  # sharding splits a tied parameter into two
+    if adapters is not None:
+        add_adapters(model, adapters)
+    groups = _groups(model)
+    shard_weights(model, weight_mesh(mesh, sizes.dp_replicate), layout)
+    own = {name: _own(parameter) for name, parameter in model.named_parameters()}
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    optimizer = _optimizer_tensors(config, [own[name] for name in own if name in trained])
+    root, layers = groups[0], groups[1:]
+    numbers = {name: part.numel() for name, part in own.items()}
+    return RankWeights(
+        own=sum(numbers.values()),
+        trained_whole=_sum_of(trained, *groups),
+        trained_own=_sum_of(trained, numbers),
+        root=sum(root.values()),
+        layer=max(sum(group.values()) for group in layers),
+        trained_root=_sum_of(trained, root),
+        trained_layer=max(_sum_of(trained, group) for group in layers),
+        optimizer_bytes=sum(optimizer),
+        step_bytes=FLOAT32 * _sum_of(trained, numbers) if _is_foreach(config) else 0,
+        tensors=[FLOAT32 * number for number in numbers.values()],
+        entries=[_own(value).numel() * value.itemsize for value in model.state_dict().values()],
+        optimizer_tensors=optimizer,
+    )
+
+
+def _groups(model: Any) -> list[dict[str, int]]:
+    """Numbers of elements of parameters by name, as FSDP groups them: the root's, then each layer's."""
+    groups: dict[str, dict[str, int]] = {"": {}}
+    whole = set(getattr(model, "_no_split_modules", None) or [])
+    wrapped = [name for name, module in model.named_modules() if type(module).__name__ in whole]
+    for name, parameter in model.named_parameters():
+        group = next((prefix for prefix in wrapped if name.startswith(f"{prefix}.")), "")
+        groups.setdefault(group, {})[name] = _own(parameter).numel()
+    return list(groups.values())
+
+
+def _own(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def _sum_of(names: set[str], *groups: Mapping[str, int]) -> int:
+    return sum(number for group in groups for name, number in group.items() if name in names)
+
+
+def _optimizer_tensors(config: PolicyConfig, parts: list[torch.Tensor]) -> list[int]:
+    """Bytes of each tensor that the optimizer holds after a step over these parts, which have no memory."""
+    if not config.get("optimizer"):
+        raise KeyError("the policy config must set optimizer: without it nothing is trained")
+    holder = torch.nn.ParameterList([torch.nn.Parameter(torch.empty_like(part)) for part in parts])
+    optimizer = build_optimizer(holder, required(config, "optimizer"))
+    for parameter in holder:
+        parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+    state = (value for values in optimizer.state.values() for value in values.values())
+    return [value.numel() * value.itemsize for value in state if isinstance(value, torch.Tensor) and value.ndim]
+
+
+def _is_foreach(config: PolicyConfig) -> bool:
+    """Torch's default on GPUs, unless the optimizer's arguments choose."""
+    kwargs = required(config, "optimizer").get("kwargs", {})
+    on_gpu = config["dtensor_cfg"].get("device", "cuda") == "cuda"
+    chosen = kwargs.get("foreach")
+    return on_gpu and not kwargs.get("fused") if chosen is None else bool(chosen)
