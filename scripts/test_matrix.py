@@ -35,7 +35,7 @@ CUDA_BUILD_BYTES = 10 << 30
 class Environment:
     """python: its version, or "" for this interpreter's. packages: requirements beside our own, resolved with them.
     afterwards: packages installed over the resolved ones, as a user of the environment might. torch: "" for --torch.
-    oldest: each dependency at the lowest version that pyproject.toml allows.
+    oldest: each dependency but torch at the lowest version that pyproject.toml allows.
     """
 
     name: str
@@ -51,6 +51,7 @@ ENVIRONMENTS = (
     Environment("tensordict-0.12.2", packages=("tensordict==0.12.2",)),
     Environment("newest"),
     Environment("protobuf-6.33", packages=("wandb", "mlflow"), afterwards=("protobuf==6.33.*",)),
+    Environment("oldest", oldest=True),
     Environment("python-3.10", "3.10", torch="torch==2.9.0", oldest=True),
     Environment("python-3.12", "3.12"),
     Environment("python-3.13", "3.13"),
@@ -149,11 +150,12 @@ def install_torch(pip: tuple[str, ...], torch: str) -> None:
 
 
 def lower_bounds() -> Iterator[str]:
-    """What `dependencies` and the extra `server` ask for, at the lowest version that they allow."""
+    """What `dependencies` and the extras ask for that the tests use, beside torch, at the lowest version allowed."""
     text = (ROOT / "pyproject.toml").read_text()
-    for section in ("dependencies", "server"):
-        (listed,) = re.findall(rf"^{section} = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
-        yield from (f"{name}=={version}.*" for name, version in re.findall(r'^\s+"([\w-]+)>=([\d.]+)', listed, re.M))
+    for section in ("dependencies", "server", "metrics", "tracing", "parquet"):
+        (listed,) = re.findall(rf"^{section} = \[(.*?)\](?: #.*?)?$", text, re.MULTILINE | re.DOTALL)
+        found = re.findall(r'"([\w-]+)>=([\d.]+)', listed)
+        yield from (f"{name}=={version}.*" for name, version in found if name != "torch")
 
 
 def run(*command: str) -> None:

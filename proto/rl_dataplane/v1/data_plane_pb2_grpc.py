@@ -5,7 +5,7 @@ import warnings
 
 from rl_dataplane.v1 import data_plane_pb2 as rl__dataplane_dot_v1_dot_data__plane__pb2
 
-GRPC_GENERATED_VERSION = '1.81.1'
+GRPC_GENERATED_VERSION = '1.74.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in rl_dataplane/v1/data_plane_pb2_grpc.py depends on'
+        + f' but the generated code in rl_dataplane/v1/data_plane_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class DataPlaneServiceStub:
+class DataPlaneServiceStub(object):
     """The data plane service. Methods may be called concurrently. Each takes effect at one point in time.
     """
 
@@ -197,7 +197,7 @@ class DataPlaneServiceStub:
                 _registered_method=True)
 
 
-class DataPlaneServiceServicer:
+class DataPlaneServiceServicer(object):
     """The data plane service. Methods may be called concurrently. Each takes effect at one point in time.
     """
 
@@ -662,7 +662,7 @@ def add_DataPlaneServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class DataPlaneService:
+class DataPlaneService(object):
     """The data plane service. Methods may be called concurrently. Each takes effect at one point in time.
     """
 

@@ -72,7 +72,7 @@ def test_peek_shows_only_chosen_fields(client: DataPlaneClient) -> None:
 
 
 def test_peek_decodes_token_ids(client: DataPlaneClient, tmp_path: Path) -> None:
-    from tokenizers import Tokenizer
+    Tokenizer = pytest.importorskip("tokenizers").Tokenizer  # noqa: N806 - it comes with transformers
     from tokenizers.models import WordLevel
 
     words = {f"w{n}": n for n in range(50)}
