@@ -8,7 +8,8 @@
 
 Header, pieces and arrays are chunks: length (8 bytes), CRC-32 of length and content (4 bytes), content; all numbers are
 little-endian. A file is complete or does not exist under its name: it is written under another name, synced, and
-renamed. A checkpoint is read by the build that wrote it: another core may have other classes.
+renamed. A checkpoint is read by the build that wrote it, since another core may have other classes, and by later ones
+that know how theirs differ: see `durability.earlier_cores`.
 
 The history of samples knows ids by hashes, which differ from process to process. A checkpoint has the ids in their
 place, of rows that are resident; the history of a sample that was cleared before ends with the process.
@@ -35,6 +36,7 @@ from dataplane_server import core
 from dataplane_server.core.calls.values import Int64Array
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.stats.history import History, _hash_of_all
+from dataplane_server.durability.earlier_cores import EARLIER, THIS
 from dataplane_server.durability.graph import content_of, decode, encode
 from dataplane_server.storage.folders import sync_folder
 from dataplane_server.storage.regular_files import open_regular
@@ -110,8 +112,10 @@ def load_checkpoint(path: Path, kind: type[Any] = DataPlane) -> Checkpoint[Any]:
         chunks = _Chunks(path, file)
         header = chunks.header()
         try:
-            parts = decode(chunks, chunks.size)
+            earlier = EARLIER.get(header["build"], THIS)
+            parts = decode(chunks, chunks.size, earlier.differences)
             chunks.check_end()
+            earlier.complete(parts)
             _restore_cells(parts["history"], parts["state"].limits.remembered_events)
             plane: Any = object.__new__(kind)
             plane.parts = tuple(map(parts.__getitem__, _PARTS))
@@ -190,10 +194,11 @@ class _Chunks:
             wrote, reads = (header.get("version"), header.get("format")), (VERSION, FORMAT)
         except (ValueError, AttributeError, msgpack.UnpackException) as error:
             raise self.damaged(f"its header cannot be read: {error!r}") from error
-        if wrote != reads:
+        known = str(header.get("build")) in EARLIER
+        if wrote != reads and not known:
             texts = " and this is ".join(f"version {version}, format {number}" for version, number in (wrote, reads))
             raise self.damaged(f"it was written by {texts}; start that version")
-        if header.get("build") != build():
+        if header.get("build") != build() and not known:
             raise self.damaged(f"it was written by another build of version {VERSION}; start that build")
         if not all(isinstance(header.get(name), kind) for name, kind in _KINDS.items()):
             raise self.damaged(f"its header cannot be read: {header!r}")

@@ -25,7 +25,7 @@ import enum
 import math
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import count, repeat
 from types import FunctionType, MethodType
 from typing import Any, Generic, NamedTuple, NoReturn, Protocol
@@ -78,13 +78,26 @@ def encode(roots: Mapping[str, object], instead: Mapping[str, object]) -> Graph:
         return _Encoder(roots, instead).encode()
 
 
-def decode(source: Source, most_bytes: int = sys.maxsize) -> dict[str, Any]:
+class Differences(NamedTuple):
+    """How an earlier core differs from this one. renamed: its names of classes, and today's. added: by today's name of
+    a class, attributes that it has since then, and what makes the value of each.
+    """
+
+    renamed: Mapping[str, str] = {}
+    added: Mapping[str, Mapping[str, Callable[[], object]]] = {}
+
+
+def decode(
+    source: Source,
+    most_bytes: int = sys.maxsize,
+    differences: Differences = Differences(),  # noqa: B008 - immutable
+) -> dict[str, Any]:
     """What was encoded. most_bytes: of the whole source, which bounds the memory that is taken before data come.
-    ValueError for other data, and for classes that the core does not have.
+    differences: of the core that encoded it. ValueError for other data, and for classes that the core does not have.
     """
     try:
         with without_collection():
-            return _Decoder(most_bytes, *msgpack.unpackb(source.next())).decode(source)
+            return _Decoder(most_bytes, differences, *msgpack.unpackb(source.next())).decode(source)
     except (LookupError, TypeError, AttributeError, ArithmeticError, msgpack.UnpackException) as error:
         raise ValueError(f"not objects of this core: {error!r}") from error
 
@@ -313,6 +326,7 @@ class _Decoder:
     def __init__(
         self,
         most_bytes: int,
+        differences: Differences,
         texts: list[str],
         layouts: list[Any],
         kinds: list[Any],
@@ -325,7 +339,9 @@ class _Decoder:
         self._most_bytes = most_bytes
         self._classes = _classes()
         self._texts = texts
+        self._renamed = differences.renamed
         self._layouts = [(self._open_class(name, names), names) for name, *names in layouts]
+        self._added = [list(differences.added.get(_name(kind), {}).items()) for kind, _ in self._layouts]
         self._kinds = kinds
         self._value_pieces, self._node_pieces = pieces
         self._roots = roots
@@ -346,7 +362,7 @@ class _Decoder:
         return {name: self._made[number] for name, number in self._roots.items()}
 
     def _open_class(self, name: str, names: list[str]) -> type[Any]:
-        kind = self._classes[name]
+        kind = self._classes[self._renamed.get(name, name)]
         if not _is_open(kind) or any(attribute.startswith("__") for attribute in names):
             raise ValueError(f"{name} is not a class of the core with the attributes {names}")
         return kind
@@ -373,6 +389,8 @@ class _Decoder:
             if len(names) != len(held):
                 raise ValueError(f"an object has {len(held)} attributes, its layout {len(names)}")
             deque(map(object.__setattr__, repeat(node), names, held), maxlen=0)
+            for name, first_value in self._added[what - _OBJECT]:
+                object.__setattr__(node, name, first_value())
             content = content[2:]
         if content and content[0] in (_NUMBERS, _MIXED) and isinstance(node, (dict, set)):
             self._later.append((node, content))

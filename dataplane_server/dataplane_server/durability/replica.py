@@ -27,6 +27,8 @@ from dataplane_server.durability.log_reader import LogDamagedError, LogFormatErr
 from dataplane_server.durability.logged_plane import LoggedPlane
 from dataplane_server.version import VERSION
 
+_UPGRADE = "to upgrade, take a snapshot there, and restore it in an empty directory of this version, or export its rows"
+
 
 class Replica:
     """Begins with the newest checkpoint of a folder that can be used, or with the first record of its log. latest: a
@@ -89,12 +91,11 @@ class Replica:
         wrote = self.header["version"]
         if wrote != VERSION:
             raise ValueError(
-                f"{self._folder} was written by version {wrote}, and this is {VERSION}; start that version"
+                f"{self._folder} was written by version {wrote}, and this is {VERSION}; start that version ({_UPGRADE})"
             )
         if self.header.get("build") != build():
             raise ValueError(
-                f"{self._folder} was written by another build of version {VERSION}; start that build (its rows are "
-                "carried over by dataplane export and import)"
+                f"{self._folder} was written by another build of version {VERSION}; start that build ({_UPGRADE})"
             )
 
     @property

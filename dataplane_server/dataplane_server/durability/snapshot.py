@@ -111,22 +111,24 @@ def discard_unfinished(folder: Path) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """SnapshotError if the folder is no snapshot of this version. OSError."""
+    """SnapshotError if the folder is no snapshot of this format. OSError. Its state tells which build can read it."""
     try:
         with open_regular(folder / "manifest.json") as file:
             text = file.read(_MOST_MANIFEST_BYTES + 1)
         if len(text) > _MOST_MANIFEST_BYTES:
             raise ValueError(f"it has more than {_MOST_MANIFEST_BYTES} bytes")
-        manifest = Manifest(**json.loads(text.decode()))
+        manifest = Manifest(**_with_sizes(folder, json.loads(text.decode())))
         _check_kinds(manifest)
         checksum = manifest.checksum
     except FileNotFoundError:
         raise SnapshotError(f"there is no snapshot {folder}") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise SnapshotError(f"{folder}/manifest.json cannot be read: {error}") from error
-    if (manifest.version, manifest.format) != (VERSION, FORMAT):
+    if manifest.format != FORMAT:
         wrote = f"version {manifest.version}, format {manifest.format}"
-        raise SnapshotError(f"{folder} was written by {wrote}, and this is {VERSION}, format {FORMAT}")
+        raise SnapshotError(
+            f"{folder} was written by {wrote}, and this is {VERSION}, format {FORMAT}; start that version"
+        )
     _check(folder / "manifest.json", checksum, manifest.manifest)
     return manifest
 
@@ -207,6 +209,16 @@ def _used_ranges(plane: DataPlane) -> Int64Array:
         begin = end
     used.append((begin, plane.limits.memory_bytes - begin))
     return np.array([piece for piece in used if piece[1]], np.int64).reshape(-1, 2)
+
+
+def _with_sizes(folder: Path, entries: dict[str, Any]) -> dict[str, Any]:
+    """Entries of a manifest. The first ones had neither sizes nor a checksum of their own: they get those of what is
+    there. TypeError if they are none.
+    """
+    if "sizes" in entries or "manifest" in entries:
+        return entries
+    entries = {**entries, "sizes": {name: (folder / name).lstat().st_size for name in ("state", "ranges", "values")}}
+    return {**entries, "manifest": Manifest(**entries).checksum}
 
 
 def _check_kinds(manifest: Manifest) -> None:

@@ -1,0 +1,95 @@
+"""What differs in the states of earlier cores, so that a snapshot can be restored after an upgrade.
+
+A state has the attributes of the build that wrote it. `EARLIER` lists the builds whose snapshots this core can go on
+from: `graph.decode` gives their objects today's names, and the attributes that came later, and `complete` does what
+needs other objects. A build that is not listed is refused, since nobody has tried it. Each build of the
+list has a snapshot in `tests/server/durability/earlier`, which a test restores: it fails when a change of the core's
+attributes is missing here.
+
+Logs are not converted: a log replays on the core that wrote it, whose every answer depends on the calls before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dataplane_server.core.tasks.task_states import TASK_STATES
+from dataplane_server.durability.graph import Differences
+
+Parts = Mapping[str, Any]
+"""The roots of a state by name: `state`, `verbs`, `answers` and `history`."""
+
+
+class EarlierCore(NamedTuple):
+    """differences: of its objects. complete: called with the parts once they are decoded, for what needs more than one
+    of them.
+    """
+
+    differences: Differences
+    complete: Callable[[Parts], None]
+
+
+def _none() -> None:
+    return None
+
+
+def _since_november(parts: Parts) -> None:
+    """Partitions know their ids, tasks which rows were put again and which shards are not committed."""
+    verbs = parts["verbs"]
+    for partition in parts["state"].partitions.values():
+        partition.partition_id = partition.definition.partition_id
+        for name, task in partition.tasks.items():
+            again = vars(task)["_again"] = f"again:{name}"
+            partition.rows.add_column(again, np.bool_)
+            steps = vars(verbs.steps)["_steps"].get((partition.partition_id, name), {})
+            task.uncommitted = {number: _uncommitted(step, verbs.table) for number, step in steps.items()}
+            _rename_states(task.clock)
+
+
+def _uncommitted(step: Any, table: Any) -> int:
+    grants = [shard.grant for shard in step.shards]
+    return sum(grant is None or table.committed_shard(grant.claim_id) is None for grant in grants)
+
+
+def _rename_states(clock: Any) -> None:
+    """Waits for producers and by a policy were two states."""
+    before, state = clock._seconds, clock._state  # noqa: SLF001 - not yet the attributes of this core
+    waiting = before.get("waiting_for_producers", 0.0) + before.get("waiting_by_policy", 0.0)
+    seconds = {**{name: before.get(name, 0.0) for name in TASK_STATES}, "waiting": waiting}
+    clock._seconds, clock._state = seconds, state if state in TASK_STATES else "waiting"  # noqa: SLF001
+
+
+THIS = EarlierCore(Differences(), lambda parts: None)
+"""This core."""
+
+EARLIER = {
+    # 0.1.0 before its release, of November 2026
+    "110679df54d90e5542e3a54ae821e52f": EarlierCore(
+        Differences(
+            renamed={"verbs.holders.Holders": "verbs.memory_holders.Holders"},
+            added={
+                "calls.answers.Grant": {"committed": bool},
+                "calls.answers.PutResult": {"outcomes": bytes},
+                "calls.answers.TaskInfo": {"newest_step": _none, "next_step": int},
+                "calls.columns.Column": {"per_token": bool},
+                "calls.columns.ColumnSpec": {"per_token": bool},
+                "calls.requests.ClaimShard": {"again": bool},
+                "calls.requests.PutSamples": {"digest": bytes, "create_only": bool, "existing_only": bool},
+                "calls.values.Definition": {"dtypes": dict},
+                "rows.fields.Field": {"dtype": str},
+                "state.answers._Answer": {"fingerprint": bytes},
+                "state.answers._PackedPut": {"outcomes": bytes},
+                "state.claim_table._Ended": {"sessions": int},
+                "state.sessions.Session": {"owner": str, "number": int},
+                "state.state.State": {"version": int},
+                "tasks.task_states.TaskCounters": {"versions_behind": int, "versioned": int},
+                "verbs.writes.Writes": {"_last_check": _none},
+            },
+        ),
+        _since_november,
+    ),
+}
+"""By the build, as a state names it."""
