@@ -19,6 +19,7 @@ import checkpoint_pauses
 import claim_latency
 import claim_wakeups
 import cli_start
+import digest_cost
 import durability_cost
 import exchanges
 import flight_goals
@@ -45,6 +46,7 @@ _PARTS = {
     "scrape": scrape_cost.measure,
     "observe": observe_cost.measure,
     "put_once": put_once.measure,
+    "digests": digest_cost.measure,
     "durability": durability_cost.measure,
     "checkpoints": checkpoint_pauses.measure,
     "backpressure": backpressure.measure,
