@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         WaitCause,
         WaitingClaim,
     )
+    from dataplane_client.answers.provenance import RowProvenance, ValueProvenance, digest_of_rows
     from dataplane_client.batched_data_dict import BatchedDataDict
     from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
     from dataplane_client.codec import materialize, pack_jagged_fields, pack_per_token_field
@@ -99,6 +100,7 @@ _HOMES = {
     "filters": ["Where"],
     "policies.flow": ["DrawBand", "FlowPolicy"],
     "answers.grants": ["ClaimedGroup", "SampledRows"],
+    "answers.provenance": ["RowProvenance", "ValueProvenance", "digest_of_rows"],
     "answers.listings": [
         "ClaimDescription",
         "ClaimList",
@@ -164,6 +166,7 @@ __all__ = [
     "PreconditionError",
     "PutOutcome",
     "ReplacedError",
+    "RowProvenance",
     "SampleDescription",
     "SampleGroup",
     "SamplePage",
@@ -179,11 +182,13 @@ __all__ = [
     "TransportChoice",
     "UnavailableError",
     "UnsupportedTypeError",
+    "ValueProvenance",
     "WaitCause",
     "WaitingClaim",
     "Where",
     "aio",
     "connect",
+    "digest_of_rows",
     "errors",
     "kv_first_write",
     "materialize",

@@ -1,5 +1,6 @@
-"""In a partition with digests, one byte that changes anywhere between a producer's tensor and the tensor of a reader is
-refused by the names of sample and field. (`tests/cluster/node` has the places of a cluster.)
+"""In a partition with digests, one byte that changes between a producer's tensor and a reader's is refused by name.
+
+The places of a cluster are in `tests/cluster/node`.
 """
 
 from __future__ import annotations

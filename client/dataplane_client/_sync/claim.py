@@ -13,8 +13,10 @@ from dataplane_client._sync.handle import Handle
 from dataplane_client._sync.row_writes import write_put, write_rows
 from dataplane_client._sync.session import Session
 from dataplane_client._values.column_messages import column_message
+from dataplane_client.answers.descriptions import sample_description
 from dataplane_client.answers.grants import ClaimedGroup, Grant
-from dataplane_client.errors import ClaimFencedError, PreconditionError
+from dataplane_client.answers.provenance import RowProvenance, row_provenance
+from dataplane_client.errors import ClaimFencedError, NotFoundError, PreconditionError, ReplacedError
 from dataplane_client.meta import KVBatchMeta, Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -171,6 +173,22 @@ class Claim(Handle):
             )
         self.state = "committed"
         return int(response.consumed_rows)
+
+    def provenance(self, *, timeout_s: float | None = None) -> list[RowProvenance]:
+        """What each row consists of, in the meta's order: producers, weight version, digests, deliveries, commit.
+
+        Works while the rows are there, before or after the commit, at the cost of a call for each row. Raises
+        NotFoundError for a row that was cleared, ReplacedError for one that was also put again.
+        """
+        found, meta = [], self.meta
+        for sample_id, generation in zip(meta.sample_ids, meta.generations or (), strict=True):
+            request = pb.GetSampleRequest(partition_id=meta.partition_id, sample_id=sample_id)
+            row = sample_description(self._session.transport.unary("GetSample", request, timeout_s))
+            if row.generation != generation:
+                error, what = (ReplacedError, "put again") if row.resident else (NotFoundError, "cleared")
+                raise error(f"provenance of {self._label}: sample {sample_id!r} was {what} since it was claimed")
+            found.append(row_provenance(sample_id, row, meta.task_name or ""))
+        return found
 
     def release(self, *, delay_s: float = 0.0, reason: str = "", timeout_s: float | None = None) -> int:
         """End the claim and return its rows to the head of the task's queue. Returns how many of them still existed.

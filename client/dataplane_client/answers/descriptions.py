@@ -322,6 +322,8 @@ class SampleDescription:
     sequence_length: in tokens; None when not known.
     group_id: None when it belongs to no group. hidden: the group is still reserved, so claims do not see the row.
     events: oldest first, as far as the server keeps them.
+    digests: by field, the XXH3-64 of the value as its producer hashed it, in hexadecimal; none in a partition without
+        digests.
     """
 
     resident: bool
@@ -333,6 +335,7 @@ class SampleDescription:
     hidden: bool
     tasks: tuple[SampleTask, ...]
     events: tuple[SampleEvent, ...]
+    digests: dict[str, str] = field(default_factory=dict)
 
 
 @cache
@@ -382,6 +385,7 @@ def _samples() -> Callable[[pb.GetSampleResponse], SampleDescription]:
         generation=lambda row: row.generation if row.resident else None,
         sequence_length=lambda row: row.sequence_length if row.resident and row.sequence_length >= 0 else None,
         group_id=lambda row: row.group_id or None,
+        digests=lambda row: {name: f"{digest:016x}" for name, digest in zip(row.fields, row.digests, strict=False)},
     )
 
 

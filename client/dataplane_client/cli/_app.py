@@ -172,6 +172,29 @@ def samples(
     show_samples(request, limit, server, output, timeout)
 
 
+@app.command()
+def prove(
+    partition: Partition,
+    step: Annotated[int, typer.Argument(min=0, metavar="STEP")],
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="TASK", help="Whose step (default: the partition's only task).")
+    ] = None,
+    server: Address = "",
+    output: Output = "table",
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Show what the rows of a step consist of: producers, weight versions, digests, deliveries, commits.
+
+    Of steps that the server remembers, and of rows that are there. The digest of the step is that of all its values: it
+    is equal for whoever was given the same ones. Asks for every row that the task has taken.
+
+    Exits with 1 if there is no such row.
+    """
+    from dataplane_client.cli._prove import prove as show_step
+
+    show_step(partition, step, task, server, output, timeout)
+
+
 for _command in (peek, tail, export, bench):
     app.command()(_command)
 app.command("import")(import_)

@@ -3712,6 +3712,7 @@ class GetSampleResponse(_message.Message):
     HIDDEN_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
     resident: _builtins.bool
     """Whether the row is resident. The fields up to tasks are set only if it is."""
     generation: _builtins.int
@@ -3736,6 +3737,10 @@ class GetSampleResponse(_message.Message):
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleEvent]:
         """The history of samples with this id, oldest first, as far back as the server remembers."""
 
+    @_builtins.property
+    def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The digests of the values of `fields`, in their order; empty in a partition without them. See "Digests"."""
+
     def __init__(
         self,
         *,
@@ -3748,10 +3753,11 @@ class GetSampleResponse(_message.Message):
         hidden: _builtins.bool = ...,
         tasks: _abc.Iterable[Global___SampleTask] | None = ...,
         events: _abc.Iterable[Global___SampleEvent] | None = ...,
+        digests: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "fields", b"fields", "generation", b"generation", "group_id", b"group_id", "hidden", b"hidden", "resident", b"resident", "sequence_length", b"sequence_length", "tags", b"tags", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "events", b"events", "fields", b"fields", "generation", b"generation", "group_id", b"group_id", "hidden", b"hidden", "resident", b"resident", "sequence_length", b"sequence_length", "tags", b"tags", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict, replace
 
 import pytest
+import torch
 from tests.client.cli.reading import run, run_json
+from xxhash import xxh3_64_hexdigest
 
-from dataplane_client import ClaimFencedError, connect
+from dataplane_client import ClaimFencedError, connect, digest_of_rows
 
 
 def test_a_sample_is_shown_with_its_history(troubled: str) -> None:
@@ -69,10 +72,32 @@ def test_dead_letters_are_reset_and_no_other_rows(troubled: str) -> None:
         assert client.partition("p").task("train").consumed_rows == 1
 
 
+def test_a_step_says_what_its_rows_consist_of(troubled: str) -> None:
+    values = {"x": torch.arange(8.0).view(2, 4)}
+    with connect(troubled, client_name="rollout-1") as client, connect(troubled, client_name="rank-0") as trainer:
+        client.register_partition("q", ["x", "logprob"], 2, ["train"], digests=True)
+        client.put_samples(["s1", "s2"], "q", values, [{"weight_version": 7}, {"weight_version": 8}])
+        shard = trainer.claim_shard("q", "train", ["x"], step=3, dp_rank=0, dp_world=1, batch_size=2)
+        shard.write({"logprob": torch.ones(2)})
+        shard.commit()
+        rows = shard.provenance()
+    code, text = run("prove", "q", "3", "-s", troubled)
+    assert (code, text.splitlines()[0]) == (0, f"step 3 of task train: 2 rows, digest {digest_of_rows(rows)}")
+    first = ["s1", "0", "7", "x", xxh3_64_hexdigest(values["x"][0].numpy()), "rollout-1", "1", "consumed", "rank-0"]
+    of_step = [line.split() for line in text.splitlines()[3:]]
+    assert of_step[0] == first
+    assert of_step[1][::2] == ["logprob", "rank-0"]
+    proved = run_json("prove", "q", "3", "--task", "train", "-s", troubled)
+    assert proved == {"digest": digest_of_rows(rows), "rows": [asdict(row) for row in rows]}
+    assert digest_of_rows(rows[::-1]) != digest_of_rows([replace(rows[0], weight_version=6), rows[1]])
+    assert digest_of_rows(rows[::-1]) == digest_of_rows(rows)
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [
         (["drop", "q"], "there is no partition 'q'"),
+        (["prove", "p", "9"], "no row of partition 'p' is in step 9 of task 'train'"),
         (["drop", "q", "--yes"], "there is no partition 'q'"),
         (["claims", "p", "trian"], "'trian'"),
         (["claims", "q"], "there is no partition 'q'"),

@@ -212,7 +212,9 @@ class SampleEvent:
 
 @dataclass(frozen=True, slots=True)
 class ResidentSample:
-    """Contents and state of a resident row. hidden: its group is still reserved."""
+    """Contents and state of a resident row. hidden: its group is still reserved. digests: of the values of its fields,
+    if the partition has some.
+    """
 
     generation: int
     sequence_length: int
@@ -221,6 +223,7 @@ class ResidentSample:
     group_id: str
     hidden: bool
     tasks: tuple[SampleTask, ...]
+    digests: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,14 +240,17 @@ def sample_history(
 
 def _resident(partition: Partition, slots: Slots, table: ClaimTable, steps: Steps) -> ResidentSample:
     rows, slot = partition.rows, int(slots[0])
+    held = [field for field in partition.fields.values() if field.holds(slots)[0]]
+    digests = partition.values.digests(slots, held)
     return ResidentSample(
         generation=int(rows.generations(slots)[0]),
         sequence_length=int(rows["sequence_length"][slot]),
-        fields=tuple(field.name for field in partition.fields.values() if field.holds(slots)[0]),
+        fields=tuple(field.name for field in held),
         tags=rows.tags(slot),
         group_id=partition.groups.id_of(slot),
         hidden=bool(rows["hidden"][slot]),
         tasks=tuple(_sample_task(partition, task, slots, table, steps) for task in partition.tasks.values()),
+        digests=() if digests is None else tuple(digests[:, 0].view(np.uint64).tolist()),
     )
 
 
