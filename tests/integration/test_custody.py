@@ -184,7 +184,7 @@ def in_the_log(folder: Path) -> None:
     def change(data: Path) -> None:
         (segment,) = data.glob("log-*")
         log = bytearray(segment.read_bytes())
-        digest = xxh3_64_digest(TOKENS[1].numpy())[::-1]
+        digest = xxh3_64_digest(TOKENS[1].numpy().tobytes())[::-1]
         assert log.count(digest) == 2
         log = log.replace(digest, bytes([digest[0] ^ 1]) + digest[1:])
         begin = log.rindex(MARK, 0, log.index(digest[1:]))
