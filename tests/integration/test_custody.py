@@ -113,7 +113,7 @@ def through_proxy(
     server: ServerThread, transport: TransportChoice, put_over: Any = None, read_over: Any = None
 ) -> Iterator[DataPlaneClient]:
     """A client that has put the rows; a proxy flips a byte of that, or of what it reads next."""
-    port = server.server._servicer._direct_port
+    port = server.server.servicer._direct_port
     upstream = str(server.server.direct_address) if transport == "direct" else server.addresses[0]
     proxy = FaultProxy(upstream)
     if transport == "direct":

@@ -83,7 +83,17 @@ def test_a_step_says_what_its_rows_consist_of(troubled: str) -> None:
         rows = shard.provenance()
     code, text = run("prove", "q", "3", "-s", troubled)
     assert (code, text.splitlines()[0]) == (0, f"step 3 of task train: 2 rows, digest {digest_of_rows(rows)}")
-    first = ["s1", "0", "7", "x", xxh3_64_hexdigest(values["x"][0].numpy()), "rollout-1", "1", "consumed", "rank-0"]
+    first = [
+        "s1",
+        "0",
+        "7",
+        "x",
+        xxh3_64_hexdigest(values["x"][0].numpy().tobytes()),
+        "rollout-1",
+        "1",
+        "consumed",
+        "rank-0",
+    ]
     of_step = [line.split() for line in text.splitlines()[3:]]
     assert of_step[0] == first
     assert of_step[1][::2] == ["logprob", "rank-0"]

@@ -65,8 +65,9 @@ def main() -> None:
                     client.claim("train", "train", ["input_ids"], 2),
                     client.reserve_group("train", "g2", ["g2-0"], weight_version=3),
                 ]
-                for rank in (0, 1):
-                    held.append(client.claim_shard("steps", "t", ["x"], 4, step=0, dp_rank=rank, dp_world=2))
+                held += [
+                    client.claim_shard("steps", "t", ["x"], 4, step=0, dp_rank=rank, dp_world=2) for rank in (0, 1)
+                ]
                 held[2].commit()
                 more = threading.Thread(target=wait_in_vain, args=(waiting,))
                 more.start()
