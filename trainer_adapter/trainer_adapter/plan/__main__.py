@@ -1,4 +1,4 @@
-"""`python -m trainer_adapter.plan CONFIG --ranks N`: what a training step needs on each rank, told before it starts.
+"""`python -m trainer_adapter.plan CONFIG --ranks N`: what a training step needs on each rank, before it starts.
 
 CONFIG is a YAML or JSON file with a policy's configuration (trainer_adapter.automodel.config.PolicyConfig), or with one
 under the key `policy`. Of the model only config.json is read. Exits with 2 if the job cannot run so.
@@ -76,15 +76,15 @@ def _read(path: Path) -> Any:
     if isinstance(config, dict) and "model_name" not in config and isinstance(config.get("policy"), dict):
         config = config["policy"]
     if not isinstance(config, dict):
-        raise ValueError("this is no mapping of settings")
+        raise ValueError("the file must hold a mapping of settings")
     return config
 
 
 def _json(steps: dict[bool, StepMemory], host: HostMemory, work: Work, ranks: int) -> str:
     names = {False: "without_checkpointing", True: "with_checkpointing"}
-    told = {names[on]: {**asdict(step), "total": step.total} for on, step in steps.items()}
+    device = {names[on]: {**asdict(step), "total": step.total} for on, step in steps.items()}
     layout = {"ranks": ranks, "tokens": work.tokens, "activation_checkpointing": work.checkpointing}
-    return json.dumps({"layout": layout, "device": told, "host": asdict(host)}, indent=2)
+    return json.dumps({"layout": layout, "device": device, "host": asdict(host)}, indent=2)
 
 
 def _table(steps: dict[bool, StepMemory], host: HostMemory, work: Work, ranks: int) -> str:
