@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.rank_pool import RankPool
 from tests.ranks import be_the_only_rank
 from tests.trainer_adapter.automodel.setup_cases import SHAPE
 from tests.trainer_adapter.worker.worker_cases import ADAM, Layout, config, save_model, worker
@@ -107,7 +108,34 @@ def test_a_step_holds_what_the_plan_says(
     assert planned == pytest.approx(measured, rel=0.03)
 
 
-# --- layouts of more ranks, and refusals ---
+# --- more ranks, and refusals ---
+
+TWO_RANKS: list[tuple[Layout, dict[str, Any]]] = [
+    (Layout(dp=2), {}),
+    (Layout(cp=2), {"context_parallel_attention": "gathered"}),
+    (Layout(cp=2), {"context_parallel_attention": "torch"}),
+    (Layout(tp=2), {}),
+    (Layout(tp=2), {"sequence_parallel": True}),
+]
+
+
+def planned_and_counted(_rank: int, folder: Path, number: int) -> tuple[int, int]:
+    layout, changes = TWO_RANKS[number]
+    given = settings(folder, "none", 2, False, "bfloat16")
+    given["train_global_batch_size"] = ROWS * layout.dp
+    sizes = {"tensor_parallel_size": layout.tp, "context_parallel_size": layout.cp}
+    given["dtensor_cfg"] |= {**sizes, **changes}
+    return step_memory(*read_layout(given, layout.ranks, WIDTH)).total, counted(given)
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", range(len(TWO_RANKS)), ids=lambda number: str(TWO_RANKS[number]))
+def test_each_of_two_ranks_holds_what_the_plan_says(rank_pool: RankPool, tmp_path: Path, number: int) -> None:
+    save_model(tmp_path, "qwen3", **SIZES, **SHAPES["qwen3"], max_position_embeddings=2048)
+    for said, found in rank_pool.play(planned_and_counted, tmp_path, number):
+        assert said == pytest.approx(found, rel=0.03)
 
 
 @pytest.fixture(scope="module")

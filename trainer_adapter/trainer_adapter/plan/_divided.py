@@ -86,9 +86,11 @@ def _work(config: PolicyConfig, runtime: RuntimeConfig, sizes: ParallelSizes, ro
     gathers = sizes.cp > 1 and context_parallel_attention(config) == "gathered"
     kernel = config["sequence_packing"].get("attention", "flash" if on_gpu else "sdpa")
     own_rows = _rows_of_rank(config, sizes.dp)
+    tokens, row = _tokens(config, sizes, row_tokens)
     return Work(
         element=runtime.dtype.itemsize,
-        tokens=_tokens(config, sizes, row_tokens),
+        tokens=tokens,
+        row_tokens=row,
         tp=sizes.tp,
         cp=sizes.cp,
         sequence_parallel=bool(layout["sequence_parallel"]) and sizes.tp > 1,
@@ -114,13 +116,14 @@ def _rows_at_once(config: PolicyConfig) -> int:
     return int(required(config, "train_micro_batch_size")) if is_fixed else 1
 
 
-def _tokens(config: PolicyConfig, sizes: ParallelSizes, row_tokens: int | None) -> int:
+def _tokens(config: PolicyConfig, sizes: ParallelSizes, row_tokens: int | None) -> tuple[int, int]:
+    """Of a microbatch, and of its longest row; a packed microbatch is one row, a dynamic one may be."""
     layout = config["dtensor_cfg"]
     parts = 2 * sizes.cp if sizes.cp > 1 else sizes.tp if layout["sequence_parallel"] else 1
     for block in ("dynamic_batching", "sequence_packing"):
         if is_enabled(config, block):
-            tokens = max(int(required(config, f"{block}.train_mb_tokens")), row_tokens or 0)
-            return rounded_up(tokens, parts)
+            tokens = rounded_up(max(int(required(config, f"{block}.train_mb_tokens")), row_tokens or 0), parts)
+            return tokens, tokens
     if row_tokens is None:
         raise ValueError("the number of tokens of a row is unknown: pass --row-tokens, those of the longest row")
     if row_tokens < 1:
@@ -133,7 +136,7 @@ def _tokens(config: PolicyConfig, sizes: ParallelSizes, row_tokens: int | None) 
             f"rows of {width} tokens cannot be divided over dtensor_cfg.{over}: set make_sequence_length_divisible_by "
             f"to a multiple of {parts}"
         )
-    return int(required(config, "train_micro_batch_size")) * width
+    return int(required(config, "train_micro_batch_size")) * width, width
 
 
 # --- the model ---

@@ -23,8 +23,8 @@ arXiv:2205.05198, section 4, which has 34 h for GPT's layer and 16 bits):
   attention        b (2 H + 2 K) d / t + 4 H / t: query, key, value, output, and the log of the softmax's sum
                    (FlashAttention, arXiv:2205.14135). Under a mask keys and values are repeated to H heads, and with
                    context_parallel_attention=gathered they are those of all cp ranks.
-  mask             b T cp: torch makes a float mask of a bool one in each layer (sequence_packing.attention=sdpa, or
-                   context_parallel_attention=gathered)
+  mask             b S S / cp for rows of S tokens: torch makes a float mask of a bool one in each layer
+                   (sequence_packing.attention=sdpa, or context_parallel_attention=gathered)
   MLP              4 b i / t: gate, its activation, up, and their product
   adapters         b r for each adapted projection of rank r
 and once: the last norm, cosine and sine 2 b d, and six integers of a token (ids, positions, targets). With activation
@@ -107,7 +107,7 @@ class Work:
     """How a step runs.
 
     element: bytes of the precision of the forward pass.
-    tokens: of a microbatch, over all context-parallel ranks.
+    tokens, row_tokens: of a microbatch and of a row, over all context-parallel ranks.
     has_mask: attention gets a mask. gathers: keys and values of all context-parallel ranks.
     is_deferred: gradients of several microbatches are summed over ranks once.
     several: a step has more than one microbatch.
@@ -115,6 +115,7 @@ class Work:
 
     element: int
     tokens: int
+    row_tokens: int
     tp: int
     cp: int
     sequence_parallel: bool
@@ -128,6 +129,10 @@ class Work:
     @property
     def own_tokens(self) -> int:
         return self.tokens // self.cp
+
+    @property
+    def mask_entries(self) -> int:
+        return self.row_tokens // self.cp * self.row_tokens if self.has_mask else 0
 
 
 @dataclass(frozen=True)
@@ -258,10 +263,9 @@ def saved_activations(model: DecoderSizes, work: Work) -> int:
     once = _norm(model.hidden, work) + 2 * element * model.head_dim + _INTEGERS
     fixed = work.own_tokens * once
     if not work.checkpointing:
-        bool_mask = work.own_tokens * work.tokens if work.gathers else 0
-        return fixed + bool_mask + model.layers * saved_in_layer(model, work)
-    bool_mask = work.own_tokens * work.tokens if work.has_mask else 0
-    return fixed + bool_mask + model.layers * work.own_tokens * element * model.hidden // parts
+        kept_mask = work.mask_entries if work.gathers else 0
+        return fixed + kept_mask + model.layers * saved_in_layer(model, work)
+    return fixed + work.mask_entries + model.layers * work.own_tokens * element * model.hidden // parts
 
 
 def saved_in_layer(model: DecoderSizes, work: Work) -> int:
@@ -272,8 +276,7 @@ def saved_in_layer(model: DecoderSizes, work: Work) -> int:
     if model.head_norms:
         both = model.heads + model.kv_heads
         per_token += ((FLOAT32 + element) * both * model.head_dim + FLOAT32 * both) // tp
-    mask = element * work.own_tokens * work.tokens if work.has_mask else 0
-    return work.own_tokens * per_token + mask
+    return work.own_tokens * per_token + element * work.mask_entries
 
 
 def _norm(size: int, work: Work) -> int:
