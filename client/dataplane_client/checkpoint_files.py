@@ -10,7 +10,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dataplane_client.client import DataPlaneClient
@@ -29,6 +29,15 @@ def save_checkpoint(
     the client's timeout_s. metadata: what JSON can hold; UnsupportedTypeError (a TypeError) otherwise. name: with which
     the snapshot's name begins; by default the folder's.
     """
+    begin_checkpoint(client, folder, metadata, name)()
+
+
+def begin_checkpoint(
+    client: DataPlaneClient, folder: str | os.PathLike[str], metadata: Mapping[str, object], name: str = ""
+) -> Callable[[], None]:
+    """Like save_checkpoint, for a folder whose other files are still being written: call the result, which names the
+    snapshot in the folder, when they are complete.
+    """
     path = Path(folder)
     name = f"{_UNFIT.sub('-', name or path.name)[:_MOST_LETTERS]}-{uuid.uuid4().hex[:8]}".lstrip("._-")
     try:
@@ -37,9 +46,13 @@ def save_checkpoint(
         raise UnsupportedTypeError(f"save_checkpoint: metadata must be what JSON can hold: {error}") from None
     path.mkdir(parents=True, exist_ok=True)
     client.create_snapshot(name)
-    unfinished = path / f".{FILE}"
-    unfinished.write_text(text)
-    unfinished.replace(path / FILE)
+
+    def name_snapshot() -> None:
+        unfinished = path / f".{FILE}"
+        unfinished.write_text(text)
+        unfinished.replace(path / FILE)
+
+    return name_snapshot
 
 
 def load_checkpoint(client: DataPlaneClient, folder: str | os.PathLike[str]) -> dict[str, object]:

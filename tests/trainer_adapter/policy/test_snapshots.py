@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,16 @@ NAMES = [f"r{row:02}" for row in range(12)]
 
 
 class SavingWorker(GlooWorker):
-    """Its checkpoint is a file with its rank."""
+    """Its checkpoint is a file with its rank, which may come later."""
 
-    def save_checkpoint(self, weights_path: str, **_: Any) -> None:
+    def save_checkpoint(self, weights_path: str, checkpointing_cfg: Mapping[str, Any] | None, **_: Any) -> None:
         Path(weights_path).mkdir(parents=True, exist_ok=True)
-        Path(weights_path, f"rank{self.rank}").touch()
+        self._late = Path(weights_path, f"rank{self.rank}")
+        if not checkpointing_cfg:
+            self._late.touch()
+
+    def finish_checkpoint(self) -> None:
+        self._late.touch()
 
     def load_checkpoint(self, weights_path: str, **_: Any) -> None:
         assert Path(weights_path, f"rank{self.rank}").exists()
@@ -51,15 +56,15 @@ def test_the_driver_alone_saves_and_restores_while_the_others_wait(
 ) -> None:
     with running_server() as forgetful:
         rank_pool.play(be_a_rank, tmp_path, server.address, forgetful)
-    (snapshot,) = (tmp_path / "data" / "snapshots").iterdir()
+    (snapshot,) = (tmp_path / "data" / "snapshots").glob("step-7-*")
     saved = json.loads((tmp_path / "step-7" / "weights" / "data_plane.json").read_text())
     assert saved["snapshot"] == snapshot.name
-    assert snapshot.name.startswith("step-7-")
 
 
 def be_a_rank(rank: int, folder: Path, address: str, forgetful: str) -> None:
     policy = DataPlanePolicy(config_of(), TorchrunWorkerGroup(SavingWorker, {}))
-    good, without, failed = (str(folder / name / "weights") for name in ("step-7", "without", "failed"))
+    names = ("step-7", "beside", "without", "failed")
+    good, beside, without, failed = (str(folder / name / "weights") for name in names)
     with connect(address) if rank == 0 else nullcontext() as client:
         if client is not None:
             client.put_samples(["a"], "p", {"x": torch.zeros(1, 4)})
@@ -67,7 +72,10 @@ def be_a_rank(rank: int, folder: Path, address: str, forgetful: str) -> None:
         assert sorted(path.name for path in Path(good).iterdir()) == ["data_plane.json", "rank0", "rank1"]
         if client is not None:
             client.put_samples(["b"], "p", {"x": torch.zeros(1, 4)})
+        policy.save_checkpoint(beside, None, None, {"is_async": True}, data_plane=client)
+        assert client is None or not any(Path(beside).glob("data_plane.json"))
         policy.save_checkpoint(without)
+        assert sorted(path.name for path in Path(beside).iterdir()) == ["data_plane.json", "rank0", "rank1"]
         with pytest.raises(FileNotFoundError if rank == 0 else RuntimeError, match=r"has no data_plane\.json"):
             policy.load_checkpoint(without, data_plane=client)
         assert client is None or client.server_status().rows == 2

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from dataplane_client.checkpoint_files import load_checkpoint, save_checkpoint
+from dataplane_client.checkpoint_files import begin_checkpoint, load_checkpoint
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.meta import KVBatchMeta
 from trainer_adapter.automodel.checkpoint import _infer_checkpoint_root
@@ -49,6 +49,8 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         microbatch_args(config, "train")  # raises for settings that exclude each other
         self._config = config
         self._workers = workers
+        self._complete_checkpoint: Callable[[], None] | None = None
+        """For the driver to call when the files that are being written are on disk; None: there are none."""
 
     # --- inference on batches; B rows, S positions, k candidates ---
 
@@ -217,7 +219,11 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         The checkpoint is complete when it has that file. Rows that are claimed and not committed by then come again
         after load_checkpoint: commit what was trained before. If the driver fails, it raises its error and the other
         processes RuntimeError; the checkpoint then stays incomplete.
+
+        With checkpointing_cfg's `is_async` this returns when weights and optimizer state are copied and the snapshot is
+        taken. The checkpoint is complete after the next save_checkpoint, finish_checkpoint or shutdown.
         """
+        self.finish_checkpoint()
         self._workers.run_everywhere(
             "save_checkpoint",
             weights_path=weights_path,
@@ -226,7 +232,29 @@ class DataPlanePolicy(ColocatablePolicyInterface):
             checkpointing_cfg=checkpointing_cfg,
         )
         root = Path(_infer_checkpoint_root(f"{weights_path}/model")).name  # often with the step
-        self._on_driver("take a snapshot", data_plane, lambda client: save_checkpoint(client, weights_path, {}, root))
+
+        is_async = bool((checkpointing_cfg or {}).get("is_async"))
+        self._complete_checkpoint = _do_nothing if is_async else None
+
+        def take_snapshot() -> None:
+            if data_plane is None:
+                return
+            name_snapshot = begin_checkpoint(data_plane, weights_path, {}, root)
+            if is_async:
+                self._complete_checkpoint = name_snapshot
+            else:
+                name_snapshot()
+
+        self._on_driver("take a snapshot", take_snapshot)
+
+    def finish_checkpoint(self) -> None:
+        """Wait until the checkpoint in flight is complete; returns at once if there is none. RuntimeError if its files
+        could not be written; it then stays incomplete.
+        """
+        if self._complete_checkpoint is not None:
+            complete, self._complete_checkpoint = self._complete_checkpoint, None
+            self._workers.run_everywhere("finish_checkpoint")
+            self._on_driver("name the snapshot", complete)
 
     def load_checkpoint(
         self, weights_path: str, optimizer_path: str | None = None, *, data_plane: DataPlaneClient | None = None
@@ -239,17 +267,21 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         checkpoint has no snapshot, PreconditionError if the server cannot use it; the server then has what it had, and
         other processes raise RuntimeError.
         """
+        self.finish_checkpoint()
         self._workers.run_everywhere("load_checkpoint", weights_path=weights_path, optimizer_path=optimizer_path)
-        self._on_driver("restore the snapshot", data_plane, lambda client: load_checkpoint(client, weights_path))
 
-    def _on_driver(
-        self, what: str, data_plane: DataPlaneClient | None, act: Callable[[DataPlaneClient], object]
-    ) -> None:
+        def restore_snapshot() -> None:
+            if data_plane is not None:
+                load_checkpoint(data_plane, weights_path)
+
+        self._on_driver("restore the snapshot", restore_snapshot)
+
+    def _on_driver(self, what: str, act: Callable[[], None]) -> None:
         """Let the driver alone act while the other processes wait. They raise if it fails."""
         error: Exception | None = None
         try:
-            if self._workers.is_driver and data_plane is not None:
-                act(data_plane)
+            if self._workers.is_driver:
+                act()
         except Exception as raised:  # noqa: BLE001  # the other processes must get every error
             error = raised
         outcome = self._workers.from_driver({} if error is None else {"error": f"{type(error).__name__}: {error}"})
@@ -307,8 +339,18 @@ class DataPlanePolicy(ColocatablePolicyInterface):
     # --- shutdown ---
 
     def shutdown(self) -> bool:
-        """End the workers; returns whether that succeeded. A second call does nothing."""
-        return self._workers.shutdown()
+        """End the workers; returns whether that succeeded, and a checkpoint in flight is complete. A second call does
+        nothing.
+        """
+        complete, self._complete_checkpoint = self._complete_checkpoint, None
+        ended = self._workers.shutdown()
+        if ended and complete is not None and self._workers.is_driver:
+            complete()
+        return ended
+
+
+def _do_nothing() -> None:
+    """Completes a checkpoint without a snapshot."""
 
 
 def _merge_reports(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

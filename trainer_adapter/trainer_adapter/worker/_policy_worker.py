@@ -304,6 +304,10 @@ class AutomodelPolicyWorker:
             checkpointing_cfg,
         )
 
+    def finish_checkpoint(self) -> None:
+        """See CheckpointManager.finish_checkpoint."""
+        self._policy.checkpoints.finish_checkpoint()
+
     def load_checkpoint(self, weights_path: str, optimizer_path: str | None = None) -> None:
         """See CheckpointManager.load_checkpoint. The reference weights stay unchanged."""
         state = self._policy.state
@@ -377,8 +381,11 @@ class AutomodelPolicyWorker:
             self._weights.close()
             if self._client is not None:
                 self._client.close()
-            if torch.distributed.is_initialized():
-                torch.distributed.destroy_process_group()
+            try:
+                self._policy.checkpoints.close()
+            finally:
+                if torch.distributed.is_initialized():
+                    torch.distributed.destroy_process_group()
         except Exception:  # noqa: BLE001  # shutdown must not raise; the error is logged
             _log.exception("a worker did not shut down cleanly")
             return False

@@ -8,11 +8,13 @@ unpickles, which can run code.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import torch
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -52,13 +54,26 @@ def own_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in state.items() if name in first_names}
 
 
-def write_tensors(folder: Path, tensors: dict[str, torch.Tensor], consolidated: bool) -> None:
-    """Write this rank's tensors; a collective call.
+def unfinished(folder: Path) -> Path:
+    """Where the files of a folder are written, so that a folder under its own name is complete."""
+    return folder.with_name(f"{folder.name}.unfinished")
+
+
+def complete(folders: Sequence[Path]) -> None:
+    """Give folders whose files all ranks have written their names, the last one last. Rank 0 does it."""
+    for folder in folders if torch.distributed.get_rank() == 0 else ():
+        unfinished(folder).replace(folder)
+
+
+def write_tensors(
+    folder: Path, tensors: dict[str, torch.Tensor], consolidated: bool, group: ProcessGroup | None = None
+) -> None:
+    """Write this rank's tensors; a collective call of the group (None: of all ranks).
 
     consolidated: the ranks' files go to <folder>/sharded, and whole tensors, for other programs, to the folder itself.
     """
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True, enable_consolidation=consolidated)
-    save(tensors, storage_writer=writer)
+    save(tensors, storage_writer=writer, process_group=group)
 
 
 def read_tensors(folder: Path, tensors: dict[str, torch.Tensor]) -> None:

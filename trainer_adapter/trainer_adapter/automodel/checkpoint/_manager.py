@@ -4,8 +4,9 @@
     <optimizer_path>/optim      the state of the optimizer, of the learning-rate schedule and of the random numbers
     <tokenizer_path>            the tokenizer
 
-Every file is safetensors, MessagePack or JSON, so loading a checkpoint never runs code. Checkpoints in torch's pickled
-formats are recognised and refused. The ranks share one file system.
+A folder has its name when all ranks have written its files, the model's last; until then the name ends with
+".unfinished". Every file is safetensors, MessagePack or JSON, so loading a checkpoint never runs code. Checkpoints in
+torch's pickled formats are recognised and refused. The ranks share one file system.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ from trainer_adapter.automodel.adapters.files import read_adapters, write_adapte
 from trainer_adapter.automodel.adapters.layers import adapted_layers
 from trainer_adapter.automodel.checkpoint._files import (
     _infer_checkpoint_root,
+    complete,
     detect_checkpoint_format,
     own_weights,
     read_plain,
     read_tensors,
+    unfinished,
     write_plain,
     write_tensors,
 )
-from trainer_adapter.automodel.checkpoint._optimizer import read_optimizer, write_optimizer
+from trainer_adapter.automodel.checkpoint._optimizer import read_optimizer, write_numbers
 from trainer_adapter.automodel.checkpoint._random import read_random_state, write_random_state
+from trainer_adapter.automodel.checkpoint._saving import Saver
 from trainer_adapter.automodel.rank import fail_together, report
 
 _SCHEDULER = "scheduler.msgpack"
@@ -38,6 +42,9 @@ _SCHEDULER = "scheduler.msgpack"
 
 class CheckpointManager:
     """Saves and loads for all ranks together: each rank calls each method, with its own part of the same model."""
+
+    def __init__(self) -> None:
+        self._saver = Saver()
 
     def save_checkpoint(
         self,
@@ -50,14 +57,16 @@ class CheckpointManager:
         tokenizer_path: str | None = None,
         checkpointing_cfg: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a checkpoint; returns when every rank has written its part.
+        """Write a checkpoint; returns when every rank has written its part, or, with `is_async`, has copied it.
 
         With adapters the base weights are not written, because training does not change them. Optimizer, scheduler and
         random state are saved if `optimizer` and `optimizer_path` are given; the tokenizer, by rank 0, if `tokenizer`
         and `tokenizer_path` are given.
 
-        checkpointing_cfg: `model_save_format` ("safetensors" or None) and `save_consolidated` (also write whole
-        weights, for from_pretrained, beside the ranks' files; adapters are always whole).
+        checkpointing_cfg: `model_save_format` ("safetensors" or None), `save_consolidated` (also write whole
+        weights, for from_pretrained, beside the ranks' files; adapters are always whole) and `is_async`: a thread
+        writes the tensors from copies on the host. One save is in flight: the next one waits for it, as load_checkpoint
+        and finish_checkpoint do, and raises RuntimeError naming its folder if it failed.
 
         Raises ValueError without checkpointing_cfg or for another format, AssertionError before setup_distributed,
         FileExistsError if the folder of the weights or of the optimizer is not empty (two checkpoints would mix), and
@@ -67,22 +76,39 @@ class CheckpointManager:
             raise ValueError("checkpointing_cfg must be provided")
         _check_format(checkpointing_cfg.get("model_save_format"))
         _require_process_group()
-        folder = _make_folder(Path(weights_path) / "model")
-        if adapted_layers(model):
-            write_adapters(folder, model)
-        else:
-            write_tensors(folder, own_weights(model), bool(checkpointing_cfg.get("save_consolidated", False)))
+        self.finish_checkpoint()
+        folder = Path(weights_path) / "model"
+        _make_folder(folder)
+        tensors: dict[Path, dict[str, torch.Tensor]] = {}
         if optimizer is not None and optimizer_path is not None:
-            optim = _make_folder(Path(optimizer_path) / "optim")
-            write_optimizer(optim, model, optimizer)
-            _write_schedule(optim, scheduler)
-            write_random_state(optim, model)
+            optim = Path(optimizer_path) / "optim"
+            tensors[optim] = _write_optimizer(optim, model, optimizer, scheduler)
+        tensors[folder] = {} if adapted_layers(model) else own_weights(model)
+        if adapted_layers(model):
+            write_adapters(unfinished(folder), model)
         with fail_together("writing the model's configuration and the tokenizer"):
             if torch.distributed.get_rank() == 0:
-                model.config.save_pretrained(folder)
+                model.config.save_pretrained(unfinished(folder))
                 if tokenizer is not None and tokenizer_path is not None:
                     tokenizer.save_pretrained(tokenizer_path)
+        whole = folder if checkpointing_cfg.get("save_consolidated", False) else None
+        if checkpointing_cfg.get("is_async", False):
+            self._saver.start(tensors, whole)
+            return
+        for place, own in tensors.items():
+            if own:
+                write_tensors(unfinished(place), own, place == whole)
+        with fail_together("completing the checkpoint"):
+            complete(list(tensors))
         report(f"[Rank {torch.distributed.get_rank()}] checkpoint saved: {_infer_checkpoint_root(str(folder))}")
+
+    def finish_checkpoint(self) -> None:
+        """Wait until the save in flight is on disk; RuntimeError naming its folder if it failed."""
+        self._saver.finish()
+
+    def close(self) -> None:
+        """Like finish_checkpoint; nothing can be saved afterwards."""
+        self._saver.close()
 
     def load_checkpoint(
         self,
@@ -103,6 +129,7 @@ class CheckpointManager:
         another rank failed.
         """
         _require_process_group()
+        self.finish_checkpoint()
         _read_weights(weights_path, model)
         if optimizer is None or optimizer_path is None:
             return
@@ -123,20 +150,27 @@ def _check_format(save_format: str | None) -> None:
         raise ValueError(f"checkpointing_cfg.model_save_format must be safetensors, not {save_format!r}")
 
 
-def _make_folder(folder: Path) -> Path:
-    """Return the folder; rank 0 makes it if it is missing."""
+def _make_folder(folder: Path) -> None:
+    """Rank 0 makes the folder under the name that it has until it is complete."""
     with fail_together(f"making {folder}"):
         if torch.distributed.get_rank() == 0:
-            if folder.exists() and any(folder.iterdir()):
-                raise FileExistsError(f"{folder} is not empty; a checkpoint needs a new folder")
-            folder.mkdir(parents=True, exist_ok=True)
-    return folder
+            for found in (folder, unfinished(folder)):
+                if found.exists() and any(found.iterdir()):
+                    raise FileExistsError(f"{found} is not empty; a checkpoint needs a new folder")
+            unfinished(folder).mkdir(parents=True, exist_ok=True)
 
 
-def _write_schedule(folder: Path, scheduler: LRScheduler | None) -> None:
+def _write_optimizer(
+    folder: Path, model: torch.nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None
+) -> dict[str, torch.Tensor]:
+    """Write all but the tensors of the optimizer's state, and return these."""
+    _make_folder(folder)
+    tensors = write_numbers(unfinished(folder), model, optimizer)
     with fail_together("writing the learning-rate schedule"):
         if scheduler is not None and torch.distributed.get_rank() == 0:
-            write_plain(folder / _SCHEDULER, scheduler.state_dict())
+            write_plain(unfinished(folder) / _SCHEDULER, scheduler.state_dict())
+    write_random_state(unfinished(folder), model)
+    return tensors
 
 
 def _find_subfolder(path: str, name: str) -> Path:

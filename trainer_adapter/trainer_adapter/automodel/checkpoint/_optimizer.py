@@ -12,19 +12,21 @@ import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.optim import Optimizer
 
-from trainer_adapter.automodel.checkpoint._files import read_plain, read_tensors, write_plain, write_tensors
+from trainer_adapter.automodel.checkpoint._files import read_plain, read_tensors, write_plain
 from trainer_adapter.automodel.rank import fail_together
 
 _NUMBERS = "numbers.msgpack"
 
 
-def write_optimizer(folder: Path, model: torch.nn.Module, optimizer: Optimizer) -> None:
-    """Write the state to an existing, empty folder; a collective call of all ranks."""
+def write_numbers(folder: Path, model: torch.nn.Module, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+    """Write the plain numbers to an existing, empty folder and return the tensors, which belong to the same folder; a
+    collective call of all ranks.
+    """
     tensors, numbers = _split_state(get_optimizer_state_dict(model, optimizer))
-    write_tensors(folder, tensors, consolidated=False)
     with fail_together("writing the optimizer's numbers"):
         if torch.distributed.get_rank() == 0:
             write_plain(folder / _NUMBERS, numbers)
+    return tensors
 
 
 def read_optimizer(folder: Path, model: torch.nn.Module, optimizer: Optimizer) -> None:
