@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-serve demo demo-async demo-cluster dashboard page-shots test mutants test-core test-long test-cluster test-failures test-nightly test-soak test-histories crash crash-training simulate test-gpu bench-gpu test-automodel test-frameworks test-faults soak fuzz scaling bench-cluster overload test-matrix image-root test-image image-packages image-requirements audit check lint types derived format bench proto dist clean
+.PHONY: help docs docs-serve demo demo-async demo-cluster dashboard page-shots test mutants test-core test-long test-cluster test-failures test-nightly test-soak test-histories crash crash-training simulate test-gpu bench-gpu test-automodel test-frameworks test-faults soak fuzz scaling bench-cluster overload test-matrix image-root test-image image-packages image-requirements audit check lint types derived format bench proto proto-check dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -316,6 +316,16 @@ derived: $(VENV)/.dev
 format: $(VENV)/.dev  ## sort imports, format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+build/buf/.ready: pyproject.toml
+	$(PYTHON) -m venv build/buf
+	build/buf/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	build/buf/bin/python -m pip install --quiet --group proto-check
+	@touch $@
+
+proto-check: build/buf/.ready  ## lint the contract, and compare it with the last release's
+	build/buf/bin/buf lint
+	build/buf/bin/buf breaking proto --against tests/proto/released.binpb
 
 proto: $(VENV)/.dev  ## generate the contract's modules, the blocking client, the pages of metrics, errors and of the API
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python scripts/generate_proto.py

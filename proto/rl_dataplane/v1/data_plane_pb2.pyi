@@ -1397,8 +1397,11 @@ class RecentTask(_message.Message):
     ENDED_DELIVERIES_FIELD_NUMBER: _builtins.int
     STATE_SECONDS_FIELD_NUMBER: _builtins.int
     claims: _builtins.int
+    """Claims granted."""
     delivered_rows: _builtins.int
+    """Rows of these claims."""
     consumed_rows: _builtins.int
+    """Rows that were committed."""
     @_builtins.property
     def period(self) -> _duration_pb2.Duration:
         """As in its partition's RecentFlow."""
@@ -1408,7 +1411,9 @@ class RecentTask(_message.Message):
         """Without those that are zero."""
 
     @_builtins.property
-    def state_seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    def state_seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Seconds by state of the task."""
+
     def __init__(
         self,
         *,
@@ -1460,9 +1465,13 @@ class RecentFlow(_message.Message):
     READ_ROWS_FIELD_NUMBER: _builtins.int
     READ_BYTES_FIELD_NUMBER: _builtins.int
     rows_put: _builtins.int
+    """Rows that puts made."""
     written_bytes: _builtins.int
+    """Bytes of values that were put or committed."""
     read_rows: _builtins.int
+    """Rows that were read, each time."""
     read_bytes: _builtins.int
+    """Bytes of values that were read."""
     @_builtins.property
     def period(self) -> _duration_pb2.Duration:
         """Its length: at most a minute."""
@@ -4999,7 +5008,9 @@ class CreateSnapshotResponse(_message.Message):
 
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def snapshot(self) -> Global___Snapshot: ...
+    def snapshot(self) -> Global___Snapshot:
+        """The one that was taken."""
+
     def __init__(
         self,
         *,
@@ -5047,7 +5058,9 @@ class RestoreSnapshotResponse(_message.Message):
 
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def snapshot(self) -> Global___Snapshot: ...
+    def snapshot(self) -> Global___Snapshot:
+        """The one that was restored."""
+
     def __init__(
         self,
         *,
@@ -5072,6 +5085,7 @@ class Snapshot(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     VALUES_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """As CreateSnapshotRequest.snapshot."""
     rows: _builtins.int
     """Rows of all partitions."""
     values_bytes: _builtins.int

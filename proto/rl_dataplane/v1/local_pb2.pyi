@@ -318,6 +318,7 @@ class AttachResponse(_message.Message):
     calls_host: _builtins.str
     """Where the session may be joined by TCP, too, for all calls but READ; empty and 0 if nowhere."""
     calls_port: _builtins.int
+    """The port of calls_host."""
     def __init__(
         self,
         *,
