@@ -9,8 +9,9 @@ they rely on, and how it is kept:
 - They use the module from event loops of their own, and from threads. The `async_` twins run the blocking verbs in
   threads, so nothing is bound to a loop.
 - They name rows by key, or by number, which is never given to a second row.
-- What cannot be kept is refused: tags that are lists or mappings, another element type than a field has, and keys or
-  fields that do not exist, where TransferQueue returns fewer rows or none.
+- What cannot be kept is refused: samplers other than the sequential one and streaming datasets (`_not_served`), tags
+  that are lists or mappings, another element type than a field has, and keys or fields that do not exist, where
+  TransferQueue returns fewer rows or none.
 """
 
 from dataplane_client.errors import NotFoundError as StorageKeyNotFoundError
@@ -33,14 +34,30 @@ from dataplane_transfer_queue._kv import (
     save_checkpoint,
 )
 from dataplane_transfer_queue._metas import BatchMeta, KVBatchMeta
+from dataplane_transfer_queue._not_served import (
+    BaseSampler,
+    GRPOGroupNSampler,
+    RankAwareSampler,
+    SeqlenBalancedSampler,
+    SequentialSampler,
+    StreamingDataLoader,
+    StreamingDataset,
+)
 
 __version__ = "0.1.11"
 """The version of TransferQueue whose interface this is."""
 
 __all__ = [
+    "BaseSampler",
     "BatchMeta",
+    "GRPOGroupNSampler",
     "KVBatchMeta",
+    "RankAwareSampler",
+    "SeqlenBalancedSampler",
+    "SequentialSampler",
     "StorageKeyNotFoundError",
+    "StreamingDataLoader",
+    "StreamingDataset",
     "TransferQueueClient",
     "__version__",
     "async_kv_batch_get",

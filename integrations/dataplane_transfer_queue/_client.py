@@ -19,6 +19,7 @@ from dataplane_client.errors import ClaimTimeoutError, NotFoundError, Preconditi
 from dataplane_transfer_queue._connection import attached
 from dataplane_transfer_queue._kv import Parser, checked_keys, in_thread, parsed
 from dataplane_transfer_queue._metas import BatchMeta
+from dataplane_transfer_queue._not_served import SERVED, check_sampler
 from dataplane_transfer_queue._rows import Rows
 
 Mode = Literal["fetch", "force_fetch", "insert"]
@@ -33,9 +34,10 @@ class TransferQueueClient:
     Each verb blocks until the server has answered; `async_` and its name is the same as a coroutine.
     """
 
-    def __init__(self, rows: Rows, *, polling: bool = False) -> None:
+    def __init__(self, rows: Rows, *, polling: bool = False, sampler: str = SERVED) -> None:
         self._rows = rows
         self._polling = polling
+        self._sampler = sampler
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
@@ -57,7 +59,8 @@ class TransferQueueClient:
           hold; ready if all rows hold them. Raises NotFoundError for an unknown partition.
         - "insert": batch_size new rows without values.
 
-        Raises ValueError for another mode, a fetch without a task, and a sampling_config: rows come in sequence, and
+        Raises ValueError for another mode, a fetch without a task or with another sampler in the configuration of
+        `init` than the sequential one, and a sampling_config: rows come in sequence, and
         each once. Only its dp_rank is accepted, and ignored, as in TransferQueue's sequential sampler.
         """
         if unknown := set(sampling_config or {}) - {"dp_rank"}:
@@ -73,6 +76,7 @@ class TransferQueueClient:
         return BatchMeta(generations, [partition_id] * batch_size, data_fields, keys=keys)
 
     def _fetched(self, fields: list[str], batch_size: int, partition_id: str, task_name: str | None) -> BatchMeta:
+        check_sampler(self._sampler)
         if task_name is None:
             raise ValueError("get_meta: a fetch needs a task_name")
         self._rows.ensure_task(partition_id, task_name)
@@ -252,6 +256,9 @@ class TransferQueueClient:
         """As the module's."""
         return self._rows.tags(partition_id)
 
+    def close(self) -> None:
+        """Does nothing: the connection is the process's, and ends with the module's `close`."""
+
     def _addresses(self, metadata: BatchMeta, verb: str) -> tuple[str, list[str]]:
         partitions = set(metadata.partition_ids)
         if len(partitions) != 1:
@@ -280,7 +287,7 @@ class TransferQueueClient:
 def get_client() -> TransferQueueClient:
     """The native face of this process's server. Raises RuntimeError if the process is not initialized."""
     found = attached()
-    return TransferQueueClient(found.rows, polling=found.job["polling"])
+    return TransferQueueClient(found.rows, polling=found.job["polling"], sampler=found.job.get("sampler", SERVED))
 
 
 def _new_keys(count: int) -> list[str]:

@@ -9,6 +9,7 @@ Other parts of the configuration, such as another storage_backend, need not chan
 from __future__ import annotations
 
 import atexit
+import importlib.metadata
 import logging
 import os
 import socket
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from dataplane_client.client import connect
 from dataplane_client.observe import log_event
 from dataplane_transfer_queue import _job_address
+from dataplane_transfer_queue._not_served import sampler_name
 from dataplane_transfer_queue._rows import Rows
 from dataplane_transfer_queue._server import ServerProcess
 
@@ -115,6 +117,7 @@ def _attach(conf: Any) -> Attached:
         "address": named if server is None else server.address,
         "host": None if server is None else socket.gethostname(),
         "metrics": None if server is None else server.http,
+        "sampler": sampler_name(_part(conf, "controller").get("sampler")),
         "polling": bool(_part(conf, "controller").get("polling_mode")),
         "owner": uuid.uuid4().hex,
     }
@@ -141,7 +144,17 @@ def _connected(job: Mapping[str, Any]) -> Rows:
         raise RuntimeError(f"the job's server serves the host {host} only, and this is another one: {_HOW}")
     rows = Rows(connect(job["address"]))
     log_event(logging.INFO, "transfer_queue_is_rl_dataplane", address=job["address"])
+    if (other := _other_transfer_queue()) is not None:
+        log_event(logging.WARNING, "transfer_queue_is_installed_too", version=other)
     return rows
+
+
+def _other_transfer_queue() -> str | None:
+    """The version of TransferQueue itself, if that is installed: what imports `transfer_queue` does not get this."""
+    for found in importlib.metadata.distributions(name="TransferQueue"):
+        if not found.version.endswith("+rldataplane"):
+            return found.version
+    return None
 
 
 def _part(conf: Any, name: str) -> Mapping[str, Any]:

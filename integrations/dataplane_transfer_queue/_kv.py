@@ -128,9 +128,9 @@ def kv_clear(keys: Sequence[str] | str, partition_id: str) -> None:
 
 def save_checkpoint(
     checkpoint_dir: str | os.PathLike[str],
-    metadata: Mapping[str, Any] | None = None,
     *,
     include_storage: bool = True,
+    metadata: Mapping[str, Any] | None = None,
 ) -> None:
     """Take a snapshot of the server, which keeps it in its data directory, and name it in checkpoint_dir.
 

@@ -150,6 +150,42 @@ class BatchMeta:
         """A deep copy."""
         return copy.deepcopy(self)
 
+    def get_extra_info(self, key: str, default: Any = None) -> Any:
+        """One of extra_info."""
+        return self.extra_info.get(key, default)
+
+    def get_all_extra_info(self) -> dict[str, Any]:
+        """A deep copy of extra_info."""
+        return copy.deepcopy(self.extra_info)
+
+    def has_extra_info(self, key: str) -> bool:
+        """Whether extra_info has a key."""
+        return key in self.extra_info
+
+    def set_extra_info(self, key: str, value: Any) -> None:
+        """Set one of extra_info."""
+        self.extra_info[key] = value
+
+    def update_extra_info(self, info_dict: Mapping[str, Any]) -> None:
+        """Set several of extra_info."""
+        self.extra_info.update(info_dict)
+
+    def remove_extra_info(self, key: str) -> Any:
+        """Remove one of extra_info, if it is there, and return it."""
+        return self.extra_info.pop(key, None)
+
+    def clear_extra_info(self) -> None:
+        """Remove all extra_info."""
+        self.extra_info.clear()
+
+    def get_all_custom_meta(self) -> list[dict[str, Any]]:
+        """A deep copy of the tags of each row."""
+        return copy.deepcopy(self.custom_meta)
+
+    def clear_custom_meta(self) -> None:
+        """Forget the tags; those of the rows in the server stay."""
+        self.custom_meta = [{} for _ in range(self.size)]
+
     def update_custom_meta(self, custom_meta: Sequence[Mapping[str, Any]]) -> None:
         """Merge tags into those of each row, in place. ValueError for another number of rows."""
         if len(custom_meta) != self.size:

@@ -24,6 +24,8 @@ from importlib import resources
 from transfer_queue import *
 from transfer_queue.client import TransferQueueClient as client
 from transfer_queue.metadata import BatchMeta as meta
+from transfer_queue.dataloader import StreamingDataset
+from transfer_queue.sampler import GRPOGroupNSampler
 from transfer_queue.storage import StorageKeyNotFoundError as error
 assert (client, meta, error) == (tq.TransferQueueClient, tq.BatchMeta, tq.StorageKeyNotFoundError)
 assert (resources.files("transfer_queue") / "config.yaml").is_file()

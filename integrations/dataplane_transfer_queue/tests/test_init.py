@@ -144,7 +144,7 @@ def test_a_checkpoint_brings_rows_and_consumption_back(tmp_path: Path) -> None:
     tq.kv_put("a", "p", {"x": 1}, {"s": 1})
     tq.kv_put("b", "p", {"x": 2})
     taken = native.get_meta(["x"], 1, "p", task_name="t").global_indexes
-    tq.save_checkpoint(tmp_path / "step-3", {"step": 3})
+    tq.save_checkpoint(tmp_path / "step-3", metadata={"step": 3})
     tq.kv_clear("a", "p")
     tq.kv_put("c", "q", {"x": 3})
     assert tq.load_checkpoint(tmp_path / "step-3") == {"step": 3}
@@ -164,3 +164,36 @@ def test_a_checkpoint_needs_a_directory_of_the_server(tmp_path: Path) -> None:
 def test_a_block_that_is_no_mapping_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="'RLDataPlane' of the configuration must be a mapping, got 'unix:///s'"):
         tq.init({"backend": {"RLDataPlane": "unix:///s"}})
+
+
+@pytest.mark.parametrize("sampler", ["GRPOGroupNSampler", tq.RankAwareSampler])
+def test_rows_are_not_fetched_in_place_of_another_sampler(sampler: object) -> None:
+    with running_server() as address:
+        tq.init({"controller": {"sampler": sampler}, "backend": {"RLDataPlane": {"address": address}}})
+        tq.kv_put("k", "p", tag={"of": 1})  # which no sampler has a part in
+        with pytest.raises(ValueError, match=r"controller\.sampler is '\w+Sampler'.* serves SequentialSampler only"):
+            tq.get_client().get_meta([], 1, "p", task_name="t")
+        tq.close()
+        tq.init({"controller": {"sampler": tq.SequentialSampler()}, "backend": {"RLDataPlane": {"address": address}}})
+        assert tq.get_client().get_meta([], 1, "p", task_name="t").size == 1
+
+
+def test_what_is_not_served_can_be_imported_and_refuses_to_be_used() -> None:
+    from dataplane_transfer_queue import GRPOGroupNSampler, StreamingDataset
+
+    with pytest.raises(NotImplementedError, match="whole_groups"):
+        GRPOGroupNSampler(4)
+    with pytest.raises(NotImplementedError, match="ClaimLoader"):
+        StreamingDataset({}, 8, 4, ["input_ids"], "p", "t", 0)
+
+
+def test_init_warns_where_transferqueue_itself_is_installed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    installed = tmp_path / "transferqueue-0.1.11.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: TransferQueue\nVersion: 0.1.11\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with running_server() as address:
+        tq.init({"backend": {"RLDataPlane": {"address": address}}})
+        assert "transfer_queue_is_installed_too version=0.1.11" in caplog.text

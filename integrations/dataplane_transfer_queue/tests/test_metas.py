@@ -144,3 +144,16 @@ WRONG_BY_NUMBER: dict[str, Callable[[], object]] = {
 def test_what_is_no_meta_by_number_is_refused(message: str) -> None:
     with pytest.raises(ValueError, match=message):
         WRONG_BY_NUMBER[message]()
+
+
+def test_extra_info_and_tags_of_a_meta_can_be_read_changed_and_forgotten() -> None:
+    meta = BatchMeta([1, 2], ["p", "p"], custom_meta=[{"a": 1}, {"a": 2}])
+    meta.set_extra_info("step", 3)
+    meta.update_extra_info({"scale": 2.0})
+    copied, tags = meta.get_all_extra_info(), meta.get_all_custom_meta()
+    assert (meta.get_extra_info("step"), meta.get_extra_info("x", 7), meta.has_extra_info("x")) == (3, 7, False)
+    assert (meta.remove_extra_info("step"), meta.remove_extra_info("step")) == (3, None)
+    meta.clear_extra_info()
+    meta.clear_custom_meta()
+    assert (meta.extra_info, meta.custom_meta) == ({}, [{}, {}])
+    assert (copied, tags) == ({"step": 3, "scale": 2.0}, [{"a": 1}, {"a": 2}])
