@@ -18,6 +18,7 @@ import sys
 import tarfile
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import torch
@@ -71,8 +72,9 @@ def main() -> None:
                 held[2].commit()
                 more = threading.Thread(target=wait_in_vain, args=(waiting,))
                 more.start()
+                deadline = time.monotonic() + 30
                 while not client.server_status().waiting_claims:
-                    pass
+                    assert time.monotonic() < deadline, "the claim does not wait"
                 client.create_snapshot("before-upgrade")
                 server.send_signal(signal.SIGKILL)
                 more.join()
