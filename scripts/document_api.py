@@ -83,7 +83,7 @@ SECTIONS = (
     Section("Counts of the last minute", "answers/recent.py"),
     Section("Groups of a claim, and rows of a draw", "answers/grants.py", names=("ClaimedGroup", "SampledRows")),
     Section("Pages and lists", "answers/listings.py"),
-    Section("Rollouts", "dataplane_rollout/_rows.py", names=("RolloutRows",), root=INTEGRATIONS),
+    Section("RolloutRows", "dataplane_rollout/_rows.py", "RolloutRows", ("put",), INTEGRATIONS),
     Section("Rollouts of vLLM", "dataplane_rollout/_vllm.py", root=INTEGRATIONS),
     Section("Rollouts of transformers", "dataplane_rollout/_generate.py", root=INTEGRATIONS),
     Section("Rollouts of OpenAI-style servers", "dataplane_rollout/_completions.py", root=INTEGRATIONS),
