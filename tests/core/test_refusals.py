@@ -98,6 +98,10 @@ def abort_group(w: World) -> None:
     w.caller.abort_group(w.named)
 
 
+def give_up(w: World) -> None:
+    w.caller.abort_group(w.caller.reserve("g", ["s3"], max_regenerations=0).reservation_id)
+
+
 def replace_row(w: World) -> None:
     w.caller.clear(["s2"])
     w.caller.put_rows(["s2"], "c")
@@ -291,6 +295,9 @@ REFUSED: dict[Reason, list[Case]] = {
     R.GROUP_FENCED: [Case("finished", lambda w: w.caller.finish_group(w.named), "'c-g", abort_group)],
     R.GROUP_INCOMPLETE: [
         Case("finished", lambda w: w.caller.finish_group(w.named), "'p' | 's3' | 'g' | 1 of 1", reserve)
+    ],
+    R.GROUP_GIVEN_UP: [
+        Case("reserved again", lambda w: w.caller.reserve("g", [], max_regenerations=0), "'p' | 'g' | 1 times", give_up)
     ],
     R.DRAINING: [
         Case("claim", lambda w: w.claim("c"), "", lambda w: w.caller.apply(Drain())),

@@ -79,6 +79,7 @@ EXPECTED: dict[Reason, type[DataPlaneError]] = {
     Reason.SESSION_EXPIRED: SessionExpiredError,
     Reason.GROUP_FENCED: GroupFencedError,
     Reason.GROUP_INCOMPLETE: PreconditionError,
+    Reason.GROUP_GIVEN_UP: PreconditionError,
     Reason.ROW_REPLACED: ReplacedError,
     Reason.ROW_RESERVED: PreconditionError,
     Reason.SAMPLE_EXISTS: PreconditionError,

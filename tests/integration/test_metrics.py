@@ -133,20 +133,28 @@ def test_the_calls_show(after_traffic: ServerThread, transport: TransportChoice)
     assert {key: told.get(key, 0) for key in expected} == expected
 
 
-WHYS = ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered")
+WHYS = ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered", "failed")
+HOWS = ("committed", "partial", "aborted", "late")
 
 
 def test_rows_that_are_gone_are_counted_by_why(server: ServerThread, flow: DataPlaneClient) -> None:
     flow.put_samples(IDS, "p", FIELDS)
     flow.clear_samples(["a", "b"], "p")
     flow.reserve_group("p", "prompt", ["e", "f", "g"]).abort()
+    with flow.reserve_group("p", "partial", ["j", "k"]) as group:
+        group.put(["j"], tags=[{"std": 1}])  # so that the filter below leaves it
+        group.put(["j"], {"x": torch.zeros(1, 10)})
+        group.fail(["k"], "no answer")
     flow.put_samples(["c", "d"], "p", tags=[{"weight_version": 1}, {"weight_version": 2}])
     flow.set_weight_version("p", 4, retire_below=2)
     flow.set_policies("p", {"train": TaskPolicy(max_staleness=1, when_stale="drop")})
     flow.put_samples(["h", "i"], "p", tags=[{"weight_version": 4, "std": 0}] * 2)
     flow.set_policies("p", {"train": TaskPolicy(where="std > 0", when_excluded="drop")})
     removed = {why: value(server, "dataplane_rows_removed_total", partition="p", reason=why) for why in WHYS}
-    assert removed == {"consumed": 0, "cleared": 2, "rolled_back": 3, "retired": 1, "stale": 1, "filtered": 2}
+    gone = {"consumed": 0, "cleared": 2, "rolled_back": 3, "retired": 1, "stale": 1, "filtered": 2, "failed": 1}
+    assert removed == gone
+    ended = {how: value(server, "dataplane_groups_ended_total", partition="p", how=how) for how in HOWS}
+    assert ended == {"committed": 0, "partial": 1, "aborted": 1, "late": 0}
 
 
 def test_sessions_and_groups_are_counted_while_they_live(

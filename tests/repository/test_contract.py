@@ -114,9 +114,11 @@ READ_ONLY = {
     "GetServerStatus",
     "ListClaims",
     "ListDeadLetters",
+    "ListGroups",
     "ListPartitions",
     "ListSamples",
     "ListSessions",
+    "ListSnapshots",
     "ReadColumns",
 }
 NOT_REPEATED = {"Session"}  # a session that was opened for nobody dies by itself

@@ -245,6 +245,10 @@ class ClaimVerbs:
         sample_ids: Sequence[str] = (),
         *,
         weight_version: int | None = None,
+        deadline_s: float | None = None,
+        min_rows: int | None = None,
+        complete_fields: Sequence[str] = (),
+        max_regenerations: int | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGroup:
         """Reserve the rows of one prompt. They exist from now on, but are hidden from claims until the group is
@@ -252,11 +256,28 @@ class ClaimVerbs:
         most timeout_s (None: that of the client); see FlowPolicy.
 
         group_id: a name in the partition, such as that of the prompt. sample_ids: its rows as far as they are known;
-        `add` creates more. weight_version: of the weights with which generation begins, a tag of each row. Raises
-        PreconditionError when a row or the group exists already, InvalidArgumentError for more than 4,096 rows,
-        NotFoundError for an unknown partition.
+        `add` creates more. weight_version: of the weights with which generation begins, a tag of each row.
+
+        deadline_s: how long the group may stay reserved, at most a day (None: for ever). Then the server commits it
+        with the rows that are complete, if they are at least min_rows, and removes the others, which have failed; the
+        tag "missing_rows" of its rows counts these. Otherwise it removes the group. complete_fields: what a complete
+        row has; none: any value of its own. max_regenerations: how often a group of this id may be reserved again after
+        it was removed, by its deadline, `abort`, or with its client.
+
+        Raises PreconditionError when a row or the group exists already, or was removed too often (reason
+        GROUP_GIVEN_UP), InvalidArgumentError for more than 4,096 rows and for terms that make no sense, NotFoundError
+        for an unknown partition.
         """
-        request = reserve_request(partition_id, group_id, sample_ids, weight_version)
+        request = reserve_request(
+            partition_id,
+            group_id,
+            sample_ids,
+            weight_version,
+            deadline_s=deadline_s,
+            min_rows=min_rows,
+            complete_fields=complete_fields,
+            max_regenerations=max_regenerations,
+        )
         response = await self._session.request_grant("ReserveGroup", request, timeout_s, waits=True)
         meta = KVBatchMeta(
             partition_id=partition_id,

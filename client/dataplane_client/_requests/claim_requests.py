@@ -201,15 +201,34 @@ def reset_request(partition_id: str, task_name: str, sample_ids: Sequence[str] |
 
 
 def reserve_request(
-    partition_id: str, group_id: str, sample_ids: Sequence[str], weight_version: int | None
+    partition_id: str,
+    group_id: str,
+    sample_ids: Sequence[str],
+    weight_version: int | None,
+    *,
+    deadline_s: float | None = None,
+    min_rows: int | None = None,
+    complete_fields: Sequence[str] = (),
+    max_regenerations: int | None = None,
 ) -> pb.ReserveGroupRequest:
     where = f"reserve_group {group_id!r} in {partition_id!r}"
-    return pb.ReserveGroupRequest(
+    request = pb.ReserveGroupRequest(
         partition_id=checked_name("partition id", partition_id, where),
         group_id=checked_name("group id", group_id, where),
         sample_ids=checked_names("sample id", sample_ids, where),
         weight_version=checked_version(weight_version, where),
+        min_rows=0 if min_rows is None else checked_count("min_rows", min_rows, where, least=1, most=_MOST_ROWS),
+        complete_fields=checked_names("field name", complete_fields, where),
+        max_regenerations=None
+        if max_regenerations is None
+        else checked_count("max_regenerations", max_regenerations, where, least=0, most=_UINT32),
     )
+    if deadline_s is not None:
+        deadline_ns = checked_seconds("deadline_s", deadline_s, where)
+        if not deadline_ns:
+            raise InvalidArgumentError(f"{where}: deadline_s must be positive, got {deadline_s}")
+        request.deadline.FromNanoseconds(deadline_ns)
+    return request
 
 
 def checked_version(weight_version: int | None, where: str) -> int | None:

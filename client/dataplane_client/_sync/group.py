@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from dataplane_client._common.arguments import checked_name
+from dataplane_client._common.arguments import checked_name, checked_names
 from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._requests.claim_requests import checked_version
 from dataplane_client._requests.requests import Fields, GivenTag, Put, new_request_id, put_request, shared_put_request
@@ -173,11 +173,13 @@ class Group(Handle):
     def commit(self, weight_version: int | None = None, *, timeout_s: float | None = None) -> int:
         """Show the rows to claims, all at once. Returns how many there are.
 
-        weight_version: of the weights with which generation ended; claims with whole_groups return it. Raises
-        PreconditionError while the group has no row, or a row no field (the group stays reserved), and when this object
-        has ended the group, GroupFencedError when the group is no longer reserved.
+        weight_version: of the weights with which generation ended; claims with whole_groups return it. If the server
+        has committed the group at its deadline, nothing more happens, and the rows are those that were complete then.
+        Raises PreconditionError while the group has no row, or a row no field (the group stays reserved), and when this
+        object has ended the group, GroupFencedError when the group is no longer reserved.
         """
-        self._check_open()
+        if self.state != "fenced":  # of a group that was fenced the server tells how it ended
+            self._check_open()
         request = pb.FinishGroupRequest(
             request_id=new_request_id(),
             reservation_id=self.reservation_id,
@@ -187,6 +189,28 @@ class Group(Handle):
             response = self._session.transport.unary("FinishGroup", request, timeout_s)
         self.state = "committed"
         return int(response.rows)
+
+    def fail(self, sample_ids: Sequence[str], reason: str = "", *, timeout_s: float | None = None) -> int:
+        """Remove rows whose generation failed: no consumer sees them, and they count as "failed". The other rows stay
+        reserved, and tell by the tag "missing_rows" how many their group lacks. If none is left, the group has been
+        aborted. Returns how many were removed. reason: for the samples' history, at most 256 bytes.
+
+        Raises GroupFencedError when the group is no longer reserved, NotFoundError for a row that does not exist,
+        InvalidArgumentError for a row outside the group.
+        """
+        self._check_open()
+        names = checked_names("sample id", sample_ids, f"fail in group {self.group_id!r}")
+        if not names:
+            return 0
+        request = self._give_up_request(reason)
+        request.sample_ids.extend(names)
+        with self._watch_for_fence():
+            removed = int((self._session.transport.unary("AbortGroup", request, timeout_s)).removed_rows)
+        with _growing:
+            self.meta = _without_rows(self.meta, names)
+        if not self.meta.size:
+            self.state = "aborted"
+        return removed
 
     def abort(self, reason: str = "", *, timeout_s: float | None = None) -> int:
         """Remove the rows. Returns how many there were. reason: for the samples' history, at most 256 bytes.
@@ -206,3 +230,9 @@ def _with_rows(meta: KVBatchMeta, added: KVBatchMeta) -> KVBatchMeta:
     generation_of = dict(zip(meta.sample_ids, meta.generations or (), strict=True))
     generation_of.update(zip(added.sample_ids, added.generations or (), strict=True))
     return replace(meta, sample_ids=list(generation_of), generations=list(generation_of.values()))
+
+
+def _without_rows(meta: KVBatchMeta, removed: Sequence[str]) -> KVBatchMeta:
+    """A group's meta without some rows."""
+    gone = set(removed)
+    return meta.subset([place for place, sample_id in enumerate(meta.sample_ids) if sample_id not in gone])

@@ -1,4 +1,4 @@
-"""Verbs that list samples, claims and sessions, and explain waits. They change nothing."""
+"""Verbs that list samples, claims, groups and sessions, and explain waits. They change nothing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from dataplane_client._sync.transport import Transport
 from dataplane_client.answers.listings import (
     ClaimList,
     Explanation,
+    GroupList,
     SamplePage,
     SessionDescription,
     claim_list,
     explanation,
+    group_list,
     sample_page,
     session_list,
 )
@@ -64,6 +66,13 @@ class ListingVerbs:
             task=checked_name("task name", task_name or "", "claims"),
         )
         return claim_list(self._transport.unary("ListClaims", request, timeout_s))
+
+    def groups(self, partition_id: str, *, timeout_s: float | None = None) -> GroupList:
+        """List the groups of a partition that are reserved, with who fills them and what each lacks, and those that
+        were given up. Raises NotFoundError for an unknown partition.
+        """
+        request = pb.ListGroupsRequest(partition_id=checked_name("partition id", partition_id, "groups"))
+        return group_list(self._transport.unary("ListGroups", request, timeout_s))
 
     def why(
         self, partition_id: str | None = None, task_name: str | None = None, *, timeout_s: float | None = None

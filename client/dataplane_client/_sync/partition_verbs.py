@@ -215,6 +215,11 @@ class PartitionVerbs:
             sleep(_RESTART_S)
         return snapshot_description(response.snapshot)
 
+    def snapshots(self, *, timeout_s: float | None = None) -> list[SnapshotDescription]:
+        """The server's last 1,000 snapshots, the oldest first. Raises InvalidArgumentError without --data-dir."""
+        response = self._transport.unary("ListSnapshots", pb.ListSnapshotsRequest(), timeout_s)
+        return [*map(snapshot_description, response.snapshots)]
+
     def drop_partition(self, partition_id: str, *, timeout_s: float | None = None) -> int:
         """Remove a partition with its rows, claims and definition. Returns how many rows it had; 0 if there is no such
         partition.

@@ -104,7 +104,8 @@ class PartitionDescription:
     max_deliveries: how often a row is delivered to a task before it becomes a dead letter; 0 for no limit.
     removed_rows: removed rows by reason: "consumed" (cleared after every task had consumed them), "cleared" (before
         that), "rolled_back" (with their group), "retired" (by set_weight_version), "stale" or "filtered" (dropped by
-        the policy of a task), "evicted" (for new rows), "lost" (with a node of a cluster).
+        the policy of a task), "evicted" (for new rows), "lost" (with a node of a cluster), "failed" (rollouts
+        that failed, or were not complete at the deadline of their group).
     open_groups: groups that are reserved and not finished.
     oldest_row_age_s: age in seconds of the oldest resident row (exact to a second or a hundredth); None when there is
         none.
@@ -299,9 +300,8 @@ class SampleEvent:
     """An event in the history of a sample id, age_s seconds ago.
 
     what: "put", "wrote_back", "appended", "reserved", "ready", "claimed", "committed", "released", "expired",
-    "adopted",
-        "reset", "fenced" (a call in the name of an ended claim was refused), "cleared", "rolled_back", "lost" (with a
-        node) or "dead_letter".
+        "adopted", "reset", "fenced" (a call in the name of an ended claim was refused), "cleared", "rolled_back",
+        "failed", "lost" (with a node) or "dead_letter".
     who: the client. Attributes that do not apply are empty.
     """
 

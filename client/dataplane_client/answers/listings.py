@@ -85,6 +85,45 @@ class ClaimList:
 
 
 @dataclass(frozen=True)
+class ReservedGroup:
+    """A group that is not committed, reserved age_s seconds ago. client: empty if none holds it. incomplete_rows: those
+    that would be late at its deadline; incomplete_sample_ids: the first 16 of them. failed_rows: rows that `fail`
+    removed. deadline_in_s: None without a deadline. min_rows, start_weight_version: as reserved.
+    """
+
+    group_id: str
+    client: str
+    age_s: float
+    rows: int
+    incomplete_rows: int
+    incomplete_sample_ids: tuple[str, ...]
+    failed_rows: int
+    deadline_in_s: float | None
+    min_rows: int
+    start_weight_version: int | None
+
+
+@dataclass(frozen=True)
+class GivenUpGroup:
+    """A group that was removed more often than its max_regenerations allows. reason: why it was removed last."""
+
+    group_id: str
+    attempts: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class GroupList:
+    """groups: those that are reserved, the oldest first, at most 1,000. reserved: how many there are. given_up: groups
+    that may not be reserved again, the latest last.
+    """
+
+    groups: list[ReservedGroup]
+    reserved: int
+    given_up: list[GivenUpGroup]
+
+
+@dataclass(frozen=True)
 class WaitCause:
     """One cause of a wait. cause: its stable code, see docs/why.md; newer servers may know more. text: the evidence.
     next_step: what to do. numbers: those of the text, by name. field: which one rows lack, else "".
@@ -175,6 +214,17 @@ def _claims() -> Callable[[pb.ListClaimsResponse], ClaimList]:
 
 def claim_list(message: pb.ListClaimsResponse) -> ClaimList:
     return _claims()(message)
+
+
+@cache
+def _group_lists() -> Callable[[pb.ListGroupsResponse], GroupList]:
+    mapper().reader(ReservedGroup, pb.ReservedGroup)
+    mapper().reader(GivenUpGroup, pb.GivenUpGroup)
+    return mapper().reader(GroupList, pb.ListGroupsResponse)
+
+
+def group_list(message: pb.ListGroupsResponse) -> GroupList:
+    return _group_lists()(message)
 
 
 @cache

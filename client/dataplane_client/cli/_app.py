@@ -235,6 +235,18 @@ def claims(
 
 
 @app.command()
+def groups(partition: Partition, server: Address = "", output: Output = "table", timeout: Timeout = TIMEOUT_S) -> None:
+    """List groups that are not committed, and what each waits for.
+
+    "waits for" names rows that are not complete. Below are groups that were removed too often to be reserved again. The
+    rows of a group are listed by `dataplane samples`.
+    """
+    from dataplane_client.cli._listings import show_groups
+
+    show_groups(partition, server, output, timeout)
+
+
+@app.command()
 def why(
     partition: AnyPartition = None,
     task: AnyTask = None,
@@ -349,6 +361,14 @@ def snapshot(
     from dataplane_client.cli._snapshots import take_snapshot
 
     take_snapshot(name, server, timeout)
+
+
+@app.command()
+def snapshots(server: Address = "", output: Output = "table", timeout: Timeout = TIMEOUT_S) -> None:
+    """List the snapshots of a server, the oldest first."""
+    from dataplane_client.cli._snapshots import show_snapshots
+
+    show_snapshots(server, output, timeout)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`dataplane samples`, `claims` and `sessions`: what a partition holds, who holds rows, and who waits for which."""
+"""`dataplane samples`, `claims`, `groups` and `sessions`: what a partition holds, who holds it, and who waits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import typer
 
 from dataplane_client.answers.listings import (
     ClaimDescription,
+    GivenUpGroup,
+    ReservedGroup,
     SampleGroup,
     SamplePage,
     SessionDescription,
     WaitingClaim,
     claim_list,
+    group_list,
     sample_page,
     session_list,
 )
@@ -148,6 +151,43 @@ def _wait_table(claims: Iterable[WaitingClaim]) -> Table:
 def _missing_text(claim: WaitingClaim) -> str:
     lacking = (f"{field} in {plural(rows, 'row')}" for field, rows in claim.lacking_rows.items())
     return ", ".join(lacking) or "untaken rows"
+
+
+def show_groups(partition_id: str, address: str, output: Format, timeout_s: float) -> None:
+    with server_or_exit(address, timeout_s) as server:
+        listed = group_list(server.call("ListGroups", pb.ListGroupsRequest(partition_id=partition_id)))
+    if output == "json":
+        print_json(listed)
+        return
+    print_text(_reserved_table(listed.groups) if listed.groups else "no reserved groups")
+    if len(listed.groups) < listed.reserved:
+        print_text(f"{listed.reserved:,} groups are reserved")
+    if listed.given_up:
+        print_text("", _given_up_table(listed.given_up))
+
+
+def _reserved_table(groups: Iterable[ReservedGroup]) -> Table:
+    table = Table("group", "client", ">age", ">rows", ">failed", ">deadline in", "waits for", sentences=True)
+    for group in groups:
+        deadline = "" if group.deadline_in_s is None else age_text(max(group.deadline_in_s, 0.0))
+        counts = (age_text(group.age_s), f"{group.rows:,}", f"{group.failed_rows:,}", deadline)
+        table.add_row(group.group_id, group.client, *counts, _waits_for(group))
+    return table
+
+
+def _waits_for(group: ReservedGroup) -> str:
+    if not group.incomplete_rows:
+        return "its commit" if group.rows else "its first row"
+    named = ", ".join(group.incomplete_sample_ids)
+    more = group.incomplete_rows - len(group.incomplete_sample_ids)
+    return f"{named} and {more:,} more" if more else named
+
+
+def _given_up_table(groups: Iterable[GivenUpGroup]) -> Table:
+    table = Table("given up", ">attempts", "last reason", sentences=True)
+    for group in groups:
+        table.add_row(group.group_id, f"{group.attempts:,}", group.reason)
+    return table
 
 
 def show_sessions(address: str, output: Format, timeout_s: float) -> None:

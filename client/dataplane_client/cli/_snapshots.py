@@ -1,4 +1,6 @@
-"""`dataplane snapshot`, `restore` and `verify`: one moment of a server, taken, gone back to, and checked."""
+"""`dataplane snapshot`, `snapshots`, `restore` and `verify`: one moment of a server, taken, listed, gone back to, and
+checked.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,17 @@ from typing import NoReturn
 
 import typer
 
-from dataplane_client.answers.descriptions import server_status, snapshot_description
-from dataplane_client.cli._output import fail, print_text
+from dataplane_client.answers.descriptions import SnapshotDescription, server_status, snapshot_description
+from dataplane_client.cli._options import Format
+from dataplane_client.cli._output import fail, print_json, print_text
 from dataplane_client.cli._server import Server, server_or_exit
+from dataplane_client.cli._table import Table
 from dataplane_client.cli._text import plural, size_text
 from dataplane_client.errors import UnavailableError
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _LOOK_S = 0.1
+_NAMED = 8
 
 
 def take_snapshot(name: str, address: str, timeout_s: float) -> None:
@@ -29,10 +34,32 @@ def take_snapshot(name: str, address: str, timeout_s: float) -> None:
     print_text(f"snapshot {taken.name}: {plural(taken.rows, 'row')}, {size_text(taken.values_bytes)} of values")
 
 
-def restore_snapshot(name: str, address: str, timeout_s: float, *, sure: bool) -> None:
-    """Say what is lost, ask on a terminal, and restore; returns when the server serves again."""
+def show_snapshots(address: str, output: Format, timeout_s: float) -> None:
     with server_or_exit(address, timeout_s) as server:
-        print_text(*_loss(server, name))
+        listed = _snapshots(server)
+    if output == "json":
+        print_json(listed)
+        return
+    table = Table("snapshot", "taken (UTC)", ">rows", ">values")
+    for one in listed:
+        table.add_row(one.name, f"{one.taken:%Y-%m-%d %H:%M:%S}", f"{one.rows:,}", size_text(one.values_bytes))
+    print_text(table if listed else "no snapshots")
+
+
+def _snapshots(server: Server) -> list[SnapshotDescription]:
+    return [*map(snapshot_description, server.call("ListSnapshots", pb.ListSnapshotsRequest()).snapshots)]
+
+
+def restore_snapshot(name: str, address: str, timeout_s: float, *, sure: bool) -> None:
+    """Say what is lost, ask on a terminal, and restore; returns when the server serves again. A snapshot that does not
+    exist is refused before anything is said of a loss.
+    """
+    with server_or_exit(address, timeout_s) as server:
+        known = {one.name: one for one in _snapshots(server)}
+        if name not in known:
+            last = ", ".join([*known][-_NAMED:]) or "none"
+            fail(f"there is no snapshot {name!r} at {server.address}; the last are: {last}")
+        print_text(*_loss(server, known[name]))
         if not sure:
             if not sys.stdin.isatty():
                 fail("restore needs --yes where no one can be asked", 2)
@@ -52,12 +79,13 @@ def verify_snapshot(folder: str) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-m", "dataplane_server.durability.verify", folder])  # noqa: S606
 
 
-def _loss(server: Server, name: str) -> tuple[str, str]:
+def _loss(server: Server, snapshot: SnapshotDescription) -> tuple[str, str]:
     status = server.call("GetServerStatus", pb.GetServerStatusRequest())
     claims = server.call("ListClaims", pb.ListClaimsRequest())
     held = f"{plural(len(claims.claims), 'open claim')} and {plural(len(claims.waiting), 'waiting one')}"
     return (
-        f"{server.address} goes back to snapshot {name}. Rows, commits and clears that came after it are lost.",
+        f"{server.address} goes back to snapshot {snapshot.name}, of {snapshot.taken:%Y-%m-%d %H:%M:%S} UTC, with "
+        f"{plural(snapshot.rows, 'row')}. Rows, commits and clears that came after it are lost.",
         f"It has {plural(status.rows, 'row')} now. Its {plural(status.sessions, 'session')} with {held} end.",
     )
 

@@ -22,7 +22,15 @@ METRICS = "metrics"
 """The page of the HTTP listener."""
 
 _LOOKS = frozenset({"GetPartition", "ListPartitions", "GetConsumptionStatus"})
-_READS = _LOOKS | {"ReadColumns", "GetSample", "ListSamples", "ListClaims", "ListDeadLetters", "ExplainWaits"}
+_READS = _LOOKS | {
+    "ReadColumns",
+    "GetSample",
+    "ListSamples",
+    "ListClaims",
+    "ListGroups",
+    "ListDeadLetters",
+    "ExplainWaits",
+}
 _WRITES = frozenset({"PutSamples", "ReserveGroup", "FinishGroup", "AbortGroup"})
 _CLAIMS = frozenset({"ClaimSamples", "ClaimShard", "CommitClaim", "ReleaseClaim", "AdoptClaim"})
 _TRAINS = frozenset({"DrawSamples", "SetWeightVersion", WRITE_BACK})
@@ -39,7 +47,7 @@ VERBS_OF: Mapping[Role, frozenset[str]] = {
     "reader": _READS | _OF_SERVER,
     "producer": _LOOKS | _WRITES,
     "consumer": _READS | _CLAIMS | _TRAINS,
-    "admin": _READS | _WRITES | _CLAIMS | _TRAINS | _DEFINES | _EMPTIES | _OF_SERVER | _SNAPSHOTS,
+    "admin": _READS | _WRITES | _CLAIMS | _TRAINS | _DEFINES | _EMPTIES | _OF_SERVER | _SNAPSHOTS | {"ListSnapshots"},
 }
 
 

@@ -38,7 +38,7 @@ from dataplane_server.core.calls.causes import Explanation
 from dataplane_server.core.calls.definitions import merged
 from dataplane_server.core.calls.filters import Filter, check_filter
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.calls.listings import ClaimInfo, Holder, OpenSessionInfo, SamplePage, WaitInfo
+from dataplane_server.core.calls.listings import ClaimInfo, GroupList, Holder, OpenSessionInfo, SamplePage, WaitInfo
 from dataplane_server.core.calls.names import check_distinct
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import Call, StoreValues
@@ -52,7 +52,7 @@ from dataplane_server.core.stats import invariants
 from dataplane_server.core.stats.digest import digest
 from dataplane_server.core.stats.figures import Column, partition_columns, task_columns
 from dataplane_server.core.stats.history import History, sample_history
-from dataplane_server.core.stats.listings import list_claims, list_samples, list_sessions, list_waits
+from dataplane_server.core.stats.listings import list_claims, list_groups, list_samples, list_sessions, list_waits
 from dataplane_server.core.turn import Turn
 from dataplane_server.core.verbs.verbs import Verbs
 
@@ -237,6 +237,10 @@ class DataPlane:
         return list_samples(self._state, partition, task, states, where, page_size, page, now)
 
     # -- claims and sessions -------------------------------------------------------------------------------------------
+
+    def list_groups(self, partition_id: str, now: float) -> GroupList:
+        """Reserved groups, the oldest first, and those that were given up. Refusal PARTITION_NOT_FOUND."""
+        return list_groups(self._state, self._state.partition(partition_id), now)
 
     def list_claims(self, partition_id: str, task: str, now: float) -> tuple[list[ClaimInfo], list[WaitInfo]]:
         """Open claims and queued claims, the oldest first. Empty names: of all partitions, of all tasks."""

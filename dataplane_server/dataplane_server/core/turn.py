@@ -16,7 +16,8 @@ Verbs say what they changed in `state.changes`, which is empty between turns. No
 and chance comes from the seeds of calls: the same calls at the same times give the same answers, effects and state.
 
 A call that its caller waits for ends in a later turn: the follow-up of that turn grants the claim or admits the write.
-An expired session and an ended delay are followed up one by one, in the order of their times.
+Expired sessions, ended delays and groups whose deadline has passed are followed up one by one, in the order of their
+times.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Turn:
             requests.AbandonRequest: _Verb("release", self._abandon_request),
             requests.AdoptClaim: _Verb("adopt", lambda call, now: v.claims.adopt(call)),
             requests.ReserveGroup: _Verb("reserve", v.groups.reserve, v.flow.supersede),
-            requests.FinishGroup: _Verb("finish_group", lambda call, now: v.groups.finish(call)),
+            requests.FinishGroup: _Verb("finish_group", v.groups.finish),
             requests.AbortGroup: _Verb("abort_group", lambda call, now: v.groups.abort(call)),
         }
         others: dict[type, Change] = {
@@ -305,6 +306,9 @@ class Turn:
             self._follow_up(now)
         for due in expiry.delays(now):
             expiry.end_delay(due)
+            self._follow_up(now)
+        for deadline in expiry.deadlines(now):
+            self._verbs.groups.end_late(deadline)
             self._follow_up(now)
 
     def _drain(self, call: requests.Drain, now: float) -> None:

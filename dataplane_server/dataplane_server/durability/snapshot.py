@@ -15,6 +15,7 @@ anything of it is read, and is read in pieces. Only the state is read whole, see
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -41,6 +42,7 @@ FORMAT = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 _PIECE = 8 << 20
+_MOST_LISTED = 1000
 _MOST_MANIFEST_BYTES = 2 << 20
 """The most partitions with the longest names have 1.6 MB in it."""
 _KINDS: dict[str, Any] = {
@@ -121,7 +123,7 @@ def read_manifest(folder: Path) -> Manifest:
         _check_kinds(manifest)
         checksum = manifest.checksum
     except FileNotFoundError:
-        raise SnapshotError(f"there is no snapshot {folder}") from None
+        raise SnapshotError(f"there is no snapshot {folder.name!r} in {folder.parent}") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise SnapshotError(f"{folder}/manifest.json cannot be read: {error}") from error
     if manifest.format != FORMAT:
@@ -131,6 +133,15 @@ def read_manifest(folder: Path) -> Manifest:
         )
     _check(folder / "manifest.json", checksum, manifest.manifest)
     return manifest
+
+
+def list_snapshots(folder: Path) -> list[Manifest]:
+    """The last of them, the oldest first. Leaves out what is no snapshot of this version. Blocks."""
+    found = []
+    for path in folder.glob("*") if folder.is_dir() else ():
+        with contextlib.suppress(OSError, SnapshotError):
+            found.append(read_manifest(path))
+    return sorted(found, key=lambda manifest: (manifest.at, manifest.name))[-_MOST_LISTED:]
 
 
 def verify_snapshot(folder: Path, progress: Callable[[int], object] = lambda size: None) -> Manifest:

@@ -169,7 +169,7 @@ PARTITIONS = (
         "counter",
         "Rows removed, by reason: consumed (cleared after every task had consumed them), cleared, rolled_back, retired "
         "(with their weight version), stale or filtered (dropped by the policy of a task), evicted (for new rows), "
-        "lost (with a node).",
+        "lost (with a node), failed (rollouts that failed, or were not complete at the deadline of their group).",
         ("partition", "reason"),
     ),
     MetricSpec("dataplane_puts_total", "counter", "Puts applied.", _P),
@@ -182,6 +182,13 @@ PARTITIONS = (
     MetricSpec("dataplane_read_rows_total", "counter", "Rows read; a row counts each time it is read.", _P),
     MetricSpec("dataplane_read_bytes_total", "counter", "Bytes of values read.", _P),
     MetricSpec("dataplane_clears_total", "counter", "Clears applied.", _P),
+    MetricSpec(
+        "dataplane_groups_ended_total",
+        "counter",
+        "Reserved groups that ended, by how: committed, partial (committed without rows that failed or were late), "
+        "aborted (by their client, with its session, or with their rows), late (removed at their deadline).",
+        ("partition", "how"),
+    ),
 )
 """One series for each partition, removed when it is dropped."""
 

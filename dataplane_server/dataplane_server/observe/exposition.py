@@ -39,6 +39,7 @@ PARTITION_SERIES: Series = {
     "removed_stale": ("dataplane_rows_removed_total", ("stale",)),
     "removed_filtered": ("dataplane_rows_removed_total", ("filtered",)),
     "removed_lost": ("dataplane_rows_removed_total", ("lost",)),
+    "removed_failed": ("dataplane_rows_removed_total", ("failed",)),
     "removed_evicted": ("dataplane_rows_removed_total", ("evicted",)),
     "puts": ("dataplane_puts_total", ()),
     "put_rows": ("dataplane_put_rows_total", ()),
@@ -48,6 +49,10 @@ PARTITION_SERIES: Series = {
     "read_rows": ("dataplane_read_rows_total", ()),
     "read_bytes": ("dataplane_read_bytes_total", ()),
     "clears": ("dataplane_clears_total", ()),
+    "groups_committed": ("dataplane_groups_ended_total", ("committed",)),
+    "groups_partial": ("dataplane_groups_ended_total", ("partial",)),
+    "groups_aborted": ("dataplane_groups_ended_total", ("aborted",)),
+    "groups_late": ("dataplane_groups_ended_total", ("late",)),
 }
 TASK_SERIES: Series = {
     "untaken": ("dataplane_task_rows", ("untaken",)),

@@ -33,6 +33,7 @@ ERROR_TABLE: dict[Reason, grpc.StatusCode] = {
     Reason.ROW_REPLACED: grpc.StatusCode.NOT_FOUND,
     Reason.FIELD_HOLDS_VALUES: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.GROUP_INCOMPLETE: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.GROUP_GIVEN_UP: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.ROW_RESERVED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.SAMPLE_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
     Reason.REQUEST_ID_USED: grpc.StatusCode.ALREADY_EXISTS,

@@ -12,7 +12,14 @@ from dataplane_server.durability.checkpoint import DamagedCheckpointError
 from dataplane_server.durability.checkpointer import Checkpointer
 from dataplane_server.durability.life import Life
 from dataplane_server.durability.restore import Source, discard, prepare
-from dataplane_server.durability.snapshot import NAME, Manifest, SnapshotError, discard_unfinished, read_manifest
+from dataplane_server.durability.snapshot import (
+    NAME,
+    Manifest,
+    SnapshotError,
+    discard_unfinished,
+    list_snapshots,
+    read_manifest,
+)
 from dataplane_server.observe.log import get_log
 from dataplane_server.service.shell import Shell
 
@@ -63,6 +70,10 @@ class Snapshots:
             raise Refusal(Reason.SNAPSHOT_FAILED, f"snapshot {name!r}: {answer['error']}")
         get_log().info("snapshot_taken", snapshot=name, size_bytes=answer["values_bytes"])
         return Manifest(**answer)
+
+    async def listed(self) -> list[Manifest]:
+        """The last 1,000, the oldest first."""
+        return await asyncio.to_thread(list_snapshots, self._folder)
 
     async def restore(self, name: str, request_id: str) -> Manifest:
         """Let the next life begin with a snapshot, and ask for the end of this one. Refusal SNAPSHOT_FAILED if it

@@ -319,6 +319,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """DATA_LOSS: a value is not the one that its producer hashed; metadata "partition_id", "sample_id" and "field" name it.
     Clients find it in what they read, the server in a write (nothing is stored).
     """
+    ERROR_REASON_GROUP_GIVEN_UP: _ErrorReason.ValueType  # 44
+    """FAILED_PRECONDITION: the group was rolled back more often than its max_regenerations allows; the message has the
+    last reason.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call was refused: the reason of google.rpc.ErrorInfo, which carries the name without the prefix."""
@@ -422,6 +426,10 @@ that cannot (an append, a read of a range of tokens).
 ERROR_REASON_DIGEST_MISMATCH: ErrorReason.ValueType  # 43
 """DATA_LOSS: a value is not the one that its producer hashed; metadata "partition_id", "sample_id" and "field" name it.
 Clients find it in what they read, the server in a write (nothing is stored).
+"""
+ERROR_REASON_GROUP_GIVEN_UP: ErrorReason.ValueType  # 44
+"""FAILED_PRECONDITION: the group was rolled back more often than its max_regenerations allows; the message has the
+last reason.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
@@ -1678,7 +1686,8 @@ class Partition(_message.Message):
     def removed_rows(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Rows removed so far, by reason: "consumed" (cleared after every task had consumed them), "cleared" (before that),
         "rolled_back" (with their group), "retired" (by SetWeightVersion), "stale" or "filtered" (dropped by the policy of a
-        task), "evicted" (for new rows), "lost" (with a node).
+        task), "evicted" (for new rows), "lost" (with a node), "failed" (as AbortGroup says, or not complete at the deadline
+        of their group).
         """
 
     @_builtins.property
@@ -3399,6 +3408,10 @@ class ReserveGroupRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
     WAIT_TIMEOUT_FIELD_NUMBER: _builtins.int
+    DEADLINE_FIELD_NUMBER: _builtins.int
+    MIN_ROWS_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELDS_FIELD_NUMBER: _builtins.int
+    MAX_REGENERATIONS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     partition_id: _builtins.str
@@ -3411,6 +3424,13 @@ class ReserveGroupRequest(_message.Message):
     """
     weight_version: _builtins.int
     """Version of the weights at the start of generation. It becomes the tag "weight_version" of all rows of the group."""
+    min_rows: _builtins.int
+    """Needs a deadline. 0: no number of rows is enough, so the group is rolled back at its deadline."""
+    max_regenerations: _builtins.int
+    """How often this group may be reserved again after it was rolled back with such a bound; then the reservation is
+    refused (GROUP_GIVEN_UP), until the group is finished or the partition is dropped. The server remembers the last
+    4,096 groups of a partition. Unset: no bound.
+    """
     @_builtins.property
     def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Its rows, distinct; at most 4,096. More can be added until the group is finished."""
@@ -3418,6 +3438,17 @@ class ReserveGroupRequest(_message.Message):
     @_builtins.property
     def wait_timeout(self) -> _duration_pb2.Duration:
         """How long to wait for room in the partition; see FlowPolicy. Unset: do not wait."""
+
+    @_builtins.property
+    def deadline(self) -> _duration_pb2.Duration:
+        """How long the group may stay reserved, from its reservation on; at most a day. At its end the server finishes the
+        group with the rows that are complete, if these are at least min_rows, and removes the others; otherwise it rolls
+        the group back. Unset: for ever.
+        """
+
+    @_builtins.property
+    def complete_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Needs min_rows. The fields that a complete row has. Empty: any value of its own, beyond those that all rows share."""
 
     def __init__(
         self,
@@ -3429,13 +3460,22 @@ class ReserveGroupRequest(_message.Message):
         session_id: _builtins.str = ...,
         weight_version: _builtins.int | None = ...,
         wait_timeout: _duration_pb2.Duration | None = ...,
+        deadline: _duration_pb2.Duration | None = ...,
+        min_rows: _builtins.int = ...,
+        complete_fields: _abc.Iterable[_builtins.str] | None = ...,
+        max_regenerations: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version", "wait_timeout", b"wait_timeout", "weight_version", b"weight_version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_regenerations", b"_max_regenerations", "_weight_version", b"_weight_version", "deadline", b"deadline", "max_regenerations", b"max_regenerations", "wait_timeout", b"wait_timeout", "weight_version", b"weight_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version", "group_id", b"group_id", "partition_id", b"partition_id", "request_id", b"request_id", "sample_ids", b"sample_ids", "session_id", b"session_id", "wait_timeout", b"wait_timeout", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_regenerations", b"_max_regenerations", "_weight_version", b"_weight_version", "complete_fields", b"complete_fields", "deadline", b"deadline", "group_id", b"group_id", "max_regenerations", b"max_regenerations", "min_rows", b"min_rows", "partition_id", b"partition_id", "request_id", b"request_id", "sample_ids", b"sample_ids", "session_id", b"session_id", "wait_timeout", b"wait_timeout", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_regenerations: _TypeAlias = _typing.Literal["max_regenerations"]  # noqa: Y015
+    _WhichOneofArgType__max_regenerations: _TypeAlias = _typing.Literal["_max_regenerations", b"_max_regenerations"]  # noqa: Y015
     _WhichOneofReturnType__weight_version: _TypeAlias = _typing.Literal["weight_version"]  # noqa: Y015
     _WhichOneofArgType__weight_version: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_regenerations) -> _WhichOneofReturnType__max_regenerations | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__weight_version) -> _WhichOneofReturnType__weight_version | None: ...
 
 Global___ReserveGroupRequest: _TypeAlias = ReserveGroupRequest  # noqa: Y015
@@ -3512,7 +3552,9 @@ class FinishGroupResponse(_message.Message):
 
     ROWS_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
-    """Rows made visible; rows cleared meanwhile are not counted."""
+    """Rows made visible; rows cleared meanwhile are not counted. If the deadline of the group has passed, those that were
+    complete then.
+    """
     def __init__(
         self,
         *,
@@ -3535,22 +3577,30 @@ class AbortGroupRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     RESERVATION_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    SAMPLE_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     reservation_id: _builtins.str
     """The reservation."""
     reason: _builtins.str
     """The reason; at most 256 bytes."""
+    @_builtins.property
+    def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Rows of the group whose generation failed. They are removed, counted as "failed", and the others stay reserved; a
+        group that has no other row is rolled back. Empty: roll the whole group back.
+        """
+
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         reservation_id: _builtins.str = ...,
         reason: _builtins.str = ...,
+        sample_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "request_id", b"request_id", "reservation_id", b"reservation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "request_id", b"request_id", "reservation_id", b"reservation_id", "sample_ids", b"sample_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3577,6 +3627,161 @@ class AbortGroupResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AbortGroupResponse: _TypeAlias = AbortGroupResponse  # noqa: Y015
+
+@_typing.final
+class ListGroupsRequest(_message.Message):
+    """Request of ListGroups."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    partition_id: _builtins.str
+    """The partition."""
+    def __init__(
+        self,
+        *,
+        partition_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition_id", b"partition_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListGroupsRequest: _TypeAlias = ListGroupsRequest  # noqa: Y015
+
+@_typing.final
+class ListGroupsResponse(_message.Message):
+    """Response of ListGroups."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    RESERVED_FIELD_NUMBER: _builtins.int
+    GIVEN_UP_FIELD_NUMBER: _builtins.int
+    reserved: _builtins.int
+    """How many reserved groups there are."""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReservedGroup]:
+        """Reserved groups, the oldest first; at most 1,000."""
+
+    @_builtins.property
+    def given_up(self) -> _containers.RepeatedCompositeFieldContainer[Global___GivenUpGroup]:
+        """Groups that were rolled back and may not be reserved again, those that were given up last at the end."""
+
+    def __init__(
+        self,
+        *,
+        groups: _abc.Iterable[Global___ReservedGroup] | None = ...,
+        reserved: _builtins.int = ...,
+        given_up: _abc.Iterable[Global___GivenUpGroup] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["given_up", b"given_up", "groups", b"groups", "reserved", b"reserved"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListGroupsResponse: _TypeAlias = ListGroupsResponse  # noqa: Y015
+
+@_typing.final
+class ReservedGroup(_message.Message):
+    """A group that is not finished."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_ROWS_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_SAMPLE_IDS_FIELD_NUMBER: _builtins.int
+    FAILED_ROWS_FIELD_NUMBER: _builtins.int
+    DEADLINE_IN_S_FIELD_NUMBER: _builtins.int
+    MIN_ROWS_FIELD_NUMBER: _builtins.int
+    START_WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    group_id: _builtins.str
+    """Its name."""
+    client: _builtins.str
+    """The client that holds it; empty if none does."""
+    rows: _builtins.int
+    """Rows that it has."""
+    incomplete_rows: _builtins.int
+    """Rows that are not complete; see ReserveGroupRequest.complete_fields."""
+    failed_rows: _builtins.int
+    """Rows that failed."""
+    deadline_in_s: _builtins.float
+    """Time until its deadline. Unset: it has none."""
+    min_rows: _builtins.int
+    """As reserved."""
+    start_weight_version: _builtins.int
+    """As reserved."""
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """How long it has been reserved."""
+
+    @_builtins.property
+    def incomplete_sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The first 16 of them."""
+
+    def __init__(
+        self,
+        *,
+        group_id: _builtins.str = ...,
+        client: _builtins.str = ...,
+        age: _duration_pb2.Duration | None = ...,
+        rows: _builtins.int = ...,
+        incomplete_rows: _builtins.int = ...,
+        incomplete_sample_ids: _abc.Iterable[_builtins.str] | None = ...,
+        failed_rows: _builtins.int = ...,
+        deadline_in_s: _builtins.float | None = ...,
+        min_rows: _builtins.int = ...,
+        start_weight_version: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "_start_weight_version", b"_start_weight_version", "age", b"age", "deadline_in_s", b"deadline_in_s", "start_weight_version", b"start_weight_version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s", "_start_weight_version", b"_start_weight_version", "age", b"age", "client", b"client", "deadline_in_s", b"deadline_in_s", "failed_rows", b"failed_rows", "group_id", b"group_id", "incomplete_rows", b"incomplete_rows", "incomplete_sample_ids", b"incomplete_sample_ids", "min_rows", b"min_rows", "rows", b"rows", "start_weight_version", b"start_weight_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__deadline_in_s: _TypeAlias = _typing.Literal["deadline_in_s"]  # noqa: Y015
+    _WhichOneofArgType__deadline_in_s: _TypeAlias = _typing.Literal["_deadline_in_s", b"_deadline_in_s"]  # noqa: Y015
+    _WhichOneofReturnType__start_weight_version: _TypeAlias = _typing.Literal["start_weight_version"]  # noqa: Y015
+    _WhichOneofArgType__start_weight_version: _TypeAlias = _typing.Literal["_start_weight_version", b"_start_weight_version"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_in_s) -> _WhichOneofReturnType__deadline_in_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__start_weight_version) -> _WhichOneofReturnType__start_weight_version | None: ...
+
+Global___ReservedGroup: _TypeAlias = ReservedGroup  # noqa: Y015
+
+@_typing.final
+class GivenUpGroup(_message.Message):
+    """A group that may not be reserved again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    group_id: _builtins.str
+    """Its name."""
+    attempts: _builtins.int
+    """How often it was rolled back."""
+    reason: _builtins.str
+    """Why it was rolled back last."""
+    def __init__(
+        self,
+        *,
+        group_id: _builtins.str = ...,
+        attempts: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "group_id", b"group_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GivenUpGroup: _TypeAlias = GivenUpGroup  # noqa: Y015
 
 @_typing.final
 class GetSampleRequest(_message.Message):
@@ -3668,8 +3873,8 @@ class SampleEvent(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     what: _builtins.str
     """What happened: "put", "wrote_back", "appended", "reserved", "ready", "claimed", "committed", "released", "expired",
-    "adopted", "reset", "fenced" (a call under an ended claim was refused), "cleared", "rolled_back", "lost" (with
-    a node), "dead_letter".
+    "adopted", "reset", "fenced" (a call under an ended claim was refused), "cleared", "rolled_back", "failed", "lost"
+    (with a node), "dead_letter".
     """
     who: _builtins.str
     """Who did it: the caller of the put, or the name of the session's client."""
@@ -5073,6 +5278,47 @@ class RestoreSnapshotResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RestoreSnapshotResponse: _TypeAlias = RestoreSnapshotResponse  # noqa: Y015
+
+@_typing.final
+class ListSnapshotsRequest(_message.Message):
+    """Request of ListSnapshots."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSnapshotsRequest: _TypeAlias = ListSnapshotsRequest  # noqa: Y015
+
+@_typing.final
+class ListSnapshotsResponse(_message.Message):
+    """Response of ListSnapshots."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def snapshots(self) -> _containers.RepeatedCompositeFieldContainer[Global___Snapshot]:
+        """The last 1,000. Folders that are no snapshots of this version are left out."""
+
+    def __init__(
+        self,
+        *,
+        snapshots: _abc.Iterable[Global___Snapshot] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshots", b"snapshots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSnapshotsResponse: _TypeAlias = ListSnapshotsResponse  # noqa: Y015
 
 @_typing.final
 class Snapshot(_message.Message):

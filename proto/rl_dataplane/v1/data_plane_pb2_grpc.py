@@ -150,6 +150,11 @@ class DataPlaneServiceStub(object):
                 request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ExplainWaitsRequest.SerializeToString,
                 response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ExplainWaitsResponse.FromString,
                 _registered_method=True)
+        self.ListGroups = channel.unary_unary(
+                '/rl_dataplane.v1.DataPlaneService/ListGroups',
+                request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListGroupsRequest.SerializeToString,
+                response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListGroupsResponse.FromString,
+                _registered_method=True)
         self.ListSessions = channel.unary_unary(
                 '/rl_dataplane.v1.DataPlaneService/ListSessions',
                 request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListSessionsRequest.SerializeToString,
@@ -194,6 +199,11 @@ class DataPlaneServiceStub(object):
                 '/rl_dataplane.v1.DataPlaneService/RestoreSnapshot',
                 request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.RestoreSnapshotRequest.SerializeToString,
                 response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.RestoreSnapshotResponse.FromString,
+                _registered_method=True)
+        self.ListSnapshots = channel.unary_unary(
+                '/rl_dataplane.v1.DataPlaneService/ListSnapshots',
+                request_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListSnapshotsRequest.SerializeToString,
+                response_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListSnapshotsResponse.FromString,
                 _registered_method=True)
 
 
@@ -384,7 +394,7 @@ class DataPlaneServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AbortGroup(self, request, context):
-        """Rolls a reserved group back: removes its rows.
+        """Rolls a reserved group back: removes its rows, or those that failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -416,6 +426,14 @@ class DataPlaneServiceServicer(object):
     def ExplainWaits(self, request, context):
         """Explains why calls wait: causes with their evidence and the next step. Looks at the 64 longest waits, or at fewer
         where partitions have millions of rows. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListGroups(self, request, context):
+        """Lists the reserved groups of a partition, the oldest first, with what each of them lacks, and the groups that were
+        given up.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -486,6 +504,13 @@ class DataPlaneServiceServicer(object):
         """Makes the server go on from a snapshot of its own. Answers when that is certain; then the server ends and starts
         again, in a second or so, and clients connect again. All sessions end, and what they held is released as not used.
         If it fails, nothing has changed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSnapshots(self, request, context):
+        """Lists the snapshots of the server, the oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -609,6 +634,11 @@ def add_DataPlaneServiceServicer_to_server(servicer, server):
                     request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ExplainWaitsRequest.FromString,
                     response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ExplainWaitsResponse.SerializeToString,
             ),
+            'ListGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListGroups,
+                    request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListGroupsRequest.FromString,
+                    response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListGroupsResponse.SerializeToString,
+            ),
             'ListSessions': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSessions,
                     request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListSessionsRequest.FromString,
@@ -653,6 +683,11 @@ def add_DataPlaneServiceServicer_to_server(servicer, server):
                     servicer.RestoreSnapshot,
                     request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.RestoreSnapshotRequest.FromString,
                     response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.RestoreSnapshotResponse.SerializeToString,
+            ),
+            'ListSnapshots': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSnapshots,
+                    request_deserializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListSnapshotsRequest.FromString,
+                    response_serializer=rl__dataplane_dot_v1_dot_data__plane__pb2.ListSnapshotsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1288,6 +1323,33 @@ class DataPlaneService(object):
             _registered_method=True)
 
     @staticmethod
+    def ListGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rl_dataplane.v1.DataPlaneService/ListGroups',
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ListGroupsRequest.SerializeToString,
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ListGroupsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListSessions(request,
             target,
             options=(),
@@ -1520,6 +1582,33 @@ class DataPlaneService(object):
             '/rl_dataplane.v1.DataPlaneService/RestoreSnapshot',
             rl__dataplane_dot_v1_dot_data__plane__pb2.RestoreSnapshotRequest.SerializeToString,
             rl__dataplane_dot_v1_dot_data__plane__pb2.RestoreSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSnapshots(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rl_dataplane.v1.DataPlaneService/ListSnapshots',
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ListSnapshotsRequest.SerializeToString,
+            rl__dataplane_dot_v1_dot_data__plane__pb2.ListSnapshotsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -200,7 +200,7 @@ class DataPlaneServiceStub:
     no field.
     """
     AbortGroup: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.AbortGroupRequest, _data_plane_pb2.AbortGroupResponse]
-    """Rolls a reserved group back: removes its rows."""
+    """Rolls a reserved group back: removes its rows, or those that failed."""
     GetSample: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.GetSampleRequest, _data_plane_pb2.GetSampleResponse]
     """Returns the fields of one sample, its state in every task, and its history, as far back as the server remembers (a
     few hundred thousand rows of calls). Also works for a sample that was removed.
@@ -214,6 +214,10 @@ class DataPlaneServiceStub:
     ExplainWaits: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ExplainWaitsRequest, _data_plane_pb2.ExplainWaitsResponse]
     """Explains why calls wait: causes with their evidence and the next step. Looks at the 64 longest waits, or at fewer
     where partitions have millions of rows. Changes nothing.
+    """
+    ListGroups: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ListGroupsRequest, _data_plane_pb2.ListGroupsResponse]
+    """Lists the reserved groups of a partition, the oldest first, with what each of them lacks, and the groups that were
+    given up.
     """
     ListSessions: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ListSessionsRequest, _data_plane_pb2.ListSessionsResponse]
     """Lists open sessions and what they hold."""
@@ -244,6 +248,8 @@ class DataPlaneServiceStub:
     again, in a second or so, and clients connect again. All sessions end, and what they held is released as not used.
     If it fails, nothing has changed.
     """
+    ListSnapshots: _grpc.UnaryUnaryMultiCallable[_data_plane_pb2.ListSnapshotsRequest, _data_plane_pb2.ListSnapshotsResponse]
+    """Lists the snapshots of the server, the oldest first."""
 
 @_typing.type_check_only
 class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
@@ -359,7 +365,7 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
     no field.
     """
     AbortGroup: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.AbortGroupRequest, _data_plane_pb2.AbortGroupResponse]  # type: ignore[assignment]
-    """Rolls a reserved group back: removes its rows."""
+    """Rolls a reserved group back: removes its rows, or those that failed."""
     GetSample: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.GetSampleRequest, _data_plane_pb2.GetSampleResponse]  # type: ignore[assignment]
     """Returns the fields of one sample, its state in every task, and its history, as far back as the server remembers (a
     few hundred thousand rows of calls). Also works for a sample that was removed.
@@ -373,6 +379,10 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
     ExplainWaits: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ExplainWaitsRequest, _data_plane_pb2.ExplainWaitsResponse]  # type: ignore[assignment]
     """Explains why calls wait: causes with their evidence and the next step. Looks at the 64 longest waits, or at fewer
     where partitions have millions of rows. Changes nothing.
+    """
+    ListGroups: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ListGroupsRequest, _data_plane_pb2.ListGroupsResponse]  # type: ignore[assignment]
+    """Lists the reserved groups of a partition, the oldest first, with what each of them lacks, and the groups that were
+    given up.
     """
     ListSessions: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ListSessionsRequest, _data_plane_pb2.ListSessionsResponse]  # type: ignore[assignment]
     """Lists open sessions and what they hold."""
@@ -403,6 +413,8 @@ class DataPlaneServiceAsyncStub(DataPlaneServiceStub):
     again, in a second or so, and clients connect again. All sessions end, and what they held is released as not used.
     If it fails, nothing has changed.
     """
+    ListSnapshots: _aio.UnaryUnaryMultiCallable[_data_plane_pb2.ListSnapshotsRequest, _data_plane_pb2.ListSnapshotsResponse]  # type: ignore[assignment]
+    """Lists the snapshots of the server, the oldest first."""
 
 class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
     """The data plane service. Methods may be called concurrently. Each takes effect at one point in time."""
@@ -629,7 +641,7 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _data_plane_pb2.AbortGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_data_plane_pb2.AbortGroupResponse, _abc.Awaitable[_data_plane_pb2.AbortGroupResponse]]:
-        """Rolls a reserved group back: removes its rows."""
+        """Rolls a reserved group back: removes its rows, or those that failed."""
 
     @_abc_1.abstractmethod
     def GetSample(
@@ -667,6 +679,16 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_data_plane_pb2.ExplainWaitsResponse, _abc.Awaitable[_data_plane_pb2.ExplainWaitsResponse]]:
         """Explains why calls wait: causes with their evidence and the next step. Looks at the 64 longest waits, or at fewer
         where partitions have millions of rows. Changes nothing.
+        """
+
+    @_abc_1.abstractmethod
+    def ListGroups(
+        self,
+        request: _data_plane_pb2.ListGroupsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_plane_pb2.ListGroupsResponse, _abc.Awaitable[_data_plane_pb2.ListGroupsResponse]]:
+        """Lists the reserved groups of a partition, the oldest first, with what each of them lacks, and the groups that were
+        given up.
         """
 
     @_abc_1.abstractmethod
@@ -751,5 +773,13 @@ class DataPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         again, in a second or so, and clients connect again. All sessions end, and what they held is released as not used.
         If it fails, nothing has changed.
         """
+
+    @_abc_1.abstractmethod
+    def ListSnapshots(
+        self,
+        request: _data_plane_pb2.ListSnapshotsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_plane_pb2.ListSnapshotsResponse, _abc.Awaitable[_data_plane_pb2.ListSnapshotsResponse]]:
+        """Lists the snapshots of the server, the oldest first."""
 
 def add_DataPlaneServiceServicer_to_server(servicer: DataPlaneServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -167,6 +167,10 @@ class _LocalMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LocalMeth
     """As DataPlaneService.DrawSamples."""
     LOCAL_METHOD_EXPLAIN_WAITS: _LocalMethod.ValueType  # 43
     """As DataPlaneService.ExplainWaits."""
+    LOCAL_METHOD_LIST_GROUPS: _LocalMethod.ValueType  # 44
+    """As DataPlaneService.ListGroups."""
+    LOCAL_METHOD_LIST_SNAPSHOTS: _LocalMethod.ValueType  # 45
+    """As DataPlaneService.ListSnapshots."""
 
 class LocalMethod(_LocalMethod, metaclass=_LocalMethodEnumTypeWrapper):
     """The method of a request frame."""
@@ -253,6 +257,10 @@ LOCAL_METHOD_DRAW_SAMPLES: LocalMethod.ValueType  # 42
 """As DataPlaneService.DrawSamples."""
 LOCAL_METHOD_EXPLAIN_WAITS: LocalMethod.ValueType  # 43
 """As DataPlaneService.ExplainWaits."""
+LOCAL_METHOD_LIST_GROUPS: LocalMethod.ValueType  # 44
+"""As DataPlaneService.ListGroups."""
+LOCAL_METHOD_LIST_SNAPSHOTS: LocalMethod.ValueType  # 45
+"""As DataPlaneService.ListSnapshots."""
 Global___LocalMethod: _TypeAlias = LocalMethod  # noqa: Y015
 
 class _LocalOutcome:

@@ -1,4 +1,4 @@
-"""`dataplane samples`, `claims` and `sessions`."""
+"""`dataplane samples`, `claims`, `groups` and `sessions`."""
 
 from __future__ import annotations
 
@@ -110,3 +110,17 @@ def test_sessions_show_what_each_client_holds(client: DataPlaneClient) -> None:
     )
     (session,) = run_json("sessions", "-s", client.target)
     assert (session["client"], session["rows"], session["grace_s"]) == ("trainer-3", 2, 10.0)
+
+
+def test_groups_are_listed_with_what_they_wait_for_and_why_some_were_given_up(client: DataPlaneClient) -> None:
+    assert run("groups", "p", "-s", client.target) == (0, "no reserved groups\n")
+    client.reserve_group("p", "hard", max_regenerations=0).abort("no test passes")
+    with client.reserve_group("p", "p7", ["p7-0", "p7-1"], deadline_s=60.0, min_rows=1) as group:
+        group.put(["p7-0"], {"x": torch.zeros(1)})
+        code, text = run("groups", "p", "-s", client.target)
+        group.abort()
+    lines = read(text)
+    assert (code, lines[0]) == (0, "group  client  age  rows  failed  deadline in  waits for")
+    assert lines[1].startswith("p7  trainer-3  ~  2  0  ~  p7-1")
+    assert lines[-1] == "hard  1  no test passes"
+    assert run("groups", "q", "-s", client.target)[0] == 1

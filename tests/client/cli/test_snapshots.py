@@ -62,14 +62,27 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(address: str) -> None:
     run("snapshot", "one", "-s", address)
     for words, code, said in (
         (["restore", "one"], 2, "--yes"),
-        (["restore", "two", "--yes"], 1, "there is no snapshot"),
+        (["restore", "two", "--yes"], 1, "there is no snapshot 'two'"),
+        (["restore", "two"], 1, "the last are: one"),
         (["snapshot", "one"], 1, "'one' already"),
         (["snapshot", "../one"], 1, "'../one'"),
     ):
         ended, text = run(*words, "-s", address)
         assert (ended, said in text) == (code, True), text
+        assert "two" not in words or "lost" not in text, "a loss is told that cannot come"
     with connect(address) as client:
         assert client.server_status().rows == 1
+
+
+def test_snapshots_are_listed_in_order(address: str) -> None:
+    assert run("snapshots", "-s", address) == (0, "no snapshots\n")
+    for name in ("two", "one"):
+        run("snapshot", name, "-s", address)
+    code, text = run("snapshots", "-s", address)
+    assert (code, [line.split()[0] for line in text.splitlines()]) == (0, ["snapshot", "two", "one"])
+    assert "11.7 KiB" in text
+    with connect(address) as client:
+        assert [(one.name, one.rows) for one in client.snapshots()] == [("two", 1), ("one", 1)]
 
 
 def test_a_snapshot_is_verified_on_its_own(snapshot: Path, tmp_path: Path) -> None:

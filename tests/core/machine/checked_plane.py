@@ -7,6 +7,7 @@ for word, and change nothing: that is the first thing that `send` looks at, for 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
@@ -531,8 +532,9 @@ class CheckedPlane:
         """The plane asks to be called before anything is due, and does not when nothing ever will be."""
         dues = [session.deadline for session in self.model.sessions]
         dues += [held.until for partition in self.model.partitions.values() for held in partition.held if held.rows]
+        dues += [group.deadline for group in self.model.groups if group.state == "reserved"]
         due = self.plane.next_due
-        if dues:
+        if min(dues, default=math.inf) < math.inf:
             assert due is not None
             assert due <= min(dues)
 

@@ -107,7 +107,7 @@ class Clients:
             self.release: 5,
             self.adopt: 3,
             self.reset: 1,
-            self.reserve: 1,
+            self.reserve: 4,
             self.put_group: 5,
             self.add_to_group: 5,
             self.put_shared: 3,
@@ -126,7 +126,7 @@ class Clients:
             self.heartbeat: 4,
             self.close_session: 1,
             self.pass_time: 5,
-            self.reach_next_due: 1,
+            self.reach_next_due: 3,
             self.recover: 1,
             self.let_go: 1,
             self.send_late: 3,
@@ -495,7 +495,14 @@ class Clients:
             else [f"t{i}" for i in self.dice.sample(range(8), self.dice.randint(0, 3))]
         )
         group_id = self.dice.choice("ghijk")
-        self.go(ReserveGroup("", self.partition_id(), group_id, ids, self.session_id(), version))
+        partition_id, seconds = self.partition_id(), self.dice.choice([0.0, 1.0, 3.0, 30.0])
+        partition = self.world.model.partitions.get(partition_id)
+        fields = tuple(self.dice.choice(["", "", "a", "ab"]))
+        known = partition is not None and set(fields) <= set(partition.definition.fields)
+        terms = (seconds, self.dice.choice([0, 1, 1, 2]), fields if known else (), self.dice.choice([None, None, 0, 2]))
+        if not (seconds and terms[1]) and not self.chance(10):
+            terms = (seconds, 0, (), terms[3])
+        self.go(ReserveGroup("", partition_id, group_id, ids, self.session_id(), version, *terms))
 
     def put_group(self) -> None:
         group = self.some_group()
@@ -526,7 +533,11 @@ class Clients:
         self.go(FinishGroup("", self.some_group().reservation_id, self.dice.choice([None, 3])))
 
     def abort_group(self) -> None:
-        self.go(AbortGroup("", self.some_group().reservation_id, "why not"))
+        group = self.some_group()
+        own = [row.sample_id for row in group.rows]
+        failed = self.dice.sample(own, self.dice.randint(0, len(own))) if self.chance(2) else []
+        failed = [*failed, "s0"] if failed and self.chance(8) and "s0" not in failed else failed
+        self.go(AbortGroup("", group.reservation_id, "why not", failed))
 
     # -- claims --------------------------------------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ class Facts:
         self.sessions: list[Session] = []
         self.claims: list[Claim] = []  # ever handed out
         self.groups: list[Group] = []  # ever reserved
+        self.late: dict[str, int] = {}  # rows of groups that were finished at their deadline, by reservation
         self.waiting: list[Wait] = []  # longest waiting first
         self.writes: list[Write] = []  # in order of arrival
         self.reads: dict[int, Read] = {}

@@ -6,6 +6,7 @@ whoever compares, and finds things by looking for them.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -190,6 +191,7 @@ class Model(Entrances):
     def reserve(self, call: ReserveGroup) -> Group | Entrant:
         self.supersede_entrant(call.request_id)
         self._check_reserve(call)
+        self._check_terms(call)
         return self.enter_group(self.partition(call.partition_id), call) or self.create(call)
 
     def _check_reserve(self, call: ReserveGroup) -> Session | None:
@@ -211,9 +213,20 @@ class Model(Entrances):
             raise No(*reasons)
         return session
 
+    def _check_terms(self, call: ReserveGroup) -> None:
+        tried, most = self.partition(call.partition_id).attempts.get(call.group_id, 0), call.max_regenerations
+        refuse_if(
+            (
+                bool(call.min_rows and not call.deadline_s) or bool(call.complete_fields and not call.min_rows),
+                Reason.INVALID_REQUEST,
+            ),
+            (most is not None and tried > most, Reason.GROUP_GIVEN_UP),
+        )
+
     def create(self, call: ReserveGroup) -> Group:
         session, partition = self._check_reserve(call), self.partition(call.partition_id)
-        group = Group(call.group_id, call.partition_id, [], session, call.weight_version)
+        group = Group(call.group_id, call.partition_id, [], session, call.weight_version, terms=call)
+        group.deadline = self.now + call.deadline_s if call.deadline_s else math.inf
         for sample_id in call.sample_ids:
             partition.join(partition.create(sample_id), group)
         partition.groups.append(group)
@@ -224,18 +237,33 @@ class Model(Entrances):
         return group
 
     def finish(self, call: FinishGroup) -> GroupFinished:
+        if (shown := self.late.get(call.reservation_id)) is not None:
+            return GroupFinished(shown)
         group = self.group_of(call.reservation_id)
+        late = [row for row in group.rows if not group.is_complete(row)]
+        least = group.terms.min_rows if group.terms is not None else 0
+        if group.deadline <= self.now and least and len(group.rows) - len(late) >= least:
+            return self._show(group, call.weight_version, late)
         refuse_if((not group.rows or not all(row.values for row in group.rows), Reason.GROUP_INCOMPLETE))
-        if call.weight_version is not None:
-            tags = [row.tags | {"end_weight_version": call.weight_version} for row in group.rows]
-            refuse_if((any(len(each) > self.limits.max_tags_per_row for each in tags), Reason.INVALID_REQUEST))
-            for row, each in zip(group.rows, tags, strict=True):
-                row.tags = each
-            partition = self.partitions[group.partition_id]
-            partition.see(call.weight_version)
-        group.end = call.weight_version
+        return self._show(group, call.weight_version)
+
+    def _show(self, group: Group, weight_version: int | None, late: Sequence[Row] = ()) -> GroupFinished:
+        partition, missing = self.partitions[group.partition_id], group.failed + len(late)
+        of_all = {"missing_rows": missing} if missing else {}
+        of_all |= {} if weight_version is None else {"end_weight_version": weight_version}
+        kept = [row for row in group.rows if row not in late]
+        tags = [row.tags | of_all for row in kept]
+        too_many = any(len(each) > self.limits.max_tags_per_row for each in tags)
+        refuse_if((bool(of_all) and too_many, Reason.INVALID_REQUEST))
+        for row, each in zip(kept, tags, strict=True):
+            row.tags = each
+        if late:
+            self._remove(partition, late, "failed")
+        if weight_version is not None:
+            partition.see(weight_version)
+        group.end = weight_version
+        partition.attempts.pop(group.group_id, None)
         self._end_group(group, "finished")
-        partition = self.partitions[group.partition_id]
         group.end_sharing(self.arena)
         shown = GroupFinished(len(group.rows))
         partition.update(group.rows)
@@ -244,11 +272,35 @@ class Model(Entrances):
 
     def abort(self, call: AbortGroup) -> GroupAborted:
         group = self.group_of(call.reservation_id)
-        return GroupAborted(self._roll_back(group))
+        partition = self.partitions[group.partition_id]
+        failed = [row for row in partition.rows if row.sample_id in call.sample_ids]
+        refuse_if(
+            (len(failed) < len(call.sample_ids), Reason.SAMPLE_NOT_FOUND),
+            (any(row not in group.rows for row in failed), Reason.INVALID_REQUEST),
+        )
+        if not failed or len(failed) == len(group.rows):
+            return GroupAborted(self._roll_back(group))
+        group.failed += len(failed)
+        self._remove(partition, failed, "failed")
+        return GroupAborted(len(failed))
+
+    def _end_late(self, group: Group) -> None:
+        """The deadline of a reserved group has passed."""
+        least = group.terms.min_rows if group.terms is not None else 0
+        late = [row for row in group.rows if not group.is_complete(row)]
+        if least and len(group.rows) - len(late) >= least:
+            try:
+                self.late[group.reservation_id] = self._show(group, None, late).rows
+            except No:
+                self._roll_back(group)
+        else:
+            self._roll_back(group)
 
     def _roll_back(self, group: Group) -> int:
         self._end_group(group, "rolled back")
         rows, partition = list(group.rows), self.partitions[group.partition_id]
+        if group.terms is not None and group.terms.max_regenerations is not None:
+            partition.attempts[group.group_id] = partition.attempts.get(group.group_id, 0) + 1
         self._remove(partition, rows, "rolled_back")
         if not rows:
             partition.forget(group)
@@ -340,6 +392,10 @@ class Model(Entrances):
             if held.until <= now:
                 partition.end_delay(held)
                 self.serve(partition)
+                self.follow_up()
+        for group in sorted(self.groups, key=lambda group: group.deadline):
+            if group.deadline <= now and group.state == "reserved":
+                self._end_late(group)
                 self.follow_up()
 
     def close_session(self, session_id: str) -> None:

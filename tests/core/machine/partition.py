@@ -23,7 +23,7 @@ from dataplane_server.core.calls.requests import BeginRead, ClaimSamples, Commit
 from dataplane_server.core.calls.values import Definition
 from rl_dataplane.v1.element_types import ITEM_SIZES
 
-REASONS = ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered", "evicted", "lost")
+REASONS = ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered", "evicted", "lost", "failed")
 STATES = ("untaken", "claimed", "consumed", "delayed", "dead")
 
 
@@ -35,6 +35,7 @@ class PartitionModel:
         self.arena = arena
         self.rows: list[Row] = []
         self.groups: list[Group] = []
+        self.attempts: dict[str, int] = {}  # how often a group with a bound was rolled back, by id
         self.shapes: dict[str, Shape] = {}
         self.ledgers = {task: Ledger() for task in definition.tasks}
         self.lines: list[Line] = []

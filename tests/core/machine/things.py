@@ -5,6 +5,7 @@ A row that was cleared and put again under its id is another object, so nothing 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 from tests.core.machine.arena import Arena
 
 from dataplane_server.core.calls.answers import Grant
-from dataplane_server.core.calls.requests import ClaimSamples, ClaimShard, CommitClaim, PutSamples
+from dataplane_server.core.calls.requests import ClaimSamples, ClaimShard, CommitClaim, PutSamples, ReserveGroup
 from dataplane_server.core.calls.values import Copy, Run, Runs, Tags
 
 Wish = ClaimSamples | ClaimShard
@@ -96,7 +97,7 @@ class Row:
 @dataclass(eq=False)
 class Group:
     """A prompt's rows that are still there. state: reserved, then finished or rolled back, for good. shared: the values
-    of rows that join, while it is reserved.
+    of rows that join, while it is reserved. terms: the call that reserved it. failed: how many of its rows did.
     """
 
     group_id: str
@@ -108,6 +109,13 @@ class Group:
     state: str = "reserved"
     reservation_id: str = ""
     shared: dict[str, Value] = field(default_factory=dict)
+    terms: ReserveGroup | None = None
+    deadline: float = math.inf
+    failed: int = 0
+
+    def is_complete(self, row: Row) -> bool:
+        named = self.terms.complete_fields if self.terms is not None else ()
+        return set(named) <= row.values.keys() if named else bool(row.values.keys() - self.shared.keys())
 
     def end_sharing(self, arena: Arena) -> None:
         for value in self.shared.values():

@@ -32,6 +32,7 @@ TABLE = {
     "GetSample": "reader consumer admin",
     "ListSamples": "reader consumer admin",
     "ListClaims": "reader consumer admin",
+    "ListGroups": "reader consumer admin",
     "ListDeadLetters": "reader consumer admin",
     "ExplainWaits": "reader consumer admin",
     "PutSamples": "producer admin",
@@ -55,6 +56,7 @@ TABLE = {
     "ListSessions": "",  # of the whole server: a role with the prefix ""
     "CreateSnapshot": "",
     "RestoreSnapshot": "",
+    "ListSnapshots": "",
 }
 SERVICE = pb.DESCRIPTOR.services_by_name["DataPlaneService"]
 DENIED = grpc.StatusCode.PERMISSION_DENIED

@@ -189,6 +189,11 @@ class ClusterServicer(DataPlaneServicer):
     ) -> pb.RestoreSnapshotResponse:
         raise Refusal(Reason.INVALID_REQUEST, "a cluster restores no snapshots: its values are on many machines")
 
+    async def ListSnapshots(  # noqa: N802
+        self, request: pb.ListSnapshotsRequest, context: object
+    ) -> pb.ListSnapshotsResponse:
+        return pb.ListSnapshotsResponse()
+
 
 def _describe(node: pb.Node, member: Member) -> None:
     node.name, node.host, node.up = member.registration.ray_node, member.registration.host, member.is_up

@@ -61,8 +61,8 @@ CAUSES: Mapping[Cause, Advice] = {
         "Wait until a server is back: clients repeat their calls until their deadline.",
     ),
     "queue_order": Advice(
-        "There is enough for this call, but another call came before it. Lines are first come, first served; only writes "
-        "that wait for memory may pass larger ones.",
+        "There is enough for this call, but another call came before it. Lines are first come, first served; only "
+        "writes that wait for memory may pass larger ones.",
         "Read why the call before it waits; let that one ask for less, or end its client.",
     ),
     "missing_field": Advice(

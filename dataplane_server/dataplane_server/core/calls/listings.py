@@ -24,6 +24,40 @@ class GroupInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ReservedGroup:
+    """A group that is not finished. deadline_in_s: None if it has none. Incomplete ids are the first few."""
+
+    group_id: str
+    client: str
+    age_s: float
+    rows: int
+    incomplete_rows: int
+    incomplete_sample_ids: tuple[str, ...]
+    failed_rows: int
+    deadline_in_s: float | None
+    min_rows: int
+    start_weight_version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUpGroup:
+    """A group that may not be reserved again. reason: of its last rollback."""
+
+    group_id: str
+    attempts: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupList:
+    """groups: the oldest reserved ones. reserved: how many there are."""
+
+    groups: tuple[ReservedGroup, ...]
+    reserved: int
+    given_up: tuple[GivenUpGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SamplePage:
     """Rows in order of arrival, one entry a row in each attribute. states: of the task, as indexes of STATE_NAMES; None
     without a task. next_page_token: where the next page begins; 0 if there is none. group_ids: none if no row is in a

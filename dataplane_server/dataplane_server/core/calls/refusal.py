@@ -59,6 +59,7 @@ class Reason(enum.Enum):
     OVERLOADED = enum.auto()
     DIGESTS_REQUIRED = enum.auto()
     DIGEST_MISMATCH = enum.auto()
+    GROUP_GIVEN_UP = enum.auto()
 
 
 class Refusal(Exception):
@@ -85,8 +86,9 @@ def superseded() -> Refusal:
     return Refusal(Reason.SUPERSEDED, "a later call with the same request_id took over from this one")
 
 
-def group_fenced(reservation_id: str) -> Refusal:
-    message = f"group reservation {reservation_id[:256]!r} is not open: the group was finished or aborted"
+def group_fenced(reservation_id: str, why: str = "") -> Refusal:
+    why = why or "the group was finished or aborted, or its deadline has passed"
+    message = f"group reservation {reservation_id[:256]!r} is not open: {why}"
     return Refusal(Reason.GROUP_FENCED, message, reservation_id=reservation_id)
 
 

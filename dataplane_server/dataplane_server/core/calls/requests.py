@@ -410,7 +410,11 @@ class ResetTask(RepeatableCall[ResetResult]):
 
 @dataclass(frozen=True, slots=True)
 class ReserveGroup(RepeatableCall[Reserved | Waiting]):
-    """Create a group and its known rows, hidden until FinishGroup, or wait for room. session_id: of its holder."""
+    """Create a group and its known rows, hidden until FinishGroup, or wait for room. session_id: of its holder.
+
+    deadline_s: 0 for none. Then it is finished with the rows that have complete_fields (none: any value of their own),
+    if these are at least min_rows (0: none are enough), else rolled back. max_regenerations: None for no bound.
+    """
 
     request_id: str
     partition_id: str
@@ -418,6 +422,10 @@ class ReserveGroup(RepeatableCall[Reserved | Waiting]):
     sample_ids: Sequence[str]
     session_id: str = ""
     weight_version: int | None = None
+    deadline_s: float = 0.0
+    min_rows: int = 0
+    complete_fields: Sequence[str] = ()
+    max_regenerations: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,11 +440,12 @@ class FinishGroup(RepeatableCall[GroupFinished]):
 
 @dataclass(frozen=True, slots=True)
 class AbortGroup(RepeatableCall[GroupAborted]):
-    """Remove the rows of a reserved group."""
+    """Remove the rows of a reserved group. sample_ids: only these, which failed; the others stay reserved."""
 
     request_id: str
     reservation_id: str
     reason: str = ""
+    sample_ids: Sequence[str] = ()
 
 
 # -- sessions and time -------------------------------------------------------------------------------------------------

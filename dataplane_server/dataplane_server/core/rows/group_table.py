@@ -7,7 +7,7 @@ leave their group; a group that has lost its last row is gone, and its id is fre
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,10 @@ from dataplane_server.core.rows.bookkeeping import GROUP_BYTES, NAME_BYTES, text
 from dataplane_server.core.rows.row_table import RowTable
 
 END_VERSION_TAG = "end_weight_version"
+MISSING_ROWS_TAG = "missing_rows"
+"""How many rows of the group failed or were not complete at its deadline; on its other rows, if there are any."""
+_REMEMBERED_ATTEMPTS = 4096
+_ATTEMPT_BYTES = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +33,8 @@ class Group:
     """The rows of one prompt. slots: its rows in order of arrival, of which `size` are left; these have `number` in the
     column "group". reservation_id: empty once the reservation has ended. session_id: the session that holds the
     reservation; empty if none does. shared: while it is reserved, offset, entries and digest (0 if there is none) of
-    the values that its rows share, by field.
+    the values that its rows share, by field. since: when it was reserved. deadline: None for none; both monotonic, s.
+    failed: rows that failed. terms: on which it was reserved.
     """
 
     number: int
@@ -41,10 +46,36 @@ class Group:
     start_weight_version: int | None
     end_weight_version: int | None = None
     shared: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    since: float = 0.0
+    deadline: float | None = None
+    failed: int = 0
+    terms: Terms = field(default_factory=lambda: Terms())
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On which a group is reserved; see ReserveGroup."""
+
+    min_rows: int = 0
+    complete_fields: tuple[str, ...] = ()
+    max_regenerations: int | None = None
+
+
+@dataclass(slots=True)
+class Attempts:
+    """How often a group was rolled back, and why it was last. most: how often it may be."""
+
+    number: int
+    most: int
+    reason: str
 
 
 def _kept_bytes(group: Group) -> int:
     return GROUP_BYTES + text_bytes(group.group_id) + group.slots.nbytes + NAME_BYTES * len(group.shared)
+
+
+def _attempt_bytes(group_id: str) -> int:
+    return _ATTEMPT_BYTES + text_bytes(group_id)
 
 
 def with_groups(groups: npt.NDArray[np.signedinteger[Any]], marked: BoolArray) -> BoolArray:
@@ -61,6 +92,7 @@ class GroupTable:
         self._groups: dict[int, Group] = {}  # by number
         self._number_of: dict[str, int] = {}  # by id
         self._unused: list[int] = []  # numbers of groups that are gone
+        self.attempts: dict[str, Attempts] = {}  # by group id, those that failed last at the end
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -75,11 +107,38 @@ class GroupTable:
     @property
     def kept_bytes(self) -> int:
         """Memory of the groups."""
-        return sum(map(_kept_bytes, self))
+        return sum(map(_kept_bytes, self)) + sum(_attempt_bytes(group_id) for group_id in self.attempts)
+
+    def note_failure(self, group: Group, reason: str) -> None:
+        """A reserved group with a bound of regenerations is rolled back. Forgets the oldest of too many."""
+        most = group.terms.max_regenerations
+        if most is None:
+            return
+        before = self._forget_attempts(group.group_id)
+        self.attempts[group.group_id] = Attempts(1 + (before.number if before else 0), most, reason)
+        self._rows.keep(_attempt_bytes(group.group_id))
+        if len(self.attempts) > _REMEMBERED_ATTEMPTS:
+            self._forget_attempts(next(iter(self.attempts)))
+
+    def _forget_attempts(self, group_id: str) -> Attempts | None:
+        before = self.attempts.pop(group_id, None)
+        if before is not None:
+            self._rows.keep(-_attempt_bytes(group_id))
+        return before
+
+    def complete(self, group: Group, fields: Mapping[str, int]) -> BoolArray:
+        """Which of a group's members, in order of arrival, are complete. fields: the bit of each field."""
+        produced, named = self._rows["produced"][self.members(group.number)], group.terms.complete_fields
+        if named:
+            missing = [name for name in named if name not in fields]
+            wanted = np.bitwise_or.reduce([fields[name] for name in named if name in fields] or [np.uint64(0)])
+            return np.asarray(((produced & wanted) == wanted) & (not missing))
+        shared = np.bitwise_or.reduce([fields[name] for name in group.shared] or [np.uint64(0)])
+        return np.asarray((produced & ~shared) != 0)
 
     def add(
         self, group_id: str, slots: Slots, reservation_id: str, session_id: str, weight_version: int | None
-    ) -> None:
+    ) -> Group:
         """Make a reserved group of rows, which may be none."""
         number = self._unused.pop() if self._unused else len(self._groups) + 1
         group = Group(number, group_id, slots[:0], 0, reservation_id, session_id, weight_version)
@@ -87,6 +146,7 @@ class GroupTable:
         self._rows.keep(_kept_bytes(group))
         self._number_of[group_id] = number
         self.join(group, slots)
+        return group
 
     def join(self, group: Group, slots: Slots) -> None:
         """New rows become rows of a reserved group, and are hidden."""
@@ -98,10 +158,10 @@ class GroupTable:
         self._rows["hidden"][slots] = True
         self.tag_version(slots, VERSION_TAG, group.start_weight_version)
 
-    def tag_version(self, slots: Slots, tag: str, weight_version: int | None) -> None:
-        """Tag rows of a group with its weight version (None: no tag), so that every claim sees it."""
-        for slot in slots.tolist() if weight_version is not None else ():
-            self._rows.merge_tags(slot, {tag: weight_version})
+    def tag_version(self, slots: Slots, tag: str, number: int | None) -> None:
+        """Tag rows of a group with a number of it, such as its weight version (None: no tag), so that claims see it."""
+        for slot in slots.tolist() if number is not None else ():
+            self._rows.merge_tags(slot, {tag: number})
 
     def of_reservation(self, reservation_id: str) -> Group:
         """The group of a reservation. Refusal GROUP_FENCED if the reservation has ended."""
@@ -164,6 +224,7 @@ class GroupTable:
         slots = self.members(group.number)
         self._rows["hidden"][slots] = False
         group.end_weight_version = weight_version
+        self._forget_attempts(group.group_id)
         self.tag_version(slots, END_VERSION_TAG, weight_version)
         if weight_version is not None:
             self._rows.see_weight_version(weight_version)

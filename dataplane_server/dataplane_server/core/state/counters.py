@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(slots=True)
 class PartitionCounters:
     """Calls that took effect, the rows they named, and the bytes of values they carried. deduplicated_bytes: those that
-    were not kept a second time.
+    were not kept a second time. groups: that have ended; partial ones without rows that failed or were late.
     """
 
     puts: int = 0
@@ -19,3 +20,12 @@ class PartitionCounters:
     read_rows: int = 0
     read_bytes: int = 0
     clears: int = 0
+    groups_committed: int = 0
+    groups_partial: int = 0
+    groups_aborted: int = 0
+    groups_late: int = 0
+
+    def end_group(self, how: Literal["committed", "partial", "aborted", "late"]) -> None:
+        """Count a reserved group that has ended."""
+        name = f"groups_{how}"
+        setattr(self, name, getattr(self, name) + 1)

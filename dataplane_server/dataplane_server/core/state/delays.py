@@ -1,4 +1,4 @@
-"""Times at which delayed rows return to their tasks.
+"""Times at which delayed rows return to their tasks, and deadlines of groups.
 
 A delayed row may be reset, cleared or delayed again meanwhile. So an entry is only a reminder: the task knows until
 when each row is held, and returns those whose time has come. Entries without any such row are swept out when they may
@@ -56,6 +56,44 @@ class Delays:
         self._heap = [due for due in one_of_each.values() if needed(due)]
         heapq.heapify(self._heap)
         self._swept = max(_FEW, len(self._heap))
+
+    @property
+    def next_due(self) -> float | None:
+        return self._heap[0].at if self._heap else None
+
+
+class Deadline(NamedTuple):
+    """A reserved group that may have to end. at: seconds, monotonic. order: of arrival, for equal times."""
+
+    at: float
+    order: int
+    partition_id: str
+    reservation_id: str
+
+
+class Deadlines:
+    """Those of groups, the earliest first. Groups that end before are swept out when they may outnumber the others."""
+
+    def __init__(self) -> None:
+        self._heap: list[Deadline] = []
+        self._added = 0
+        self._swept = _FEW
+
+    def add(self, at: float, partition_id: str, reservation_id: str, needed: Callable[[Deadline], bool]) -> None:
+        """needed: whether the group of a deadline is still reserved."""
+        self._added += 1
+        heapq.heappush(self._heap, Deadline(at, self._added, partition_id, reservation_id))
+        if len(self._heap) > 2 * self._swept:
+            self._heap = [deadline for deadline in self._heap if needed(deadline)]
+            heapq.heapify(self._heap)
+            self._swept = max(_FEW, len(self._heap))
+
+    def due(self, now: float) -> list[Deadline]:
+        """Remove and return those that have passed by now."""
+        due: list[Deadline] = []
+        while self._heap and self._heap[0].at <= now:
+            due.append(heapq.heappop(self._heap))
+        return due
 
     @property
     def next_due(self) -> float | None:

@@ -21,11 +21,11 @@ from dataplane_server.core.calls.columns import Column, Columns, Shape
 from dataplane_server.core.calls.flow import FlowPolicy
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.values import Definition, Int64Array, Slots, Tags
+from dataplane_server.core.calls.values import BoolArray, Definition, Int64Array, Slots, Tags
 from dataplane_server.core.rows.bookkeeping import NAME_BYTES, PARTITION_BYTES, Bookkeeping, id_bytes, text_bytes
 from dataplane_server.core.rows.fields import Field, check_may_declare, check_sequence_lengths
 from dataplane_server.core.rows.generations import GenerationClock
-from dataplane_server.core.rows.group_table import Group, GroupTable
+from dataplane_server.core.rows.group_table import MISSING_ROWS_TAG, Group, GroupTable
 from dataplane_server.core.rows.ranges import column_pieces
 from dataplane_server.core.rows.regions import AnySpace
 from dataplane_server.core.rows.row_table import RowTable
@@ -35,7 +35,7 @@ from dataplane_server.core.state.entrance import Entrance
 from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.tasks.task_states import CONSUMED
 
-_REASONS = ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered", "evicted", "lost")
+_REASONS = ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered", "evicted", "lost", "failed")
 """Why rows were removed."""
 _NO_DIGESTS: Mapping[str, bytes] = {}
 _ROWS_AT_ONCE = 1 << 14
@@ -412,9 +412,10 @@ class Partition:
         self.rows.remove(slots)
         return released
 
-    def roll_back(self, group: Group) -> None:
-        """Remove a reserved group and its rows."""
+    def roll_back(self, group: Group, *, late: bool = False) -> None:
+        """Remove a reserved group and its rows. late: since its deadline has passed."""
         self._changed[self] = None
+        self.counters.end_group("late" if late else "aborted")
         self.clear(self.groups.members(group.number), "rolled_back")
         if group.reservation_id:  # it never had a row
             self._forget_group(group)
@@ -458,9 +459,15 @@ class Partition:
         self._changed[self] = None
         self.counters.clears += 1
 
-    def show_group(self, group: Group, weight_version: int | None) -> Slots:
-        """Make the rows of a reserved group visible. Returns the rows."""
+    def complete(self, group: Group) -> BoolArray:
+        """Which members of a reserved group are complete, in order of arrival."""
+        return self.groups.complete(group, {name: field.bit for name, field in self.fields.items()})
+
+    def show_group(self, group: Group, weight_version: int | None, missing_rows: int = 0) -> Slots:
+        """Make the rows of a reserved group visible. Returns the rows. missing_rows: those that failed or are late."""
         self._changed[self] = None
+        self.counters.end_group("partial" if missing_rows else "committed")
+        self.groups.tag_version(self.groups.members(group.number), MISSING_ROWS_TAG, missing_rows or None)
         self.values.end_sharing(group, self.fields)
         slots = self.groups.show(group, weight_version)
         for task in self.tasks.values():

@@ -13,7 +13,7 @@ from dataplane_server.core.rows.bookkeeping import Bookkeeping
 from dataplane_server.core.rows.generations import GenerationClock
 from dataplane_server.core.rows.regions import AnySpace, Regions
 from dataplane_server.core.rows.space import Space
-from dataplane_server.core.state.delays import Delays
+from dataplane_server.core.state.delays import Deadlines, Delays
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.sessions import Sessions
 from dataplane_server.core.tasks.task import Task
@@ -69,6 +69,7 @@ class State:
         self.incarnation = incarnation
         self.sessions = Sessions(limits, incarnation)
         self.delays = Delays()
+        self.deadlines = Deadlines()
         self.generations = GenerationClock(first_generation)
         self.space: AnySpace = Regions() if limits.cluster else Space(limits.memory_bytes)
         self.bookkeeping = Bookkeeping(limits.bookkeeping_bytes)

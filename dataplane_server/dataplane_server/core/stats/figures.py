@@ -35,6 +35,7 @@ class PartitionFigures(NamedTuple):
     removed_evicted: int
     removed_filtered: int
     removed_lost: int
+    removed_failed: int
     puts: int
     put_rows: int
     put_bytes: int
@@ -43,6 +44,10 @@ class PartitionFigures(NamedTuple):
     read_rows: int
     read_bytes: int
     clears: int
+    groups_committed: int
+    groups_partial: int
+    groups_aborted: int
+    groups_late: int
 
 
 class TaskFigures(NamedTuple):
@@ -149,6 +154,7 @@ def compute_figures(partition: Partition) -> tuple[float | None, ...]:
         removed["evicted"],
         removed["filtered"],
         removed["lost"],
+        removed["failed"],
         counters.puts,
         counters.put_rows,
         counters.put_bytes,
@@ -157,6 +163,10 @@ def compute_figures(partition: Partition) -> tuple[float | None, ...]:
         counters.read_rows,
         counters.read_bytes,
         counters.clears,
+        counters.groups_committed,
+        counters.groups_partial,
+        counters.groups_aborted,
+        counters.groups_late,
     )
 
 

@@ -42,7 +42,7 @@ _MOST_EVENTS = 1024
 _MOST_TOPIC_BYTES = 64 << 20
 """Memory of all topics; facts with the oldest ones are forgotten beyond it."""
 _BEGINNINGS = ("put", "appended", "reserved")
-_ENDS = ("cleared", "rolled_back", "lost")
+_ENDS = ("cleared", "rolled_back", "failed", "lost")
 
 
 class _Topic(NamedTuple):

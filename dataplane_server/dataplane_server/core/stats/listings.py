@@ -8,9 +8,19 @@ from collections.abc import Collection
 import numpy as np
 
 from dataplane_server.core.calls.filters import Filter
-from dataplane_server.core.calls.listings import ClaimInfo, GroupInfo, OpenSessionInfo, SamplePage, WaitInfo
+from dataplane_server.core.calls.listings import (
+    ClaimInfo,
+    GivenUpGroup,
+    GroupInfo,
+    GroupList,
+    OpenSessionInfo,
+    ReservedGroup,
+    SamplePage,
+    WaitInfo,
+)
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Slots
+from dataplane_server.core.rows.group_table import Group
 from dataplane_server.core.rows.matching import fitting
 from dataplane_server.core.state.claim_table import ClaimTable
 from dataplane_server.core.state.partition import Partition
@@ -22,6 +32,7 @@ MOST_CLAIMS = 10_000
 _COMPARED_ROWS = 1 << 16
 """Rows of one page that a filter looks at."""
 
+_MOST_GROUPS, _NAMED_ROWS = 1000, 16
 _EXPLAINED_WAITS = 16
 """Field sets whose missing rows are counted; each takes a scan of the rows."""
 
@@ -81,6 +92,32 @@ def _groups(state: State, partition: Partition, slots: Slots) -> tuple[tuple[str
         if group is not None
     )
     return (ids if groups else ()), groups
+
+
+def list_groups(state: State, partition: Partition, now: float) -> GroupList:
+    """Reserved groups, the oldest first, and those that were given up."""
+    reserved = partition.groups.reserved
+    first = [group for _, group in zip(range(_MOST_GROUPS), reserved.values(), strict=False)]
+    tried = partition.groups.attempts.items()
+    given_up = (GivenUpGroup(name, one.number, one.reason) for name, one in tried if one.number > one.most)
+    return GroupList(tuple(_reserved(state, partition, group, now) for group in first), len(reserved), tuple(given_up))
+
+
+def _reserved(state: State, partition: Partition, group: Group, now: float) -> ReservedGroup:
+    members = partition.groups.members(group.number)
+    incomplete = members[~partition.complete(group)]
+    return ReservedGroup(
+        group.group_id,
+        state.sessions.name(group.session_id),
+        max(now - group.since, 0.0),
+        group.size,
+        len(incomplete),
+        tuple(partition.rows.ids(incomplete[:_NAMED_ROWS])),
+        group.failed,
+        None if group.deadline is None else group.deadline - now,
+        group.terms.min_rows,
+        group.start_weight_version,
+    )
 
 
 def _numbers(partition: Partition, task: str, states: Collection[str]) -> list[int]:

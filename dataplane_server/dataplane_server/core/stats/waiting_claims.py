@@ -233,7 +233,9 @@ class _Diagnosis:
                 names = ", ".join(map(repr, self._rows.ids(empty[:_NAMED_ROWS])))
                 more = ", ..." if len(empty) > _NAMED_ROWS else ""
                 some = f" ({len(empty)} of its {group.size} rows have no value: {names}{more})" if len(empty) else ""
-                return f", the oldest, {group.group_id!r},{who} for {age}{some}"
+                left = None if group.deadline is None else group.deadline - self._evidence.now
+                ends = "" if left is None else f", with a deadline in {seconds_text(max(left, 0.0))}"
+                return f", the oldest, {group.group_id!r},{who} for {age}{ends}{some}"
         return ""
 
     def _producers(self, blocked: ExplainedWait | None) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""What happens because time passes: sessions expire, delays end.
+"""What happens because time passes: sessions expire, delays end, deadlines of groups pass.
 
 Sessions that hold nothing make room: when there are as many as may be, those that have been silent for longest, and for
 longer than the default grace, expire for a new one.
@@ -14,7 +14,7 @@ import heapq
 
 from dataplane_server.core.calls.answers import SessionExpired, SessionInfo
 from dataplane_server.core.calls.requests import CloseSession, OpenSession
-from dataplane_server.core.state.delays import Due
+from dataplane_server.core.state.delays import Deadline, Due
 from dataplane_server.core.state.sessions import Session
 from dataplane_server.core.state.state import State
 from dataplane_server.core.verbs.claim_queue import ClaimQueue
@@ -88,9 +88,13 @@ class Expiry:
         if partition is not None and due.task in partition.tasks:
             partition.tasks[due.task].end_delay(due.slots, due.at)
 
+    def deadlines(self, now: float) -> list[Deadline]:
+        """The deadlines of groups that pass now."""
+        return self._state.deadlines.due(now)
+
     @property
     def next_due(self) -> float | None:
-        dues = (self._state.sessions.next_due, self._state.delays.next_due)
+        dues = (self._state.sessions.next_due, self._state.delays.next_due, self._state.deadlines.next_due)
         return min((due for due in dues if due is not None), default=None)
 
     def _release(self, session: Session, *, expired: bool) -> tuple[int, int, int]:

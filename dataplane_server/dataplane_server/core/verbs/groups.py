@@ -4,6 +4,14 @@ Reserved rows exist, so no other call can take their ids, but they are hidden. P
 FinishGroup makes them visible, all at once. AbortGroup, or the end of the session that reserved them, removes them.
 Either way the reservation has ended, and a put that names it is refused. A group that never had a row cannot be
 finished: it would vanish at once, and its producer's `commit` would report a success that no consumer ever sees.
+
+A rollout that failed is a row that is gone: AbortGroup removes it and counts it as "failed", so that it is never
+trained on as if its reward were zero. A group may have a deadline. Then it is finished with the rows that are complete,
+if they are enough, or removed; the rows that are not complete have failed. Either way the rows that are left tell how
+many their group lacks, in the tag "missing_rows". FinishGroup after the deadline answers what the deadline did.
+
+A group that may be regenerated a few times only is refused once it was rolled back more often than that, so a prompt
+that nothing can solve is not tried for ever.
 """
 
 from __future__ import annotations
@@ -18,11 +26,14 @@ from dataplane_server.core.calls.refusal import Reason, Refusal, group_fenced
 from dataplane_server.core.calls.requests import AbortGroup, FinishGroup, ReserveGroup
 from dataplane_server.core.calls.values import Slots, Tags
 from dataplane_server.core.rows.bookkeeping import GROUP_BYTES, id_bytes
-from dataplane_server.core.rows.group_table import END_VERSION_TAG, Group
+from dataplane_server.core.rows.group_table import END_VERSION_TAG, MISSING_ROWS_TAG, Group, Terms
 from dataplane_server.core.state import issued_ids
+from dataplane_server.core.state.delays import Deadline
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import Fact, State
 from dataplane_server.core.verbs.flow import Flow
+
+_REMEMBERED_LATE = 4096
 
 
 class Groups:
@@ -31,6 +42,7 @@ class Groups:
     def __init__(self, state: State, flow: Flow) -> None:
         self._state = state
         self._flow = flow
+        self._late: dict[str, int | str] = {}  # by reservation: rows of groups finished at their deadline, or why not
 
     @property
     def open(self) -> int:
@@ -40,6 +52,7 @@ class Groups:
     def reserve(self, call: ReserveGroup, now: float) -> Reserved | Waiting:
         """Refusal SAMPLE_EXISTS if the group or one of its rows exists."""
         partition, who = self._check(call)
+        self._check_terms(partition, call)
         ticket = self._flow.enter_group(partition, call, now)
         return self._create(call, partition, who, now) if ticket is None else Waiting(ticket)
 
@@ -52,29 +65,96 @@ class Groups:
             self._state.generations.record(now)
         slots = partition.create(call.sample_ids)
         reservation_id = issued_ids.reservation_id(self._state.incarnation, self._state.ticket())
-        partition.groups.add(call.group_id, slots, reservation_id, call.session_id, call.weight_version)
+        group = partition.groups.add(call.group_id, slots, reservation_id, call.session_id, call.weight_version)
+        group.since = now
+        group.terms = Terms(call.min_rows, tuple(call.complete_fields), call.max_regenerations)
+        if call.deadline_s:
+            group.deadline = now + call.deadline_s
+            self._state.deadlines.add(group.deadline, partition.partition_id, reservation_id, self._is_reserved)
         self._report("reserved", partition, slots, who)
         return Reserved(reservation_id, partition.rows.generations(slots))
 
-    def finish(self, call: FinishGroup) -> GroupFinished:
-        """Refusal GROUP_INCOMPLETE for a group without rows, or names the first row that has no value yet."""
+    def finish(self, call: FinishGroup, now: float) -> GroupFinished:
+        """Refusal GROUP_INCOMPLETE for a group without rows, or names the first row that has no value yet; unless the
+        deadline has passed, and the server has not ended the group yet.
+        """
+        late = self._late.get(call.reservation_id)
+        if isinstance(late, int):
+            return GroupFinished(late)
         partition, group = self._find(call.reservation_id)
         _check_version(partition, group.group_id, call.weight_version)
+        complete = int(np.count_nonzero(partition.complete(group)))
+        if group.deadline is not None and group.deadline <= now and complete >= group.terms.min_rows > 0:
+            return GroupFinished(self._show(partition, group, call.weight_version, group.size - complete))
         _check_complete(partition, group)
-        if call.weight_version is not None:
-            slots = partition.groups.members(group.number)
-            tags: Tags = {END_VERSION_TAG: call.weight_version}
+        return GroupFinished(self._show(partition, group, call.weight_version))
+
+    def _show(self, partition: Partition, group: Group, weight_version: int | None, late_rows: int = 0) -> int:
+        """Make the complete rows of a group visible, and remove the late ones. Returns how many it has. Refusal
+        INVALID_REQUEST for a row that has no room for the tags.
+        """
+        slots, missing = partition.groups.members(group.number), group.failed + late_rows
+        kept = slots[partition.complete(group)] if late_rows else slots
+        tags: Tags = {} if weight_version is None else {END_VERSION_TAG: weight_version}
+        if missing:
+            tags = {**tags, MISSING_ROWS_TAG: missing}
+        if tags:
             most = self._state.limits.max_tags_per_row
-            partition.check_tags(partition.rows.ids(slots), slots, repeat(tags), most)
+            partition.check_tags(partition.rows.ids(kept), kept, repeat(tags), most)
         who = self._holder(group)
-        slots = partition.show_group(group, call.weight_version)
-        self._report("ready", partition, slots, who)
-        return GroupFinished(len(slots))
+        if late_rows:
+            self._fail(partition, group, np.setdiff1d(slots, kept), who, "it was not complete at its group's deadline")
+        shown = partition.show_group(group, weight_version, missing)
+        self._report("ready", partition, shown, who)
+        return len(shown)
+
+    def _fail(self, partition: Partition, group: Group, slots: Slots, who: str, reason: str) -> None:
+        """Remove some rows of a group, which has others."""
+        group.failed += len(slots)
+        self._report("failed", partition, slots, who, reason)
+        partition.clear(slots, "failed")
 
     def abort(self, call: AbortGroup) -> GroupAborted:
+        """Refusal SAMPLE_NOT_FOUND, INVALID_REQUEST for a row that is none of the group."""
         check_reason(call.reason, self._state.limits)
         partition, group = self._find(call.reservation_id)
-        return GroupAborted(self._roll_back(partition, group, self._holder(group), call.reason))
+        who = self._holder(group)
+        if call.sample_ids:
+            check_sample_ids(call.sample_ids, self._state.limits)
+            slots = partition.rows.find(call.sample_ids)
+            partition.groups.check_members(group, slots)
+            if len(slots) < group.size:
+                self._fail(partition, group, slots, who, call.reason)
+                return GroupAborted(len(slots))
+        return GroupAborted(self._roll_back(partition, group, who, call.reason))
+
+    def end_late(self, due: Deadline) -> None:
+        """The deadline of a group has passed, if it is still reserved."""
+        partition = self._state.partitions.get(due.partition_id)
+        group = None if partition is None else partition.groups.reserved.get(due.reservation_id)
+        if partition is None or group is None:
+            return
+        complete, least = int(np.count_nonzero(partition.complete(group))), group.terms.min_rows
+        ended: int | str = (
+            f"its deadline passed with {complete} of {group.size} rows complete and {group.failed} failed"
+        )
+        if least and complete >= least:
+            try:
+                ended = self._show(partition, group, None, group.size - complete)
+            except Refusal as refusal:
+                ended = f"{ended}: {refusal.message}"
+        else:
+            ended = f"{ended}; {f'min_rows is {least}' if least else 'it has no min_rows'}"
+        if isinstance(ended, str):
+            self._roll_back(partition, group, self._holder(group), ended, late=True)
+            ended = f"group {group.group_id!r} was removed: {ended}"
+        self._late[due.reservation_id] = ended
+        if len(self._late) > _REMEMBERED_LATE:
+            del self._late[next(iter(self._late))]
+
+    def _is_reserved(self, deadline: Deadline) -> bool:
+        partition = self._state.partitions.get(deadline.partition_id)
+        return partition is not None and deadline.reservation_id in partition.groups.reserved
 
     def sessions(self) -> set[str]:
         """Sessions with reserved groups."""
@@ -135,6 +215,27 @@ class Groups:
         self._state.bookkeeping.check(GROUP_BYTES + of_rows)
         return partition, who
 
+    def _check_terms(self, partition: Partition, call: ReserveGroup) -> None:
+        """Refusal INVALID_REQUEST, FIELD_NOT_DECLARED, GROUP_GIVEN_UP."""
+        where, most_s = f"partition {partition.partition_id!r}: group {call.group_id!r}", self._state.limits.max_delay_s
+        if not 0 <= call.deadline_s <= most_s:
+            message = f"{where} may have a deadline of 0 to {most_s:g} s, got {call.deadline_s:g}"
+        elif call.min_rows and not call.deadline_s:
+            message = f"{where} has min_rows and no deadline at which they count"
+        elif call.min_rows > self._state.limits.max_group_rows:
+            message = f"{where} may have min_rows of at most {self._state.limits.max_group_rows} (max_group_rows)"
+        elif call.complete_fields and not call.min_rows:
+            message = f"{where} has complete_fields and no min_rows"
+        else:
+            partition.known_fields(call.complete_fields, self._state.limits)
+            tried, most = partition.groups.attempts.get(call.group_id), call.max_regenerations
+            if tried is None or most is None or tried.number <= most:
+                return
+            message = f"{where} was removed {tried.number} times, and max_regenerations is {most}; last: {tried.reason}"
+            where_it_is = {"partition_id": partition.partition_id, "group_id": call.group_id}
+            raise Refusal(Reason.GROUP_GIVEN_UP, message, attempts=tried.number, **where_it_is)
+        raise Refusal(Reason.INVALID_REQUEST, message, partition_id=partition.partition_id, group_id=call.group_id)
+
     def partition_of(self, reservation_id: str) -> str | None:
         """The partition of a reserved group."""
         found = (of for of in self._state.partitions.values() if reservation_id in of.groups.reserved)
@@ -144,15 +245,16 @@ class Groups:
         for partition in self._state.partitions.values():
             if reservation_id in partition.groups.reserved:
                 return partition, partition.groups.of_reservation(reservation_id)
-        raise group_fenced(reservation_id)
+        raise group_fenced(reservation_id, str(self._late.get(reservation_id, "")))
 
     def _holder(self, group: Group) -> str:
         return self._state.sessions.name(group.session_id)
 
-    def _roll_back(self, partition: Partition, group: Group, who: str, reason: str) -> int:
+    def _roll_back(self, partition: Partition, group: Group, who: str, reason: str, *, late: bool = False) -> int:
         slots = partition.groups.members(group.number)
         self._report("rolled_back", partition, slots, who, reason)
-        partition.roll_back(group)
+        partition.groups.note_failure(group, reason)
+        partition.roll_back(group, late=late)
         return len(slots)
 
     def _report(self, what: str, partition: Partition, slots: Slots, who: str, reason: str = "") -> None:

@@ -15,7 +15,6 @@ from dataplane_server.access.gate import OPEN_GATE, Gate, current_caller
 from dataplane_server.core.calls.answers import CommitResult, Drawn, PutResult, Reservation, Reserved, Waiting
 from dataplane_server.core.calls.refusal import Reason, Refusal, superseded
 from dataplane_server.core.calls.requests import (
-    AbortGroup,
     AdoptClaim,
     ClosePartition,
     DropPartition,
@@ -171,6 +170,10 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         manifest = await self._kept_snapshots().restore(request.snapshot, request.request_id)
         return pb.RestoreSnapshotResponse(snapshot=translate.rows.snapshot(manifest))
 
+    async def ListSnapshots(self, request: pb.ListSnapshotsRequest, context: object) -> pb.ListSnapshotsResponse:
+        listed = await self._kept_snapshots().listed()
+        return pb.ListSnapshotsResponse(snapshots=map(translate.rows.snapshot, listed))
+
     def _kept_snapshots(self) -> Snapshots:
         if self._snapshots is None:
             message = "this server keeps no snapshots; start it with --data-dir DIR"
@@ -315,8 +318,11 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         return pb.FinishGroupResponse(rows=self._shell.apply(translate.claims.finish_group(request)).rows)
 
     async def AbortGroup(self, request: pb.AbortGroupRequest, context: object) -> pb.AbortGroupResponse:
-        result = self._shell.apply(AbortGroup(request.request_id, request.reservation_id, request.reason))
+        result = self._shell.apply(translate.claims.abort_group(request))
         return pb.AbortGroupResponse(removed_rows=result.removed_rows)
+
+    async def ListGroups(self, request: pb.ListGroupsRequest, context: object) -> pb.ListGroupsResponse:
+        return translate.listings.groups(self._plane.list_groups(request.partition_id, self._shell.now()))
 
     async def ListClaims(self, request: pb.ListClaimsRequest, context: object) -> pb.ListClaimsResponse:
         claims, waits = self._plane.list_claims(request.partition_id, request.task, self._shell.now())

@@ -9,6 +9,7 @@ from dataplane_server.core.calls.fingerprints import check_digest
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import (
     AbandonRequest,
+    AbortGroup,
     ClaimSamples,
     ClaimShard,
     FinishGroup,
@@ -43,6 +44,7 @@ _reset = MAPPER.reader(
     leave=("whole_task",),
 )
 reserve = MAPPER.reader(ReserveGroup, pb.ReserveGroupRequest, leave=("wait_timeout",))
+abort_group = MAPPER.reader(AbortGroup, pb.AbortGroupRequest)
 _finish_group = MAPPER.reader(FinishGroup, pb.FinishGroupRequest, digest="request_digest")
 
 

@@ -6,7 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from dataplane_server.core.calls.causes import ExplainedWait, Explanation, Finding
-from dataplane_server.core.calls.listings import ClaimInfo, GroupInfo, Holder, OpenSessionInfo, SamplePage, WaitInfo
+from dataplane_server.core.calls.listings import (
+    ClaimInfo,
+    GroupInfo,
+    GroupList,
+    Holder,
+    OpenSessionInfo,
+    SamplePage,
+    WaitInfo,
+)
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.state.issued_ids import without_code
@@ -72,6 +80,9 @@ def claims(
     if not whole_ids:
         open_claims = (replace(info, session_ids=tuple(map(without_code, info.session_ids))) for info in open_claims)
     return pb.ListClaimsResponse(claims=map(_claim, open_claims), waiting=map(_wait, waits))
+
+
+groups = MAPPER.writer(GroupList, pb.ListGroupsResponse)
 
 
 def _causes(wait: ExplainedWait) -> Iterator[pb.WaitCause]:

@@ -1,0 +1,62 @@
+"""A producer whose rollouts are late or fail: the server commits what is there, and the producer learns of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.integration.conftest import Eventually
+
+from dataplane_client import DataPlaneClient, GroupFencedError, PreconditionError
+
+
+@pytest.fixture
+def flow(client: DataPlaneClient) -> DataPlaneClient:
+    client.register_partition("p", ["x"], 0, ["train"])
+    return client
+
+
+IDS = [f"p7-{number}" for number in range(8)]
+
+
+def test_a_straggler_does_not_hold_up_its_group(flow: DataPlaneClient) -> None:
+    with flow.reserve_group("p", "p7", IDS, deadline_s=0.3, min_rows=6) as group:
+        group.put(IDS[:6], {"x": torch.arange(6.0)})
+        assert group.fail(["p7-6"], "the sandbox died") == 1
+        claim = flow.claim("p", "train", ["x"], 1, whole_groups=True, timeout_s=10.0)
+        assert claim.meta.sample_ids == IDS[:6]
+        assert [tags["missing_rows"] for tags in claim.meta.tags or ()] == [2] * 6
+        with pytest.raises(GroupFencedError, match="deadline"):
+            group.put(["p7-7"], {"x": torch.zeros(1)})
+    claim.release()
+    assert flow.groups("p").reserved == 0
+
+
+def test_the_producer_of_a_commit_after_the_deadline_learns_how_many_rows_came(
+    flow: DataPlaneClient, eventually: Eventually
+) -> None:
+    group = flow.reserve_group("p", "p7", IDS, deadline_s=0.1, min_rows=1)
+    group.put(IDS[:1], {"x": torch.zeros(1)})
+    eventually(lambda: flow.groups("p").reserved == 0)
+    with pytest.raises(GroupFencedError):
+        group.put(IDS[1:2], {"x": torch.zeros(1)})
+    assert (group.commit(), group.state) == (1, "committed")
+
+
+def test_a_group_that_is_removed_at_its_deadline_tells_why_and_may_be_tried_again_so_often(
+    flow: DataPlaneClient, eventually: Eventually
+) -> None:
+    for _ in range(2):
+        group = flow.reserve_group("p", "p7", IDS, deadline_s=0.1, min_rows=2, max_regenerations=1)
+        eventually(lambda: flow.partition("p").rows == 0)
+        with pytest.raises(GroupFencedError, match=r"'p7' was removed: .* 0 of 8 rows complete .* min_rows is 2"):
+            group.commit()
+    with pytest.raises(PreconditionError, match="max_regenerations is 1") as caught:
+        flow.reserve_group("p", "p7", IDS, max_regenerations=1)
+    assert caught.value.reason == "GROUP_GIVEN_UP"
+    assert [given_up.group_id for given_up in flow.groups("p").given_up] == ["p7"]
+
+
+def test_a_group_whose_rows_have_all_failed_has_ended(flow: DataPlaneClient) -> None:
+    group = flow.reserve_group("p", "p7", IDS[:2])
+    assert group.fail(IDS[:2], "no answer") == 2
+    assert (group.state, flow.partition("p").open_groups) == ("aborted", 0)
