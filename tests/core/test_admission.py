@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Admitted, Effect, Waiting
+from dataplane_server.core.calls.answers import Admitted, Effect, Reservation, Waiting
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import GiveUpWrite, PutSamples
 
@@ -103,10 +103,12 @@ def test_no_stream_of_small_puts_starves_a_large_one(full: Caller, size: int) ->
         outcome = full.apply(full.put_call([f"small-{number}"], {"a": [size]}))
         if isinstance(outcome, Waiting):
             break
+        assert isinstance(outcome, Reservation)
         full.finish(outcome.ticket)
         full.clear([f"small-{number}"])
         assert admitted(full.plane.take_effects()) == []
         passed += size
+    assert isinstance(outcome, Waiting)
     assert passed == 128
     full.clear(["s2"])
     assert admitted(full.plane.take_effects()) == [large]
