@@ -32,6 +32,22 @@ MUTANTS = (
         ("tests/client/cli/test_status.py",),
     ),
     Mutant(
+        "digests: streams of values are not compared with theirs",
+        "a trainer learns from a batch that was damaged on the line",
+        f"{_CLIENT}/_memory/placement.py",
+        "self._check.check(hash_rows([(at",
+        "(hash_rows([(at",
+        ("tests/integration/test_custody.py",),
+    ),
+    Mutant(
+        "digests: jagged reads lend memory that may still change",
+        "a stray write reaches the loss after the check",
+        f"{_CLIENT}/_async/local_calls.py",
+        "lends = destination.views and check is None",
+        "lends = destination.views",
+        ("tests/integration/test_custody.py",),
+    ),
+    Mutant(
         "transport: the server is told a thousandth of the wait",
         "claims give up at once while rows are on their way",
         f"{_CLIENT}/_async/transport.py",

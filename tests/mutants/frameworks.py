@@ -25,6 +25,14 @@ MUTANTS = (
         ("tests/client/row_kernels/test_copies.py", "tests/client/row_kernels"),
     ),
     Mutant(
+        "kernels: the hash of a long row forgets to begin new blocks",
+        "clients without the kernel take rows for damaged ones",
+        f"{_CLIENT}/_values/row_kernels/xxh3.h",
+        "        if (stripe % STRIPES == STRIPES - 1)\n            for (int i = 0; i < 2; i++) {\n",
+        "        if (0)\n            for (int i = 0; i < 2; i++) {\n",
+        ("tests/client/row_kernels/test_copies.py",),
+    ),
+    Mutant(
         "sharding: a microbatch has one row more than its tokens allow",
         "a trainer runs out of GPU memory",
         f"{_CLIENT}/batched_data_dict/_sharding.py",

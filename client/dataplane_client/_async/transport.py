@@ -141,7 +141,8 @@ class AsyncTransport:
         self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float | None
     ) -> list[PlacedColumn]:
         """Read columns."""
-        request.caller, request.checks_digests = self.options.caller, True
+        request.caller = self.options.caller
+        request.checks_digests = True
 
         async def attempt(calls: Calls, left_s: float) -> list[PlacedColumn]:
             try:

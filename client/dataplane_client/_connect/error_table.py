@@ -65,6 +65,7 @@ BY_CODE: dict[grpc.StatusCode, type[DataPlaneError]] = {
     grpc.StatusCode.ABORTED: SupersededError,
     grpc.StatusCode.UNAUTHENTICATED: AuthenticationError,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
+    grpc.StatusCode.DATA_LOSS: CorruptedError,
     grpc.StatusCode.UNIMPLEMENTED: PreconditionError,
 }
 """Other statuses are InternalError."""

@@ -22,9 +22,7 @@ def prove(partition_id: str, step: int, task: str | None, address: str, output: 
         of_task = task or _only_task(server, partition_id)
         rows = [row for row in _rows(server, partition_id, of_task) if row.step == step]
     if not rows:
-        fail(
-            f"no row of partition {partition_id!r} is in step {step} of task {of_task!r} that the server remembers"
-        )
+        fail(f"no row of partition {partition_id!r} is in step {step} of task {of_task!r} that the server remembers")
     if output == "json":
         print_json(as_json(rows))
         return
