@@ -130,10 +130,10 @@ class SourceCopy:
             twin.rename(_sound(twin))
             twin.write_text(derive_twins([path])[0][path.name])
             return [path, twin]
-        if path.suffix == ".c":
+        if path.suffix in (".c", ".h"):
             built = self.folder / _BUILT
             built.rename(_sound(built))
-            subprocess.run([*_COMPILE, "-o", str(built), str(path)], check=True)
+            subprocess.run([*_COMPILE, "-o", str(built), str(path.with_name("row_kernels.c"))], check=True)
             return [path, built]
         return [path]
 
