@@ -24,6 +24,7 @@ STATUS_TABLE: dict[type[errors.DataPlaneError], int] = {
     errors.SessionExpiredError: 409,
     errors.EndOfDataError: 410,
     errors.OutOfSpaceError: 429,
+    errors.CorruptedError: 500,
     errors.InternalError: 500,
     errors.UnavailableError: 503,
     errors.ClosedError: 503,
