@@ -1,0 +1,1 @@
+"""A regular package, which goes before the `tests` that some distributions bring (verl does)."""
