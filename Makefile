@@ -169,12 +169,12 @@ $(VENV)-transfer-queue/.ready: pyproject.toml $(KERNELS)
 	$(VENV)-transfer-queue/bin/python -m pip install --quiet --editable '.[server]' --group client-test TransferQueue==0.1.11
 	@touch $@
 
-# verl's requirements, less the TransferQueue that ours takes the place of.
+# verl's requirements, less the TransferQueue that ours takes the place of, and what its trainer imports beside them.
 $(VENV)-verl/.ready: pyproject.toml $(KERNELS)
 	$(PYTHON) -m venv $(VENV)-verl
 	$(VENV)-verl/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(VENV)-verl/bin/python -m pip install --quiet '$(TORCH)'
-	$(VENV)-verl/bin/python -m pip install --quiet --editable '.[server,ray]' --group client-test verl==0.9.1
+	$(VENV)-verl/bin/python -m pip install --quiet --editable '.[server,ray]' --group client-test verl==0.9.1 cachetools fastapi uvicorn
 	$(VENV)-verl/bin/python -m pip install --quiet --no-deps ./deploy/transfer_queue
 	@touch $@
 

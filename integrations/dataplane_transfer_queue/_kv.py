@@ -63,7 +63,8 @@ def kv_batch_put(
     could not for lists or mappings, so these are refused: put them into a field. data_parser: gets the columns as a
     dict (nested and object columns as lists) and returns it, changed; it runs here, before the put.
 
-    Returns all tags of the rows, and the fields that all of them hold, this put included. Raises ValueError for neither
+    Returns all tags of the rows, and the fields that all of them hold, this put included; only its own if a row was
+    cleared meanwhile. Raises ValueError for neither
     fields nor tags, another number of rows or tags than keys, and keys that come twice; nothing is written then.
     Raises UnsupportedTypeError (a TypeError) for tags and values that cannot be stored. Blocks while memory is full.
     """
@@ -74,7 +75,8 @@ def kv_batch_put(
     rows = attached().rows
     columns = None if fields is None else parsed(fields, data_parser)
     generations = rows.put(names, partition_id, columns, [{}] * len(names) if tags is None else tags)
-    return _meta(rows, names, partition_id, generations)
+    own = [] if columns is None else sorted(columns.keys())
+    return _meta(rows, names, partition_id, generations, own)
 
 
 def kv_batch_get(
@@ -159,10 +161,14 @@ async_kv_list = in_thread(kv_list)
 async_kv_clear = in_thread(kv_clear)
 
 
-def _meta(rows: Rows, keys: list[str], partition_id: str, generations: Sequence[int]) -> KVBatchMeta:
-    found = rows.named(generations, partition_id)
+def _meta(rows: Rows, keys: list[str], partition_id: str, generations: Sequence[int], own: list[str]) -> KVBatchMeta:
+    """Of rows that were put; another process may have taken and cleared them since. own: the fields of the put."""
+    try:
+        found, fields = rows.named(generations, partition_id), rows.fields(keys, partition_id)
+    except NotFoundError:
+        found, fields = {}, own
     tags = [found[generation][1] if generation in found else {} for generation in generations]
-    return KVBatchMeta(keys, tags, partition_id, rows.fields(keys, partition_id))
+    return KVBatchMeta(keys, tags, partition_id, fields)
 
 
 def checked_keys(keys: Sequence[str] | str) -> list[str]:

@@ -12,6 +12,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import dataplane_transfer_queue as tq
+from dataplane_client import observe
 from dataplane_client.client import DataPlaneClient
 
 pytestmark = pytest.mark.usefixtures("started")
@@ -227,3 +228,23 @@ def test_twins_work_in_any_event_loop_of_any_thread() -> None:
     for thread in threads:
         thread.join()
     assert found == {f"p{number}": [3, 1, 1, 1, {f"p{number}": {"c": {}}}] for number in range(3)}
+
+
+def test_a_put_whose_row_another_process_clears_at_once_returns_what_it_wrote(
+    client: DataPlaneClient, columns: Columns
+) -> None:
+    tq.kv_put("b", "p", columns(1, y=torch.ones(1)))
+
+    class Clears(observe.Observer):
+        def ended(self, call: observe.Call) -> None:
+            if call.verb == "PutSamples":
+                client.clear_samples(["a"], "p")
+
+    observer = Clears()
+    observe.add(observer)
+    try:
+        meta = tq.kv_put("a", "p", columns(1, x=torch.ones(1)), {"status": "finished"})
+    finally:
+        observe.remove(observer)
+    assert (meta.keys, meta.fields) == (["a"], ["x"])
+    assert tq.kv_list("p")["p"].keys() == {"b"}
