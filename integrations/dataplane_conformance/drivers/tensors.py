@@ -1,0 +1,19 @@
+"""Values as tensors, and back, bit for bit."""
+
+from __future__ import annotations
+
+import torch
+
+from dataplane_conformance.system import Value
+
+
+def tensor_of(value: Value) -> torch.Tensor:
+    """Of one dimension, with a memory of its own."""
+    dtype: torch.dtype = getattr(torch, value.dtype)
+    return torch.frombuffer(bytearray(value.data), dtype=dtype) if value.data else torch.empty(0, dtype=dtype)
+
+
+def value_of(tensor: torch.Tensor) -> Value:
+    """The elements as they are, whatever floats they name."""
+    data = tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
+    return Value(str(tensor.dtype).removeprefix("torch."), data)

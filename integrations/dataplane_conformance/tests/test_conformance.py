@@ -1,0 +1,75 @@
+"""Our server keeps the promises of the kit, and the kit sees those that are broken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from dataplane_conformance.__main__ import main
+from dataplane_conformance.drivers.rl_dataplane import RLDataPlane
+from dataplane_conformance.lab import Promise
+from dataplane_conformance.promises import PROMISES
+from dataplane_conformance.tests import broken
+
+NAMED = {promise.sentence: promise for promise in PROMISES}
+QUICK = [
+    "A row has one owner at a time",
+    "A group is hidden until it is complete",
+    "No delivered row is staler than the bound",
+    "Values come back bit for bit",
+    "A put that is repeated is one row for each id",
+    "Every row is accounted for",
+]
+BROKEN = [
+    (broken.DropsTenth, "Acknowledged rows are delivered once each", "lost"),
+    (broken.HandsOutTwice, "A row has one owner at a time", "doubled"),
+    (broken.AcceptsLateCommits, "A late commit is refused", "doubled"),
+    (broken.ChangesABit, "Values come back bit for bit", "lost"),
+    (broken.PutsOneByOne, "A put is whole or not there if its client is killed", ""),
+    (broken.ForgetsTheBound, "No delivered row is staler than the bound", ""),
+]
+
+
+@pytest.mark.parametrize("sentence", QUICK)
+def test_a_server_of_users_keeps(sentence: str, address: str) -> None:
+    outcome = NAMED[sentence].judge(RLDataPlane(address))
+    assert (outcome.verdict, outcome.lost, outcome.doubled) == ("held", [], [])
+    assert outcome.acknowledged
+
+
+@pytest.mark.parametrize(("kind", "sentence", "rows"), BROKEN)
+def test_the_kit_sees_what_is_broken(kind: type[RLDataPlane], sentence: str, rows: str, address: str) -> None:
+    outcome = NAMED[sentence].judge(kind(address))
+    assert outcome.verdict == "broken"
+    assert {name for name in ("lost", "doubled") if getattr(outcome, name)} == ({rows} if rows else set())
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[RLDataPlane]:
+    """A server that promises may kill."""
+    driver = RLDataPlane()
+    try:
+        driver.start()
+        yield driver
+    finally:
+        driver.stop()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.sentence.replace(" ", "_"))
+def test_ours_keeps_every_promise(promise: Promise, own: RLDataPlane) -> None:
+    outcome = promise.judge(own)
+    assert (outcome.verdict, outcome.because if outcome.verdict != "held" else "") == ("held", "")
+
+
+def test_a_report_names_rows_and_the_exit_code_says_broken(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--only", "Acknowledged rows are delivered", "--only", "survive"]
+    assert main([address, *words, "--json"]) == 0
+    held, *untried = json.loads(capsys.readouterr().out)["promises"]
+    assert (held["verdict"], len(held["acknowledged"]), held["lost"]) == ("held", 64, [])
+    assert {promise["verdict"] for promise in untried} == {"not tried"}
+    assert main([address, *words, "--driver", f"{broken.__name__}:DropsTenth"]) == 1
+    told = capsys.readouterr().out
+    assert "lost: r00010, r00020" in told
