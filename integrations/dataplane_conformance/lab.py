@@ -48,13 +48,15 @@ class Lab:
     def __init__(self, driver: Driver, outcome: Outcome) -> None:
         self.driver, self.outcome = driver, outcome
         self._callers: list[Caller] = []
+        self._spaces: list[Space] = []
         self._numbers = itertools.count()
         self._name = f"conformance-{uuid.uuid4().hex[:12]}"
         self._values: dict[str, dict[str, Value]] = {}
 
     def space(self, **options: object) -> Space:
         """A space that no other experiment uses."""
-        return Space(name=f"{self._name}-{next(self._numbers)}", **options)  # type: ignore[arg-type]
+        self._spaces.append(Space(name=f"{self._name}-{next(self._numbers)}", **options))  # type: ignore[arg-type]
+        return self._spaces[-1]
 
     def caller(self, space: Space) -> Caller:
         """A client of the space. It ends with the experiment."""
@@ -64,7 +66,9 @@ class Lab:
     def rows(self, n: int, size_bytes: int = 64, version: int | None = None) -> list[Row]:
         """New rows, whose values follow from their ids."""
         ids = [f"r{next(self._numbers):05d}" for _ in range(n)]
-        return self.tried([Row(row, {"tokens": Value("int64", _bytes(row, size_bytes))}, version) for row in ids])
+        return self.tried(
+            [Row(row, {"tokens": Value("int64", _bytes(f"{self._name} {row}", size_bytes))}, version) for row in ids]
+        )
 
     def tried(self, rows: Sequence[Row]) -> list[Row]:
         """Remember rows that will be put, with their values."""
@@ -134,6 +138,8 @@ class Lab:
     def close(self) -> None:
         for caller in self._callers:
             caller.close()
+        if not self.driver.owns_server:
+            self.driver.forget(self._spaces)
 
 
 @dataclass(frozen=True)
@@ -188,6 +194,6 @@ def promise(*needs: Lack, kills: bool = False) -> Callable[[Callable[[Lab], None
     return add
 
 
-def _bytes(row: str, size_bytes: int) -> bytes:
-    """Bytes that no other row has."""
-    return hashlib.shake_128(row.encode()).digest(size_bytes)
+def _bytes(name: str, size_bytes: int) -> bytes:
+    """Bytes that no other name has."""
+    return hashlib.shake_128(name.encode()).digest(size_bytes)

@@ -132,6 +132,9 @@ class Driver(Protocol):
     def tear(self) -> None:
         """Leave the first half of a record at the end of the killed server's log."""
 
+    def forget(self, spaces: Sequence[Space]) -> None:
+        """Remove spaces from a server that the driver does not own, so that a run leaves nothing there."""
+
     def stop(self) -> None:
         """End the server and remove its files."""
 

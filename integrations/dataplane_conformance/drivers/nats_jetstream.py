@@ -12,6 +12,7 @@ import asyncio
 import shutil
 import subprocess
 import threading
+import time
 import uuid
 from collections.abc import Coroutine, Sequence
 from importlib.metadata import version
@@ -29,6 +30,9 @@ from dataplane_conformance.system import Claimed, Counts, Driver, Lack, RefusedE
 _REPEATED_S = 120.0
 _NO_LIMIT = -1
 _ALIVE_S = 1.0
+_LEAST_S = 0.05
+_LOOK_S = 0.3
+"""A fetch that got some of its rows waits for the others until its timeout, while their lease runs."""
 
 
 class NatsJetStream(Driver):
@@ -134,11 +138,11 @@ class _Client:
             raise RefusedError(str(answer)) if isinstance(answer, nats.js.errors.APIError) else answer
 
     def claim(self, task: str, n: int, wait_s: float, least: int) -> Claimed | None:
-        try:
-            messages = self._run(self._tasks[task].fetch(n, timeout=wait_s))
-        except asyncio.TimeoutError:  # that of nats among them; is there no row, or no server?
-            self._run(asyncio.wait_for(self._stream.consumer_info(self._space.name, task), _ALIVE_S))
-            return None
+        until = time.monotonic() + wait_s
+        while not (messages := self._fetched(task, n, min(_LOOK_S, until - time.monotonic()))):
+            if time.monotonic() > until - _LEAST_S:  # is there no row, or no server?
+                self._run(asyncio.wait_for(self._stream.consumer_info(self._space.name, task), _ALIVE_S))
+                return None
         name = uuid.uuid4().hex
         self._claims[name] = messages
         ids = [message.headers["Row"] for message in messages]
@@ -146,6 +150,12 @@ class _Client:
             (row, message.metadata.sequence.stream) for row, message in zip(ids, messages, strict=True)
         )
         return Claimed(name, ids)
+
+    def _fetched(self, task: str, n: int, wait_s: float) -> list[Any]:
+        try:
+            return list(self._run(self._tasks[task].fetch(n, timeout=max(_LEAST_S, wait_s))))
+        except asyncio.TimeoutError:  # that of nats among them
+            return []
 
     def read(self, claim: str) -> dict[str, dict[str, Value]]:
         """The messages travelled with the claim."""

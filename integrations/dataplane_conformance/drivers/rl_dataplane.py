@@ -67,6 +67,11 @@ class RLDataPlane(Driver):
         if self._server is not None:
             self._server.stop()
 
+    def forget(self, spaces: Sequence[Space]) -> None:
+        with connect(self.address) as client:
+            for space in spaces:
+                client.drop_partition(space.name)
+
     def tear(self) -> None:
         """A head that promises 400 bytes, and 200 of them, in the space behind the last record (docs/format.md)."""
         log = sorted((self.folder or Path()).glob("data/log-*"))[-1]
