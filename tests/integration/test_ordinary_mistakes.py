@@ -88,7 +88,7 @@ def a_rank_never_comes(lab: Lab) -> None:
     lab.threads.submit(claim_shard, "p", "train", ["x"], 4, step=1, dp_rank=0, dp_world=2)
 
 
-def a_small_put_waits_behind_a_large_one(lab: Lab) -> None:
+def a_large_put_waits_for_memory_and_a_small_one_passes_it(lab: Lab) -> None:
     driver, engineer = lab.client("driver"), lab.client("engineer")
     driver.register_partition("q", ["x"], 1, ["train"])
     driver.put_samples(["a"], "p", {"x": [torch.zeros(5 << 18)]})
@@ -96,9 +96,7 @@ def a_small_put_waits_behind_a_large_one(lab: Lab) -> None:
     lab.puts("b", size=1 << 20)
     while not engineer.server_status().waiting_puts:
         pass
-    lab.threads.submit(lab.client("eval").put_samples, ["c"], "q", {"x": [torch.zeros(1)]})
-    while engineer.server_status().waiting_puts < 2:
-        pass
+    lab.client("eval").put_samples(["c"], "q", {"x": [torch.zeros(1)]})
 
 
 class Told(NamedTuple):
@@ -125,7 +123,7 @@ MISTAKES: list[tuple[Callable[[Lab], None], Told]] = [
         Told("consumer_gone", "by 'trainer'", "ConsumerMissing", TRAIN),
     ),
     (
-        a_small_put_waits_behind_a_large_one,
+        a_large_put_waits_for_memory_and_a_small_one_passes_it,
         Told("memory_budget", "'rollout' waits", "RolloutsBackpressured", {}),
     ),
     (another_client_holds_the_rows, Told("claims_held", "by client 'eval'", "TaskHeld", TRAIN)),

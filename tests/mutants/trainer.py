@@ -132,8 +132,8 @@ MUTANTS = (
         "checkpoint: two checkpoints may mix",
         "a folder has weights of one step and an optimizer of another",
         f"{_ADAPTER}/automodel/checkpoint/_manager.py",
-        "            if folder.exists() and any(folder.iterdir()):\n",
-        "            if folder.is_file():\n",
+        "                if found.exists() and any(found.iterdir()):\n",
+        "                if found.is_file():\n",
         (f"{_TESTS}/automodel/test_setup_between_ranks.py",),
     ),
     Mutant(

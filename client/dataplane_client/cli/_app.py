@@ -183,9 +183,9 @@ def prove(
     output: Output = "table",
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
-    """Show what the rows of a step consist of: producers, weight versions, digests, deliveries, commits.
+    """Show what the rows of a step consist of.
 
-    Of steps that the server remembers, and of rows that are there. The digest of the step is that of all its values: it
+    Producers, weight versions, digests, deliveries and commits, of steps that the server remembers, and of rows that are there. The digest of the step is that of all its values: it
     is equal for whoever was given the same ones. Asks for every row that the task has taken.
 
     Exits with 1 if there is no such row.

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dataplane_server.core.rows.group_table import Terms
+from dataplane_server.core.state.delays import Deadlines
 from dataplane_server.core.tasks.task_states import TASK_STATES
 from dataplane_server.durability.graph import Differences
 
@@ -39,8 +41,11 @@ def _none() -> None:
 def _since_november(parts: Parts) -> None:
     """Partitions know their ids, tasks which rows were put again and which shards are not committed."""
     verbs = parts["verbs"]
+    of_table = vars(verbs.table)
+    of_table["_named"], of_table["_named_rows"] = of_table.pop("_told"), of_table.pop("_told_rows")
     for partition in parts["state"].partitions.values():
         partition.partition_id = partition.definition.partition_id
+        partition.removed["failed"] = 0
         for name, task in partition.tasks.items():
             again = vars(task)["_again"] = f"again:{name}"
             partition.rows.add_column(again, np.bool_)
@@ -77,15 +82,32 @@ EARLIER = {
                 "calls.columns.Column": {"per_token": bool},
                 "calls.columns.ColumnSpec": {"per_token": bool},
                 "calls.requests.ClaimShard": {"again": bool},
-                "calls.requests.PutSamples": {"digest": bytes, "create_only": bool, "existing_only": bool},
-                "calls.values.Definition": {"dtypes": dict},
+                "calls.requests.CommitClaim": {"hashed": bool},
+                "calls.requests.PutSamples": {
+                    "digest": bytes,
+                    "create_only": bool,
+                    "existing_only": bool,
+                    "hashed": bool,
+                },
+                "calls.values.Definition": {"dtypes": dict, "digests": bool},
                 "rows.fields.Field": {"dtype": str},
+                "rows.group_table.Group": {"since": float, "deadline": _none, "failed": int, "terms": Terms},
+                "rows.group_table.GroupTable": {"attempts": dict},
+                "rows.places.Places": {"_digests": _none},
                 "state.answers._Answer": {"fingerprint": bytes},
                 "state.answers._PackedPut": {"outcomes": bytes},
                 "state.claim_table._Ended": {"sessions": int},
+                "state.counters.PartitionCounters": {
+                    "groups_committed": int,
+                    "groups_partial": int,
+                    "groups_aborted": int,
+                    "groups_late": int,
+                },
                 "state.sessions.Session": {"owner": str, "number": int},
-                "state.state.State": {"version": int},
+                "state.state.State": {"version": int, "deadlines": Deadlines},
                 "tasks.task_states.TaskCounters": {"versions_behind": int, "versioned": int},
+                "verbs.admission._Asked": {"passed": int},
+                "verbs.groups.Groups": {"_late": dict},
                 "verbs.writes.Writes": {"_last_check": _none},
             },
         ),

@@ -31,7 +31,7 @@ SIGNATURES = {
     "kv_batch_get_by_meta": "meta, select_fields=None",
     "kv_list": "partition_id=None",
     "kv_clear": "keys, partition_id",
-    "save_checkpoint": "checkpoint_dir, metadata=None, *, include_storage=True",
+    "save_checkpoint": "checkpoint_dir, *, include_storage=True, metadata=None",
     "load_checkpoint": "checkpoint_dir",
 }
 

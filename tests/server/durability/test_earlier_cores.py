@@ -56,6 +56,8 @@ def test_a_snapshot_of_an_earlier_version_keeps_rows_groups_and_cursors(upgraded
         check_flow(client)
         client.put_samples(["s12"], "train", {"reward": [3.0]})
         assert taken(client, "train", 1) == ["s12"]
+        client.reserve_group("train", "g2", ["g2-0", "g2-1"]).fail(["g2-1"], "the environment crashed")
+        assert client.partition("train").removed_rows["failed"] == 1
 
 
 def check_values(client: DataPlaneClient) -> None:
