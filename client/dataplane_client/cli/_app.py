@@ -185,8 +185,9 @@ def prove(
 ) -> None:
     """Show what the rows of a step consist of.
 
-    Producers, weight versions, digests, deliveries and commits, of steps that the server remembers, and of rows that are there. The digest of the step is that of all its values: it
-    is equal for whoever was given the same ones. Asks for every row that the task has taken.
+    Producers, weight versions, digests, deliveries and commits, of steps that the server remembers, and of rows that
+    are there. The digest of the step is that of all its values: it is equal for whoever was given the same ones. Asks
+    for every row that the task has taken.
 
     Exits with 1 if there is no such row.
     """
@@ -392,8 +393,7 @@ def restore(
 def verify(folder: Annotated[str, typer.Argument(metavar="FOLDER")]) -> None:
     """Compare a snapshot with its checksums.
 
-    FOLDER is the snapshot's own, on a host with rl-dataplane[server]. No server is needed. Exits with 1 if the snapshot
-    is damaged, or of another version.
+    FOLDER is the snapshot's own. No server is needed. Exits with 1 if the snapshot is damaged, or of another version.
     """
     from dataplane_client.cli._snapshots import verify_snapshot
 

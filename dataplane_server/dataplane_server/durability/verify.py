@@ -10,13 +10,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from dataplane_server._packages import needs_server_packages
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-with needs_server_packages("dataplane verify"):
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-    from dataplane_server.durability.snapshot import SnapshotError, read_manifest, verify_snapshot
+from dataplane_server.durability.snapshot import SnapshotError, read_manifest, verify_snapshot
 
 
 def main() -> None:

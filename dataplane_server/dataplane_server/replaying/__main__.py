@@ -14,16 +14,13 @@ import signal
 import sys
 from pathlib import Path
 
-from dataplane_server._packages import needs_server_packages
-
-with needs_server_packages("dataplane replay"):
-    from dataplane_server.collection import without_collection
-    from dataplane_server.durability.checkpoint import DamagedCheckpointError
-    from dataplane_server.durability.log_reader import LogDamagedError, LogFormatError, RecordMissingError
-    from dataplane_server.replaying.check import compare
-    from dataplane_server.replaying.lines import line_of, tell
-    from dataplane_server.replaying.moments import parse_moment, text_of
-    from dataplane_server.replaying.past import Covered, Past, look_at
+from dataplane_server.collection import without_collection
+from dataplane_server.durability.checkpoint import DamagedCheckpointError
+from dataplane_server.durability.log_reader import LogDamagedError, LogFormatError, RecordMissingError
+from dataplane_server.replaying.check import compare
+from dataplane_server.replaying.lines import line_of, tell
+from dataplane_server.replaying.moments import parse_moment, text_of
+from dataplane_server.replaying.past import Covered, Past, look_at
 
 _DAMAGED = (DamagedCheckpointError, LogDamagedError, LogFormatError, RecordMissingError)
 

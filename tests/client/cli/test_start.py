@@ -99,19 +99,24 @@ def python_of_clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
-@pytest.mark.parametrize("command", ["dataplane-server", "dataplane replay DIR", "dataplane verify DIR"])
-def test_a_command_of_the_server_says_what_to_install_where_only_clients_are_installed(
-    python_of_clients: Path, command: str
-) -> None:
-    program, *words = command.split()
-    script = Path(sys.executable).parent / program
-    done = subprocess.run([python_of_clients, script, *words], capture_output=True, text=True, check=False, timeout=300)
-    name = f"{program} {words[0]}" if words else program
+def test_the_server_says_what_to_install_where_only_clients_are_installed(python_of_clients: Path) -> None:
+    script = Path(sys.executable).parent / "dataplane-server"
+    done = subprocess.run([python_of_clients, script], capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(
-        rf"{name} needs the server's packages \(No module named '\w+'\): pip install 'rl-dataplane\[server\]'\n",
+        r"dataplane-server needs the server's packages \(No module named '\w+'\): "
+        r"pip install 'rl-dataplane\[server\]'\n",
         done.stderr,
     )
+
+
+@pytest.mark.parametrize("command", ["replay", "verify"])
+def test_what_a_data_directory_holds_is_read_where_only_clients_are_installed(
+    python_of_clients: Path, tmp_path: Path, command: str
+) -> None:
+    arguments = [python_of_clients, DATAPLANE, command, tmp_path]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=300)
+    assert done.stderr.startswith(f"dataplane: {'there is no' if command == 'verify' else tmp_path}")
 
 
 def test_every_command_has_a_short_and_a_long_flag_for_help() -> None:
