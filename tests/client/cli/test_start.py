@@ -114,7 +114,7 @@ def test_the_server_says_what_to_install_where_only_clients_are_installed(python
 def test_what_a_data_directory_holds_is_read_where_only_clients_are_installed(
     python_of_clients: Path, tmp_path: Path, command: str
 ) -> None:
-    arguments = [python_of_clients, DATAPLANE, command, tmp_path]
+    arguments = [str(python_of_clients), DATAPLANE, command, str(tmp_path)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=300)
     assert done.stderr.startswith(f"dataplane: {'there is no' if command == 'verify' else tmp_path}")
 
