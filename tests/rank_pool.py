@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed
+
 from tests.forked import forking
 from tests.ranks import WarningAction, become_a_rank, environment, free_port
 

@@ -14,6 +14,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Literal, TypeAlias
 
 import torch
+
 from tests.forked import forking
 
 WarningAction: TypeAlias = Literal["error", "default"]
