@@ -114,13 +114,14 @@ class Writes:
         begun, checked = self._checked(call, now)
         ticket, partition = self._state.ticket(), self._state.partition(begun.partition_id)
         try:
-            if not self._flow.is_open(partition):
-                if not self._enters(ticket, begun, checked.new_rows, now):
-                    return self._hold(ticket, begun, checked, None)
-                checked = self._check_again(ticket, begun, now)  # rows may have been evicted
+            was_open = self._flow.is_open(partition)
+            if not was_open and not self._enters(ticket, begun, checked.new_rows, now):
+                return self._hold(ticket, begun, checked, None)
             reservation = self._admitted(ticket, begun, now)
             if reservation is None or begun.columns.size_bytes != at_hand.size_bytes:
                 return self._hold(ticket, begun, checked, reservation)
+            if not was_open:
+                checked = self._check_again(ticket, begun, now)  # rows may have been evicted
             offsets, sizes = self._admission.layout_of(ticket)
             digests = self._digests(begun, checked, at_hand.value_digests, b"")
             result = self._apply(ticket, begun, checked, _NO_DIGESTS, digests, now)
