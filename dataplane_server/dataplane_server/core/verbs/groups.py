@@ -70,7 +70,9 @@ class Groups:
         group.terms = Terms(call.min_rows, tuple(call.complete_fields), call.max_regenerations)
         if call.deadline_s:
             group.deadline = now + call.deadline_s
-            self._state.deadlines.add(group.deadline, partition.partition_id, reservation_id, self._is_reserved)
+            self._state.deadlines.add(group.deadline, partition.partition_id, reservation_id)
+            if self._state.deadlines.crowded:
+                self._state.deadlines.sweep(self._is_reserved)
         self._report("reserved", partition, slots, who)
         return Reserved(reservation_id, partition.rows.generations(slots))
 
