@@ -28,6 +28,15 @@ _REMEMBERED_ATTEMPTS = 4096
 _ATTEMPT_BYTES = 256
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On which a group is reserved; see ReserveGroup."""
+
+    min_rows: int = 0
+    complete_fields: tuple[str, ...] = ()
+    max_regenerations: int | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Group:
     """The rows of one prompt. slots: its rows in order of arrival, of which `size` are left; these have `number` in the
@@ -49,16 +58,7 @@ class Group:
     since: float = 0.0
     deadline: float | None = None
     failed: int = 0
-    terms: Terms = field(default_factory=lambda: Terms())
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """On which a group is reserved; see ReserveGroup."""
-
-    min_rows: int = 0
-    complete_fields: tuple[str, ...] = ()
-    max_regenerations: int | None = None
+    terms: Terms = field(default_factory=Terms)
 
 
 @dataclass(slots=True)

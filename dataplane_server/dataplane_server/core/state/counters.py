@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(slots=True)
@@ -24,8 +23,3 @@ class PartitionCounters:
     groups_partial: int = 0
     groups_aborted: int = 0
     groups_late: int = 0
-
-    def end_group(self, how: Literal["committed", "partial", "aborted", "late"]) -> None:
-        """Count a reserved group that has ended."""
-        name = f"groups_{how}"
-        setattr(self, name, getattr(self, name) + 1)

@@ -415,7 +415,8 @@ class Partition:
     def roll_back(self, group: Group, *, late: bool = False) -> None:
         """Remove a reserved group and its rows. late: since its deadline has passed."""
         self._changed[self] = None
-        self.counters.end_group("late" if late else "aborted")
+        self.counters.groups_late += late
+        self.counters.groups_aborted += not late
         self.clear(self.groups.members(group.number), "rolled_back")
         if group.reservation_id:  # it never had a row
             self._forget_group(group)
@@ -466,7 +467,8 @@ class Partition:
     def show_group(self, group: Group, weight_version: int | None, missing_rows: int = 0) -> Slots:
         """Make the rows of a reserved group visible. Returns the rows. missing_rows: those that failed or are late."""
         self._changed[self] = None
-        self.counters.end_group("partial" if missing_rows else "committed")
+        self.counters.groups_partial += missing_rows > 0
+        self.counters.groups_committed += missing_rows == 0
         self.groups.tag_version(self.groups.members(group.number), MISSING_ROWS_TAG, missing_rows or None)
         self.values.end_sharing(group, self.fields)
         slots = self.groups.show(group, weight_version)

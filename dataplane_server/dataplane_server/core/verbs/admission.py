@@ -82,8 +82,8 @@ class Admission:
         asked, queue = _Asked(columns, node), self._urgent if urgent else self._waiting
         ahead = [one for one in queue.values() if one.node == node]
         behind_urgent = not urgent and any(one.node == node for one in self._urgent.values())
-        most = min([one.may_be_passed for one in ahead], default=columns.size_bytes)
-        waits = columns.size_bytes > 0 and (behind_urgent or columns.size_bytes > most)
+        held = behind_urgent or any(columns.size_bytes > one.may_be_passed for one in ahead)
+        waits = held and columns.size_bytes > 0
         reservation = None if waits else self._pass(ahead, ticket, asked)
         if reservation is None:
             self._check_may_wait(queue)

@@ -85,9 +85,10 @@ class Groups:
             return GroupFinished(late)
         partition, group = self._find(call.reservation_id)
         _check_version(partition, group.group_id, call.weight_version)
-        complete = int(np.count_nonzero(partition.complete(group)))
-        if group.deadline is not None and group.deadline <= now and complete >= group.terms.min_rows > 0:
-            return GroupFinished(self._show(partition, group, call.weight_version, group.size - complete))
+        if group.deadline is not None and group.deadline <= now:
+            complete = int(np.count_nonzero(partition.complete(group)))
+            if complete >= group.terms.min_rows > 0:
+                return GroupFinished(self._show(partition, group, call.weight_version, group.size - complete))
         _check_complete(partition, group)
         return GroupFinished(self._show(partition, group, call.weight_version))
 
