@@ -12,8 +12,8 @@
  * before they are written. Smaller batches are written through the caches, where their reader finds them; past the
  * caches they took twice as long.
  *
- * A call may also hash each row (xxh3.h) while it copies it. A hash goes through its row from the first byte to the last, so a thread then takes the rows that begin in its piece, and
- * one huge row is not shared.
+ * A call may also hash each row (xxh3.h) while it copies it. A hash goes through its row from the first byte to the
+ * last, so a thread then takes the rows that begin in its piece, and one huge row is not shared.
  */
 
 #define _POSIX_C_SOURCE 200809L

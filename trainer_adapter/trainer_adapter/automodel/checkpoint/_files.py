@@ -8,7 +8,7 @@ unpickles, which can run code.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,17 @@ def complete(folders: Sequence[Path]) -> None:
     """Give folders whose files all ranks have written their names, the last one last. Rank 0 does it."""
     for folder in folders if torch.distributed.get_rank() == 0 else ():
         unfinished(folder).replace(folder)
+
+
+def write_folders(
+    tensors: Mapping[Path, dict[str, Any]], consolidated: Path | None, group: ProcessGroup | None = None
+) -> None:
+    """Write this rank's tensors of several unfinished folders, of which one gets whole tensors as well; see
+    write_tensors.
+    """
+    for folder, own in tensors.items():
+        if own:
+            write_tensors(unfinished(folder), own, folder == consolidated, group)
 
 
 def write_tensors(

@@ -29,8 +29,8 @@ from trainer_adapter.automodel.checkpoint._files import (
     read_plain,
     read_tensors,
     unfinished,
+    write_folders,
     write_plain,
-    write_tensors,
 )
 from trainer_adapter.automodel.checkpoint._optimizer import read_optimizer, write_numbers
 from trainer_adapter.automodel.checkpoint._random import read_random_state, write_random_state
@@ -95,9 +95,7 @@ class CheckpointManager:
         if checkpointing_cfg.get("is_async", False):
             self._saver.start(tensors, whole)
             return
-        for place, own in tensors.items():
-            if own:
-                write_tensors(unfinished(place), own, place == whole)
+        write_folders(tensors, whole)
         with fail_together("completing the checkpoint"):
             complete(list(tensors))
         report(f"[Rank {torch.distributed.get_rank()}] checkpoint saved: {_infer_checkpoint_root(str(folder))}")

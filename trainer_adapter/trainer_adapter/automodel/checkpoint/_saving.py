@@ -16,7 +16,7 @@ import torch
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from trainer_adapter.automodel.checkpoint._files import complete, unfinished, write_tensors
+from trainer_adapter.automodel.checkpoint._files import complete, write_folders
 from trainer_adapter.automodel.rank import fail_together
 
 
@@ -41,9 +41,7 @@ class Saver:
         self._saving = list(copies)[-1], self._thread.submit(self._write, copies, consolidated)
 
     def _write(self, tensors: Mapping[Path, dict[str, Any]], consolidated: Path | None) -> None:
-        for folder, own in tensors.items():
-            if own:
-                write_tensors(unfinished(folder), own, folder == consolidated, self._group)
+        write_folders(tensors, consolidated, self._group)
         complete(list(tensors))
 
     def finish(self) -> None:
