@@ -73,10 +73,10 @@ class Generator:
         if is_late and self.policy == "late is 0":
             seconds, reward = DEADLINE_S, 0.0
         if is_late and self.policy.startswith("deadline"):
-            seconds = DEADLINE_S * 1.2  # its generation is stopped soon after: nobody waits for it
+            seconds = DEADLINE_S * 1.2  # stopped soon after the deadline, since nobody waits for it
         await asyncio.sleep(seconds)
         if seconds <= DEADLINE_S or not self.policy.startswith("deadline"):
-            with contextlib.suppress(GroupFencedError):  # `commit` tells whether the others were enough
+            with contextlib.suppress(GroupFencedError):  # `commit` shows whether the others were enough
                 await group.put([f"{group.group_id}/{number}"], {"reward": [reward]})
 
 

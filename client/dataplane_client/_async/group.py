@@ -178,7 +178,7 @@ class AsyncGroup(AsyncHandle):
         Raises PreconditionError while the group has no row, or a row no field (the group stays reserved), and when this
         object has ended the group, GroupFencedError when the group is no longer reserved.
         """
-        if self.state != "fenced":  # of a group that was fenced the server tells how it ended
+        if self.state != "fenced":  # the server says how a fenced group ended
             self._check_open()
         request = pb.FinishGroupRequest(
             request_id=new_request_id(),
@@ -192,7 +192,7 @@ class AsyncGroup(AsyncHandle):
 
     async def fail(self, sample_ids: Sequence[str], reason: str = "", *, timeout_s: float | None = None) -> int:
         """Remove rows whose generation failed: no consumer sees them, and they count as "failed". The other rows stay
-        reserved, and tell by the tag "missing_rows" how many their group lacks. If none is left, the group has been
+        reserved, and their tag "missing_rows" counts how many their group lacks. If none is left, the group has been
         aborted. Returns how many were removed. reason: for the samples' history, at most 256 bytes.
 
         Raises GroupFencedError when the group is no longer reserved, NotFoundError for a row that does not exist,

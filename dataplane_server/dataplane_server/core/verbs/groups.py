@@ -7,8 +7,8 @@ finished: it would vanish at once, and its producer's `commit` would report a su
 
 A rollout that failed is a row that is gone: AbortGroup removes it and counts it as "failed", so that it is never
 trained on as if its reward were zero. A group may have a deadline. Then it is finished with the rows that are complete,
-if they are enough, or removed; the rows that are not complete have failed. Either way the rows that are left tell how
-many their group lacks, in the tag "missing_rows". FinishGroup after the deadline answers what the deadline did.
+if they are enough, or removed; the rows that are not complete have failed. Either way the rows that are left have the
+tag "missing_rows", which counts what their group lacks. FinishGroup after the deadline answers what the deadline did.
 
 A group that may be regenerated a few times only is refused once it was rolled back more often than that, so a prompt
 that nothing can solve is not tried for ever.
