@@ -10,9 +10,10 @@ from dataplane_server.core.rows.group_table import GroupTable
 from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.rows.space import Space
 from dataplane_server.core.tasks.readiness import Kind
-from dataplane_server.core.tasks.task import MAX_VIEWS, Task
+from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.tasks.task_states import Amount
 from dataplane_server.core.tasks.view import View
+from dataplane_server.core.tasks.views import MAX_VIEWS
 
 
 @pytest.fixture

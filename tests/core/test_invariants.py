@@ -88,7 +88,7 @@ def bear_two_rows_at_once(inside: Inside) -> None:
 
 
 def lose_a_view(inside: Inside) -> None:
-    next(inside.task.views)._queue.clear()
+    next(iter(inside.task.views))._queue.clear()
 
 
 def miscount_a_view_of_groups(inside: Inside) -> None:
@@ -129,7 +129,7 @@ LAWS: dict[str, Callable[[Inside], object]] = {
     "no row is in two claims": hand_out_twice,
     "exactly the ready rows are queued": lose_a_view,
     "ready rows are counted": miscount_a_view_of_groups,
-    "no claim waits for rows that are ready": lambda i: next(i.task.views).waiters.update(
+    "no claim waits for rows that are ready": lambda i: next(iter(i.task.views)).waiters.update(
         {99: Waiter(99, Amount(1, 1))}
     ),
     "effects were taken": lambda i: i.state.effects.append(Failed(1, Refusal(Reason.DRAINING, ""))),

@@ -194,7 +194,7 @@ class Turn:
             self._state.space.freed = changes.writes_left = False
         before = len(effects)
         for task in list(changes.tasks):
-            if task.waiting():
+            if task.views.waiting():
                 self._serve(task, now)
             task.observe(now)
             task.figures = None
@@ -247,7 +247,7 @@ class Turn:
 
     def _grant_ready(self, task: Task, now: float) -> None:
         verbs = self._verbs
-        while (head := task.next_waiter()) is not None:
+        while (head := task.views.next_waiter()) is not None:
             queued, slots = verbs.queue.pop(*head, now)
             wanted = queued.wanted
             partition = self._state.partition(wanted.partition_id)

@@ -19,6 +19,7 @@ import numpy as np
 from dataplane_server.core.rows.group_table import Terms
 from dataplane_server.core.state.delays import Deadlines
 from dataplane_server.core.tasks.task_states import TASK_STATES
+from dataplane_server.core.tasks.views import Views
 from dataplane_server.durability.graph import Differences
 
 Parts = Mapping[str, Any]
@@ -39,7 +40,9 @@ def _none() -> None:
 
 
 def _since_november(parts: Parts) -> None:
-    """Partitions know their ids, tasks which rows were put again and which shards are not committed."""
+    """Partitions know their ids, tasks which rows were put again and which shards are not committed; views of a task
+    are an object of their own.
+    """
     verbs = parts["verbs"]
     of_table = vars(verbs.table)
     of_table["_named"], of_table["_named_rows"] = of_table.pop("_told"), of_table.pop("_told_rows")
@@ -47,9 +50,12 @@ def _since_november(parts: Parts) -> None:
         partition.partition_id = partition.definition.partition_id
         partition.removed["failed"] = 0
         for name, task in partition.tasks.items():
-            again = vars(task)["_again"] = f"again:{name}"
+            of_task = vars(task)
+            again = of_task["_again"] = f"again:{name}"
             partition.rows.add_column(again, np.bool_)
             steps = vars(verbs.steps)["_steps"].get((partition.partition_id, name), {})
+            task.views = Views(name, partition.rows, of_task.pop("_groups"), of_task["_column"])
+            vars(task.views)["_of_kind"] = of_task.pop("_views")
             task.uncommitted = {number: _uncommitted(step, verbs.table) for number, step in steps.items()}
             _rename_states(task.clock)
 

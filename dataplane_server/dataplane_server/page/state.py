@@ -279,7 +279,7 @@ class _Resting:
         if now - self._at(name) < _REST_EVERY_S and name in self._found:
             return False
         return name in self._found or any(
-            task.clock.since is not None and now - task.clock.since > _REST_EVERY_S / 2 and not task.waiting()
+            task.clock.since is not None and now - task.clock.since > _REST_EVERY_S / 2 and not task.views.waiting()
             for task in partition.tasks.values()
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataplane_server.core.calls.answers import FieldInfo, PartitionInfo, TaskInfo
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.room import why_waiting
+from dataplane_server.core.state.task_rows import excluded_rows, oldest_untaken, stale_rows
 
 
 def describe_partition(partition: Partition, now: float) -> PartitionInfo:
@@ -38,8 +39,8 @@ def describe_partition(partition: Partition, now: float) -> PartitionInfo:
 def describe_task(partition: Partition, name: str, now: float) -> TaskInfo:
     """The state and totals of a task. Refusal TASK_NOT_REGISTERED."""
     task = partition.task(name)
-    oldest, version = task.oldest_untaken()
-    since = task.waits_since()
+    oldest, version = oldest_untaken(partition, task)
+    since = task.views.waits_since()
     untaken, claimed, consumed, delayed, dead = task.counts()
     return TaskInfo(
         task=name,
@@ -47,20 +48,20 @@ def describe_task(partition: Partition, name: str, now: float) -> TaskInfo:
         claimed_rows=claimed,
         consumed_rows=consumed,
         consumed_rows_total=task.consumed_total,
-        waiting_claims=task.waiting(),
+        waiting_claims=task.views.waiting(),
         delayed_rows=delayed,
         dead_rows=dead,
         delivered_rows_total=task.deliveries.total,
         ended_deliveries=dict(task.deliveries.ended),
         state_seconds=task.clock.seconds(now),
-        ready_rows=task.ready_rows(),
+        ready_rows=task.views.ready_rows(),
         oldest_untaken_age_s=_age_s(partition, oldest, now),
         weight_version_lag=partition.rows.lag_of(version),
         longest_wait_s=None if since is None else max(now - since, 0.0),
         claims_total=task.counters.claims,
-        stale_rows=task.stale_rows(),
+        stale_rows=stale_rows(partition, task),
         policy=task.policy,
-        excluded_rows=task.excluded_rows(),
+        excluded_rows=excluded_rows(partition, task),
         newest_step=task.newest_step,
         next_step=task.next_step,
     )

@@ -4,8 +4,8 @@ Every row that was ever put is resident, or was removed and counted in `removed`
 clear), cleared (earlier), rolled back with its group, retired with its weight version, dropped by the policy of a task,
 because it was stale or did not fit the filter, evicted for new rows, or lost with a node.
 
-Methods named check_* decide and change nothing. Methods that change something cannot fail: a caller checks first, so a
-refused call leaves no trace. A method that changes figures adds the partition to `changed`, for `core.turn`.
+Methods that change something cannot fail: a caller checks first (`put_checks`), so a refused call leaves no trace. A
+method that changes figures adds the partition to `changed`, for `core.turn`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataplane_server.core.calls.answers import ROW_CONSUMED, ROW_CREATED, ROW_REPLACED, ReadColumn
+from dataplane_server.core.calls.answers import ROW_CONSUMED, ROW_CREATED, ROW_REPLACED
 from dataplane_server.core.calls.columns import Column, Columns, Shape
 from dataplane_server.core.calls.flow import FlowPolicy
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import BoolArray, Definition, Int64Array, Slots, Tags
 from dataplane_server.core.rows.bookkeeping import NAME_BYTES, PARTITION_BYTES, Bookkeeping, id_bytes, text_bytes
-from dataplane_server.core.rows.fields import Field, check_may_declare, check_sequence_lengths
+from dataplane_server.core.rows.fields import Field, check_may_declare
 from dataplane_server.core.rows.generations import GenerationClock
 from dataplane_server.core.rows.group_table import MISSING_ROWS_TAG, Group, GroupTable
-from dataplane_server.core.rows.ranges import column_pieces
 from dataplane_server.core.rows.regions import AnySpace
 from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.rows.stored_values import StoredValues, mask_of
@@ -185,68 +184,15 @@ class Partition:
             raise Refusal(Reason.TASK_NOT_REGISTERED, message, partition_id=self.partition_id, task=name)
         return self.tasks[name]
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether no more rows will come: the partition is closed, and no group is reserved."""
+        return self.rows.closed and not self.groups.reserved
+
     def mask(self, names: Iterable[str]) -> int:
         return mask_of([self.field(name) for name in names])
 
     # -- put -----------------------------------------------------------------------------------------------------------
-
-    def check_put(
-        self,
-        sample_ids: Sequence[str],
-        slots: Slots,
-        columns: Columns,
-        tags: Sequence[Tags] | None,
-        sequence_lengths: Int64Array | None,
-        limits: Limits,
-    ) -> Checked:
-        """Refuse a put that contradicts its rows. slots: of the samples; -1 for new ones."""
-        fields = self.known_fields([column.name for column in columns.each], limits)
-        shapes = self._shapes_after(fields, columns)
-        check_sequence_lengths(self.partition_id, fields, sample_ids, slots, columns, sequence_lengths)
-        if tags:
-            self.check_tags(sample_ids, slots, tags, limits.max_tags_per_row)
-        return Checked(slots, shapes, int(np.count_nonzero(slots < 0)))
-
-    def _shapes_after(self, fields: Mapping[str, Field], columns: Columns) -> list[Shape]:
-        """The shapes of the fields of a put after it."""
-        named = ((fields[column.name], column) for column in columns.each)
-        return [field.check(column, self.partition_id, self.held_shape(field)) for field, column in named]
-
-    def held_shape(self, field: Field) -> Shape | None:
-        """The shape of a field of which a row or a reserved group has values; None for another."""
-        held = field.rows or any(field.name in group.shared for group in self.groups.reserved.values())
-        return field.shape if held else None
-
-    def check_tags(self, sample_ids: Sequence[str], slots: Slots, tags: Iterable[Tags], most: int) -> None:
-        """Refuse more than `most` tags of a row."""
-        for sample_id, slot, row_tags in zip(sample_ids, slots.tolist(), tags, strict=False):
-            kept = self.rows.tags(slot)
-            if len(kept) + len(row_tags) > most and len(kept.keys() | row_tags.keys()) > most:
-                message = f"partition {self.partition_id!r}: sample {sample_id!r} would have more than {most} tags"
-                raise Refusal(Reason.INVALID_REQUEST, message, partition_id=self.partition_id, sample_id=sample_id)
-
-    def check_shared(self, group: Group, columns: Columns, limits: Limits) -> Checked:
-        """Refuse fields that the rows of a group cannot share: per-token fields, and fields that one of them has."""
-        fields = self.known_fields([column.name for column in columns.each], limits)
-        shapes = self._shapes_after(fields, columns)
-        slots = self.groups.members(group.number)
-        for field in (self.fields[column.name] for column in columns.each if column.name in self.fields):
-            held = slots[field.holds(slots)]
-            if field.per_token:
-                rule = "is per-token"
-            elif held.size:
-                rule = f"sample {self.rows.ids(held[:1])[0]!r} already has"
-            elif field.name in group.shared:
-                rule = "they already share"
-            else:
-                continue
-            message = (
-                f"partition {self.partition_id!r}: the rows of group {group.group_id!r} cannot share field "
-                f"{field.name!r}, which {rule}"
-            )
-            metadata = {"partition_id": self.partition_id, "group_id": group.group_id, "field": field.name}
-            raise Refusal(Reason.INVALID_REQUEST, message, **metadata)
-        return Checked(slots, shapes, 0)
 
     def create(self, sample_ids: Sequence[str]) -> Slots:
         """Create rows without values for samples that do not exist. Views are not notified: the caller must keep the
@@ -342,47 +288,6 @@ class Partition:
         if per_token is not None:
             stored[slots] = per_token.entries
             self.rows["revision"][slots] += 1
-
-    # -- read ----------------------------------------------------------------------------------------------------------
-
-    def plan_read(
-        self, slots: Slots, names: Sequence[str], tokens: tuple[Int64Array, Int64Array] | None = None
-    ) -> tuple[tuple[ReadColumn, ...], tuple[Int64Array, Int64Array], Int64Array | None]:
-        """The layout of fields of rows, starts and lengths of their pieces of memory, and the digests of their values,
-        if they have some. tokens: starts and ends within per-token fields. Refusal FIELD_NOT_PRODUCED names the first
-        row that lacks a field.
-        """
-        fields = [self.field(name) for name in names]
-        shapes = self._produced_shapes(fields, slots)
-        offsets, entries = self.values.locate(slots, fields)
-        entry_bytes = np.array([[shape.entry_bytes] for shape in shapes])
-        for row in [row for row, field in enumerate(fields) if field.per_token and tokens is not None]:
-            starts, ends = np.minimum(tokens, entries[row])  # type: ignore[arg-type]  # it is not None here
-            offsets[row] += starts * entry_bytes[row]
-            entries[row] = ends - starts
-            shapes[row] = Shape("jagged", shapes[row].dtype, shapes[row].trailing)
-        sizes = entries * entry_bytes
-        columns = tuple(map(ReadColumn, names, shapes, entries))
-        return columns, column_pieces(offsets, sizes), self.values.digests(slots, fields)
-
-    def _produced_shapes(self, fields: Sequence[Field], slots: Slots) -> list[Shape]:
-        """The shapes of fields, which all of the rows must hold."""
-        mask = np.uint64(mask_of(fields))
-        shapes = [field.shape for field in fields if field.shape is not None]
-        if len(shapes) == len(fields) and ((self.rows["produced"][slots] & mask) == mask).all():
-            return shapes
-        raise next(self._not_produced(field, slots) for field in fields if not field.holds(slots).all())
-
-    def _not_produced(self, field: Field, slots: Slots) -> Refusal:
-        lacking = np.flatnonzero(~field.holds(slots))
-        first = self.rows.ids(slots[lacking[:1]])[0]
-        more = f" (and {lacking.size - 1} more of the call)" if lacking.size > 1 else ""
-        message = (
-            f"partition {self.partition_id!r}: sample {first!r} has not produced field {field.name!r}{more}; a "
-            "claim that requires the field waits for it"
-        )
-        metadata = {"partition_id": self.partition_id, "sample_id": first, "field": field.name}
-        return Refusal(Reason.FIELD_NOT_PRODUCED, message, **metadata)
 
     # -- clear ---------------------------------------------------------------------------------------------------------
 

@@ -125,7 +125,7 @@ class Evidence:
         for task in tasks:
             counts = task.counts()
             rows = counts[UNTAKEN] - int(partition.rows["hidden"].sum())
-            if rows <= 0 or counts[CLAIMED] or task.waiting():
+            if rows <= 0 or counts[CLAIMED] or task.views.waiting():
                 continue
             last, text = self.last(partition, _CLAIMS, task.name), ""
             if last is None:

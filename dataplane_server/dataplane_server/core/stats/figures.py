@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.state.task_rows import oldest_untaken
 from dataplane_server.core.tasks.task import Task
 
 Column = Sequence[float | None]
@@ -175,14 +176,14 @@ def compute_task_figures(partition: Partition, task: Task) -> tuple[float | None
     when the task entered its state; the number of that state and when it began follow.
     """
     counters, ended, clock = task.counters, task.deliveries.ended, task.clock
-    oldest, version = task.oldest_untaken()
+    oldest, version = oldest_untaken(partition, task)
     return (
         *task.counts(),
-        task.ready_rows(),
+        task.views.ready_rows(),
         oldest,
         partition.rows.lag_of(version),
-        task.waiting(),
-        task.waits_since(),
+        task.views.waiting(),
+        task.views.waits_since(),
         counters.claims,
         counters.claim_wait_s,
         counters.commits,

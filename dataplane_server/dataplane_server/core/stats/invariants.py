@@ -13,10 +13,12 @@ from dataplane_server.core.state.claim_table import ClaimTable
 from dataplane_server.core.state.partition import Partition, definition_bytes
 from dataplane_server.core.state.room import may_draw, over_budget, paced
 from dataplane_server.core.state.state import State
+from dataplane_server.core.state.task_rows import rows_left
 from dataplane_server.core.stats.figures import compute_figures, compute_task_figures
 from dataplane_server.core.tasks.group_view import GroupView
-from dataplane_server.core.tasks.task import AnyView, Task
+from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.tasks.task_states import CLAIMED, CONSUMED, STATE_NAMES
+from dataplane_server.core.tasks.views import AnyView
 from dataplane_server.core.verbs.verbs import Verbs
 
 _NO_ROWS = np.zeros(0, np.int64)
@@ -159,15 +161,20 @@ def _check_task(partition: Partition, task: Task, claims: ClaimTable) -> None:
     _law(not task.states[hidden].any(), f"task {task.name!r}: hidden rows are untaken")
     for view in task.views:
         _check_view(partition, task, view)
-        if task.is_ending:
-            _law(_may_be_served(task, view), f"task {task.name!r}: no claim waits for rows that will not come")
+        if partition.is_ending:
+            _law(
+                _may_be_served(partition, task, view), f"task {task.name!r}: no claim waits for rows that will not come"
+            )
 
 
-def _may_be_served(task: Task, view: AnyView) -> bool:
+def _may_be_served(partition: Partition, task: Task, view: AnyView) -> bool:
     grouped = isinstance(view, GroupView)
     amounts = [waiter.amount for waiter in view.waiters.values()]
     units: list[BatchUnit] = ["groups" if grouped and not amount.counts_rows else "rows" for amount in amounts]
-    return all(task.left(grouped, unit) >= amount.min_size for amount, unit in zip(amounts, units, strict=True))
+    return all(
+        rows_left(partition, task, grouped, unit) >= amount.min_size
+        for amount, unit in zip(amounts, units, strict=True)
+    )
 
 
 def _check_view(partition: Partition, task: Task, view: AnyView) -> None:

@@ -275,7 +275,7 @@ class _Diagnosis:
 
     def _queue_order(self, ready: int, need: int) -> list[Finding]:
         """Other claims of the task, which may come first."""
-        others = self._task.waiting() - 1
+        others = self._task.views.waiting() - 1
         if not others:
             return []
         text = f"{others} other claim{'s are' if others > 1 else ' is'} queued for the task, first come first served"

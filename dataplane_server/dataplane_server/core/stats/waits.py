@@ -16,6 +16,7 @@ from dataplane_server.core.calls.causes import ExplainedWait, Explanation, Findi
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
+from dataplane_server.core.state.task_rows import rows_left
 from dataplane_server.core.stats.evidence import WRITES, Evidence
 from dataplane_server.core.stats.history import History
 from dataplane_server.core.stats.waiting_claims import wait_of_claim, wanted_and_untaken
@@ -195,7 +196,7 @@ class Waits:
         """The tasks that take no rows although no claim waits: they have had all, or no client is there."""
         partition, waits = self._state.partition(partition_id), []
         for each in [partition.task(task)] if task else partition.tasks.values():
-            if not each.waiting():
+            if not each.views.waiting():
                 found = _all_taken(partition, each) or evidence.consumer_gone(partition, [each])
                 waits += [_at_rest(partition_id, each.name, finding) for finding in found]
         return waits
@@ -240,7 +241,7 @@ def _at_rest(partition_id: str, task: str, finding: Finding) -> ExplainedWait:
 def _all_taken(partition: Partition, task: Task) -> list[Finding]:
     """That no row is left for a task, and none comes."""
     announced = partition.rows_put_total == partition.definition.num_samples > 0
-    if not (partition.rows.closed or announced) or task.left(False, "rows"):
+    if not (partition.rows.closed or announced) or rows_left(partition, task, False, "rows"):
         return []
     end = "the partition is closed" if partition.rows.closed else "all announced rows (num_samples) were put"
     return [Finding("end_of_data", f"{end}, and no row is left for task {task.name!r}", {"left": 0})]

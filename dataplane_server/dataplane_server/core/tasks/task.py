@@ -15,22 +15,17 @@ changes something adds the task to `changed`, for `core.turn`. Which untaken row
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Iterator
 
 import numpy as np
 
 from dataplane_server.core.calls.filters import asks_staleness, filter_bytes
-from dataplane_server.core.calls.names import UNKNOWN_VERSION
 from dataplane_server.core.calls.policies import TaskPolicy
-from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.values import BatchUnit, BoolArray, Slots
+from dataplane_server.core.calls.values import BoolArray, Slots
 from dataplane_server.core.rows.bookkeeping import DELAY_BYTES
 from dataplane_server.core.rows.group_table import GroupTable
 from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.tasks.deliveries import Deliveries, How
-from dataplane_server.core.tasks.eligibility import Bounds, all_stale, bounds_of, excluded, rejected, stale
-from dataplane_server.core.tasks.group_view import GROUPED_BYTES, GroupView
+from dataplane_server.core.tasks.eligibility import all_stale, bounds_of, excluded, rejected, stale
 from dataplane_server.core.tasks.readiness import Kind
 from dataplane_server.core.tasks.task_clock import TaskClock
 from dataplane_server.core.tasks.task_states import (
@@ -42,16 +37,8 @@ from dataplane_server.core.tasks.task_states import (
     UNTAKEN,
     TaskCounters,
     TaskState,
-    Waiter,
 )
-from dataplane_server.core.tasks.view import KEYED_BYTES, View
-
-MAX_VIEWS = 32
-"""Views that a task keeps, and views that may have waiting claims at the same time."""
-
-AnyView = View | GroupView
-
-_NONE = np.iinfo(np.int64).max
+from dataplane_server.core.tasks.views import AnyView, Views
 
 
 class Task:
@@ -74,13 +61,12 @@ class Task:
         self.clock = TaskClock()
         self.figures: tuple[float | None, ...] | None = None
         self._rows = rows
-        self._groups = groups
         self._changed = changed
         self.uncommitted: dict[int, int] = {}  # shards that are not committed, by step that is remembered
         self._column = f"state:{name}"
         self._again = f"again:{name}"
-        self._views: OrderedDict[Kind, AnyView] = OrderedDict()
         self._held_until: dict[int, float] = {}  # slot -> end of the delay
+        self.views = Views(name, rows, groups, self._column)
         rows.add_column(self._column, np.uint8)
         rows.add_column(self._again, np.bool_)
         self._counts = np.zeros(len(STATE_NAMES), np.int64)
@@ -100,53 +86,17 @@ class Task:
         self._counts[UNTAKEN] += rows
         self._changed[self] = None
 
-    def oldest_untaken(self) -> tuple[int | None, int | None]:
-        """The lowest generation and the lowest weight version among untaken rows; None if there is none. O(rows)."""
-        rows = self._rows
-        untaken = rows[self._column] == UNTAKEN
-        untaken &= rows["alive"]
-        generation = int(np.minimum.reduce(rows["generation"], where=untaken, initial=_NONE))
-        version = UNKNOWN_VERSION
-        if rows.newest_weight_version is not None:
-            version = int(np.minimum.reduce(rows["weight_version"], where=untaken, initial=UNKNOWN_VERSION))
-        return None if generation == _NONE else generation, None if version == UNKNOWN_VERSION else version
-
     # -- views ---------------------------------------------------------------------------------------------------------
 
-    @property
-    def views(self) -> Iterator[AnyView]:
-        return iter(self._views.values())
-
-    def check_view(self, kind: Kind) -> None:
-        """Raises LIMIT_REACHED if every view has queued claims, or a new view would exceed the bookkeeping budget."""
-        if kind in self._views:
-            return
-        if len(self._views) >= MAX_VIEWS and all(view.waiters for view in self._views.values()):
-            message = (
-                f"task {self.name!r}: claims wait for {MAX_VIEWS} other sets of required fields, filters and orders, "
-                "which is the most at the same time (max_views)"
-            )
-            raise Refusal(Reason.LIMIT_REACHED, message, task=self.name, max_views=MAX_VIEWS)
-        self._rows.check_column(GROUPED_BYTES if kind.whole_groups else KEYED_BYTES)
-
     def view(self, kind: Kind) -> AnyView:
-        """The view of a kind of claims, built on first use by one scan of the rows."""
+        """The view of a kind of claims; see `Views.get`."""
         self._changed[self] = None
-        if kind not in self._views:
-            self._forget_one_view()
-            self._views[kind] = (
-                GroupView(self._rows, self._groups, self._column, kind, self._bounds)
-                if kind.whole_groups
-                else View(self._rows, self._column, kind, self._bounds)
-            )
-        self._views.move_to_end(kind)
-        return self._views[kind]
+        return self.views.get(kind, bounds_of(self._rows, self.policy))
 
     def produced(self, slots: Slots) -> None:
         """Fields or tags of the rows were put, or the rows became visible."""
         self._changed[self] = None
-        for view in self._views.values():
-            view.update(slots)
+        self.views.update(slots)
         self.suspect(slots)
 
     def note_put_again(self, slots: Slots) -> None:
@@ -161,10 +111,6 @@ class Task:
 
     # -- policy --------------------------------------------------------------------------------------------------------
 
-    @property
-    def _bounds(self) -> Bounds:
-        return bounds_of(self._rows, self.policy)
-
     def begin_version(self) -> None:
         """The partition has another weight version."""
         self._taken_before = self.deliveries.ended.get("committed", 0) + int(self._counts[CLAIMED])
@@ -177,21 +123,14 @@ class Task:
     @property
     def moves_with_version(self) -> bool:
         """Whether the policy, or a claim, asks for a staleness."""
-        return asks_staleness(self.policy.where) or any(kind.moves_with_version for kind in self._views)
+        return asks_staleness(self.policy.where) or self.views.move_with_version
 
     def follow(self, policy: TaskPolicy) -> None:
         """The policy is this one from now on, or the partition has another weight version."""
         self._changed[self] = None
         self._rows.keep(filter_bytes(policy.where) - filter_bytes(self.policy.where))
         before, self.policy = self.policy, policy
-        for view in self._views.values():
-            outdated = view.readiness.follow(self._bounds)
-            if outdated is None:
-                slots = self._rows.all_slots()
-                view.expel(view.readiness.no_longer(slots))
-                view.add(slots)
-            else:
-                view.expel(outdated)
+        self.views.follow(bounds_of(self._rows, policy))
         only_stale = policy == before and not asks_staleness(policy.where)
         self.suspect(np.flatnonzero(all_stale(self._rows, self.policy) if only_stale else self._rows["alive"]))
 
@@ -207,19 +146,6 @@ class Task:
         """Which rows do not fit the filter of the policy, and have all that it names."""
         return rejected(self._rows, self.policy, slots)
 
-    def stale_rows(self) -> int:
-        """Untaken rows that are stale. Costs O(rows) if there is a bound."""
-        if self.policy.bound is None:
-            return 0
-        return int(np.count_nonzero(all_stale(self._rows, self.policy) & (self.states == UNTAKEN)))
-
-    def excluded_rows(self) -> int:
-        """Untaken rows that are rejected and not stale. Costs O(rows) if the policy has a filter."""
-        if not self.policy.where:
-            return 0
-        slots = np.flatnonzero(self._rows["alive"] & (self.states == UNTAKEN))
-        return int(np.count_nonzero(self.is_rejected(slots) & ~self.is_stale(slots)))
-
     def suspect(self, slots: Slots) -> None:
         """Rows that the policy may have to drop: they came, came back, or are others by their tags."""
         if self.policy.drops_stale or self.policy.drops_excluded:
@@ -227,57 +153,6 @@ class Task:
             self._changed[self] = None
 
     # -- queued claims -------------------------------------------------------------------------------------------------
-
-    def waiting(self) -> int:
-        """How many claims are queued; those of one step count as one."""
-        return sum([len(view.waiters) for view in self._views.values()])
-
-    def waits_since(self) -> float | None:
-        """When the longest queued claim was queued; None if none is."""
-        heads = [next(iter(view.waiters.values())).since for view in self._views.values() if view.waiters]
-        return min(heads) if heads else None
-
-    def ready_rows(self) -> int | None:
-        """Rows that a claim could take now, by the view that was used last; None before the first claim."""
-        view = next(reversed(self._views.values()), None)
-        return None if view is None else view.ready_rows
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether no more rows will come: the partition is closed, and no group is reserved."""
-        return self._rows.closed and not self._groups.reserved
-
-    def left(self, whole_groups: bool, unit: BatchUnit) -> int:
-        """How many rows the task may still get: they are neither consumed nor dead, nor untaken and stale or rejected.
-        whole_groups: how many groups of such rows only, or how many rows of such groups; a row outside of groups counts
-        as a group. In O(rows) for whole groups, and if there is a bound or filter.
-        """
-        untaken, claimed, _, delayed, _ = self.counts()
-        if not whole_groups:
-            return untaken + claimed + delayed - self.stale_rows() - self.excluded_rows()
-        slots = self._rows.all_slots()
-        gone = np.isin(self.states[slots], (CONSUMED, DEAD))
-        gone |= (self.states[slots] == UNTAKEN) & (self.is_stale(slots) | self.is_rejected(slots))
-        numbers = self._rows["group"][slots]
-        broken = np.unique(numbers[gone & (numbers > 0)])
-        alone = int(np.count_nonzero(~gone & (numbers == 0)))
-        if unit == "rows":
-            return alone + int(np.count_nonzero((numbers > 0) & ~np.isin(numbers, broken)))
-        return alone + len(self._groups) - len(broken)
-
-    def untaken_in_broken_groups(self) -> int:
-        """Untaken rows of groups of which the task has taken other rows. Costs O(rows)."""
-        slots = self._rows.all_slots()
-        numbers, untaken = self._rows["group"][slots], self.states[slots] == UNTAKEN
-        return int(np.count_nonzero(untaken & (numbers > 0) & np.isin(numbers, numbers[~untaken])))
-
-    def next_waiter(self) -> tuple[AnyView, Waiter] | None:
-        """The longest queued claim among those that are first at their view and can be served."""
-        best: tuple[AnyView, Waiter] | None = None
-        for view in self._views.values():
-            if view.waiters and (head := view.next_waiter()) is not None:
-                best = best if best is not None and best[1].number < head.number else (view, head)
-        return best
 
     def remove_waiter(self, view: AnyView, number: int) -> None:
         """A claim leaves the queue of a view."""
@@ -287,15 +162,7 @@ class Task:
     def drop_views(self, mask: int) -> None:
         """Drop the views of field sets that share a field with mask."""
         self._changed[self] = None
-        for key in [key for key in self._views if key.mask & mask]:
-            self._views.pop(key).close()
-
-    def _forget_one_view(self) -> None:
-        if len(self._views) < MAX_VIEWS:
-            return
-        idle = next((key for key, view in self._views.items() if not view.waiters), None)
-        if idle is not None:
-            self._views.pop(idle).close()
+        self.views.drop(mask)
 
     # -- deliveries ----------------------------------------------------------------------------------------------------
 
@@ -303,7 +170,7 @@ class Task:
         """Deliver rows that are untaken, or held for a step. consume: the delivery ends at once."""
         self._move(slots, CLAIMED)
         self._release_hold(slots)
-        self._leave_views(slots)
+        self.views.remove(slots)
         self.deliveries.begin(slots)
         if consume:
             self.consume(slots)
@@ -343,7 +210,7 @@ class Task:
 
     def hold(self, slots: Slots) -> None:
         """Keep untaken rows out of the queue until end_delay(slots, inf)."""
-        self._leave_views(slots)
+        self.views.remove(slots)
         self._hold(slots, math.inf)
 
     def is_held(self, slots: Slots, until: float) -> bool:
@@ -394,7 +261,7 @@ class Task:
         self._changed[self] = None
         self.deliveries.forget(slots)
         self._release_hold(slots)
-        self._leave_views(slots)
+        self.views.remove(slots)
 
     def reset(self) -> None:
         """Make every row untaken, as a new definition does."""
@@ -408,13 +275,11 @@ class Task:
         self._counts[UNTAKEN] = len(self._rows)
         self._changed[self] = None
         self.consumed_total = 0
-        for view in self._views.values():
-            view.restart()
+        self.views.restart()
         self.suspect(np.flatnonzero(self._rows["alive"]))
 
     def close(self) -> None:
-        for view in self._views.values():
-            view.close()
+        self.views.close()
         self.deliveries.close()
         self._rows.keep(-DELAY_BYTES * len(self._held_until) - filter_bytes(self.policy.where))
         self._rows.drop_column(self._column)
@@ -441,13 +306,13 @@ class Task:
 
     def _state(self) -> TaskState:
         ready = False
-        for view in self._views.values():
+        for view in self.views:
             if view.waiters:
                 return "waiting"
             ready = ready or bool(view.ready)
         if self._counts[CLAIMED]:
             return "serving"
-        return "waiting_for_consumers" if ready or (len(self._rows) and not self._views) else "idle"
+        return "waiting_for_consumers" if ready or (len(self._rows) and not len(self.views)) else "idle"
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -459,8 +324,7 @@ class Task:
 
     def _return(self, slots: Slots) -> None:
         self._move(slots, UNTAKEN)
-        for view in self._views.values():
-            view.return_rows(slots)
+        self.views.return_rows(slots)
         self.suspect(slots)
 
     def _hold(self, slots: Slots, until: float) -> None:
@@ -473,7 +337,3 @@ class Task:
         for slot in slots.tolist() if before else ():
             self._held_until.pop(slot, None)
         self._rows.keep(DELAY_BYTES * (len(self._held_until) - before))
-
-    def _leave_views(self, slots: Slots) -> None:
-        for view in self._views.values():
-            view.remove(slots)

@@ -18,9 +18,11 @@ from dataplane_server.core.calls.requests import ClaimCall, ClaimSamples, ClaimS
 from dataplane_server.core.calls.values import Slots
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
+from dataplane_server.core.state.task_rows import rows_left, untaken_in_broken_groups
 from dataplane_server.core.tasks.readiness import Kind
-from dataplane_server.core.tasks.task import AnyView, Task
+from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.tasks.task_states import Amount, Waiter
+from dataplane_server.core.tasks.views import AnyView
 from dataplane_server.core.verbs.locality import pop_near
 
 _NEW_VIEW = -1
@@ -91,7 +93,7 @@ class ClaimQueue:
         task = partition.task(call.task)
         partition.known_fields(call.required_fields, self._state.limits)
         declared = all(name in partition.fields for name in call.required_fields)
-        task.check_view(_kind(call, task, partition.mask(call.required_fields) if declared else _NEW_VIEW))
+        task.views.check(_kind(call, task, partition.mask(call.required_fields) if declared else _NEW_VIEW))
         if partition.definition.clear_when_consumed and isinstance(call, ClaimSamples) and call.consume:
             message = (
                 f"partition {call.partition_id!r} clears rows as soon as every task has consumed them: a claim that "
@@ -118,8 +120,8 @@ class ClaimQueue:
         if len(self._of_ticket) >= limit:
             raise Refusal(Reason.LIMIT_REACHED, f"{limit} claims are queued already", max_waiting_claims=limit)
         task = partition.task(call.task)
-        if task.is_ending and task.left(call.whole_groups, unit_of(call)) < call.min_size:
-            raise end_of_data(task, call)
+        if partition.is_ending and rows_left(partition, task, call.whole_groups, unit_of(call)) < call.min_size:
+            raise end_of_data(partition, task, call)
         kept_bytes = filter_bytes(call.where)
         self._state.bookkeeping.check(kept_bytes, urgent=True)
         self._state.bookkeeping.add(kept_bytes)
@@ -198,16 +200,17 @@ class ClaimQueue:
         """Fail the claims of a task for which too few rows are left, if no more rows will come. Returns the number of
         calls.
         """
-        if not task.is_ending:
+        partition = self._state.partition(task.partition_id)
+        if not partition.is_ending:
             return 0
         numbers = sorted(number for view in task.views for number in view.waiters)
         waiting = [self._queued[number] for number in numbers]
         kinds = [(queued.wanted.whole_groups, unit_of(queued.wanted)) for queued in waiting]
-        left = {kind: task.left(*kind) for kind in set(kinds)}
+        left = {kind: rows_left(partition, task, *kind) for kind in set(kinds)}
         ended = [each for each, kind in zip(waiting, kinds, strict=True) if left[kind] < each.wanted.min_size]
         calls = sum(len(queued.callers) for queued in ended)
         for queued in ended:
-            self._fail_all(queued, end_of_data(task, queued.wanted))
+            self._fail_all(queued, end_of_data(partition, task, queued.wanted))
         return calls
 
     def sessions(self) -> set[str]:
@@ -276,15 +279,15 @@ def _step_key(call: ClaimShard) -> StepKey:
     return call.partition_id, call.task, call.step
 
 
-def end_of_data(task: Task, call: ClaimCall) -> Refusal:
+def end_of_data(partition: Partition, task: Task, call: ClaimCall) -> Refusal:
     """Refusal END_OF_DATA for a claim on a closed partition, with what would get the rows that are left."""
-    left, what = task.left(call.whole_groups, unit_of(call)), unit_of(call).removesuffix("s")
+    left, what = rows_left(partition, task, call.whole_groups, unit_of(call)), unit_of(call).removesuffix("s")
     count = f"{left or 'no'} {what}{' is' if left < 2 else 's are'} left"
     message = f"partition {call.partition_id!r} is closed and {count} for task {call.task!r}"
     if left:
         kind = "plain claim" if isinstance(call, ClaimShard) and left < call.dp_world else "claim"
         message += f", fewer than min_size {call.min_size}; a {kind} with min_size={left} gets {what}s that are left"
-    if call.whole_groups and (broken := task.untaken_in_broken_groups()):
+    if call.whole_groups and (broken := untaken_in_broken_groups(partition, task)):
         message += f"; without whole_groups a claim gets the {broken} rows of groups of which other rows were taken"
     of_call = {"partition_id": call.partition_id, "task": call.task, "cause": "end_of_data"}
     return Refusal(Reason.END_OF_DATA, message, left=left, **of_call)

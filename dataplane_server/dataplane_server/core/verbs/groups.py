@@ -30,6 +30,7 @@ from dataplane_server.core.rows.group_table import END_VERSION_TAG, MISSING_ROWS
 from dataplane_server.core.state import issued_ids
 from dataplane_server.core.state.delays import Deadline
 from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.state.put_checks import check_tags
 from dataplane_server.core.state.state import Fact, State
 from dataplane_server.core.verbs.flow import Flow
 
@@ -103,7 +104,7 @@ class Groups:
             tags = {**tags, MISSING_ROWS_TAG: missing}
         if tags:
             most = self._state.limits.max_tags_per_row
-            partition.check_tags(partition.rows.ids(kept), kept, repeat(tags), most)
+            check_tags(partition, partition.rows.ids(kept), kept, repeat(tags), most)
         who = self._holder(group)
         if late_rows:
             self._fail(partition, group, np.setdiff1d(slots, kept), who, "it was not complete at its group's deadline")

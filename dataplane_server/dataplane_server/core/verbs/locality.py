@@ -15,9 +15,9 @@ from dataplane_server.core.calls.values import Int64Array, Slots
 from dataplane_server.core.rows.regions import NODE_SHIFT
 from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.tasks.group_view import GroupView
-from dataplane_server.core.tasks.task import AnyView
 from dataplane_server.core.tasks.task_states import Amount
 from dataplane_server.core.tasks.view import View, within_tokens
+from dataplane_server.core.tasks.views import AnyView
 
 _LOOKED_AT = 4
 """Times the size of a claim."""

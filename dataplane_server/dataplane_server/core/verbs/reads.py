@@ -14,6 +14,7 @@ from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import BeginRead
 from dataplane_server.core.calls.values import Int64Array, Runs, Slots
 from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.state.read_plans import plan_read
 from dataplane_server.core.state.state import State
 
 _LEAST_ROWS = 64
@@ -51,7 +52,7 @@ class Reads:
             partition.rows.check_same(call.sample_ids, slots, call.generations)
         self._check_room(len(slots))
         check_checks(partition.definition, call)
-        columns, pieces, digests = partition.plan_read(slots, call.fields, tokens)
+        columns, pieces, digests = plan_read(partition, slots, call.fields, tokens)
         self._check_pieces(call, len(pieces[0]))
         partition.rows.pin(slots)
         ticket = self._begun = max(call.ticket, self._begun + 1)

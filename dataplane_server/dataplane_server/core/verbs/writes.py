@@ -44,6 +44,7 @@ from dataplane_server.core.rows.matching import fitting
 from dataplane_server.core.rows.shared_payloads import DIGEST_SIZE
 from dataplane_server.core.state.entrance import Entry
 from dataplane_server.core.state.partition import Checked, Partition
+from dataplane_server.core.state.put_checks import check_put, check_shared
 from dataplane_server.core.state.state import Fact, State
 from dataplane_server.core.verbs.admission import Admission
 from dataplane_server.core.verbs.appends import begin_append, check_append
@@ -307,7 +308,7 @@ class Writes:
     ) -> Checked:
         check_hashed(partition.definition, call)
         slots = partition.rows.find(sample_ids)
-        return partition.check_put(sample_ids, slots, columns, None, None, self._state.limits)
+        return check_put(partition, sample_ids, slots, columns, None, None, self._state.limits)
 
     def _check_again(self, ticket: int, begun: _UnderWay, now: float) -> Checked:
         """As _check, of a write that has entered its partition."""
@@ -321,7 +322,7 @@ class Writes:
         check_hashed(partition.definition, put)
         if put.shared:
             group = partition.groups.of_reservation(put.reservation_id)
-            return partition.check_shared(group, columns, limits)
+            return check_shared(partition, group, columns, limits)
         slots = partition.rows.find_existing(put.sample_ids)
         self._check_access(put, partition, slots)
         if put.create_only:
@@ -330,7 +331,7 @@ class Writes:
             _check_condition(put, partition, slots, now)
         if revisions is not None:
             check_append(partition, put.sample_ids, slots, columns, revisions)
-        checked = partition.check_put(put.sample_ids, slots, columns, put.tags, put.sequence_lengths, limits)
+        checked = check_put(partition, put.sample_ids, slots, columns, put.tags, put.sequence_lengths, limits)
         check_once(put.partition_id, partition.fields, put.once)
         if not put.reservation_id:
             partition.rows.check_may_create(put.sample_ids, slots)
