@@ -115,8 +115,8 @@ MUTANTS = (
         "tasks: the hold of a cleared row stays",
         "claims are said to wait for a delay that withholds nothing, and bookkeeping is lost",
         f"{_CORE}/tasks/task.py",
-        "        self.deliveries.forget(slots)\n        self._release_hold(slots)\n        self._leave_views(slots)\n",
-        "        self.deliveries.forget(slots)\n        self._leave_views(slots)\n",
+        "        self.deliveries.forget(slots)\n        self._release_hold(slots)\n        self.views.remove(slots)\n",
+        "        self.deliveries.forget(slots)\n        self.views.remove(slots)\n",
         ("tests/core/test_deliveries.py",),
     ),
     Mutant(
@@ -130,7 +130,7 @@ MUTANTS = (
     Mutant(
         "tasks: the claim that came last is served first",
         "a claim with other required fields waits until all later ones are served",
-        f"{_CORE}/tasks/task.py",
+        f"{_CORE}/tasks/views.py",
         "best[1].number < head.number",
         "best[1].number > head.number",
         ("tests/core/test_claims.py",),
@@ -138,7 +138,7 @@ MUTANTS = (
     Mutant(
         "tasks: delayed rows do not count as left",
         "the data ends while rows are yet to come back",
-        f"{_CORE}/tasks/task.py",
+        f"{_CORE}/state/task_rows.py",
         "return untaken + claimed + delayed - ",
         "return untaken + claimed - ",
         ("tests/core/test_end_of_data.py",),
