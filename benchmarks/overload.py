@@ -29,8 +29,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dataplane_client import Claim, DataPlaneError, connect
-from dataplane_client._async.frame_calls import AsyncFrameCalls
-from dataplane_client._async.grpc_calls import AsyncGrpcCalls
+from dataplane_client._verbs._async.frame_calls import AsyncFrameCalls
+from dataplane_client._verbs._async.grpc_calls import AsyncGrpcCalls
 from dataplane_client.aio import AsyncDataPlaneClient
 from dataplane_client.aio import connect as connect_async
 from dataplane_client.errors import UnavailableError

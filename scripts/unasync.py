@@ -1,7 +1,7 @@
 """Derive the blocking client from the asynchronous one: `python scripts/unasync.py [--check] [PACKAGE]`.
 
-The client is written once, in `_async` of the package (default: `client/dataplane_client`). A list of replacements
-turns each module into its twin in `_sync`. `runtime.py` holds the parts that cannot be derived and is written twice.
+The client is written once, in `_async` of the package (default: `client/dataplane_client/_verbs`). A list of
+replacements turns each module into its twin in `_sync`. `runtime.py` holds what cannot be derived and is written twice.
 --check changes nothing and exits with 1 when a twin differs from what the script would write. A replacement that
 matches nowhere in `_async` is an error, too: remove it.
 """
@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "client" / "dataplane_client"
+PACKAGE = ROOT / "client" / "dataplane_client" / "_verbs"
 SETTINGS = ROOT / "pyproject.toml"
 WRITTEN_TWICE = {"runtime.py"}
 

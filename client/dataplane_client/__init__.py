@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dataplane_client import aio, errors, observe
-    from dataplane_client._sync.batching import Batching, PendingPut
-    from dataplane_client._sync.claim import Claim
-    from dataplane_client._sync.client import DataPlaneClient, connect
-    from dataplane_client._sync.columns import kv_first_write, read_columns, write_columns
-    from dataplane_client._sync.group import Group
+    from dataplane_client._verbs._sync.batching import Batching, PendingPut
+    from dataplane_client._verbs._sync.claim import Claim
+    from dataplane_client._verbs._sync.client import DataPlaneClient, connect
+    from dataplane_client._verbs._sync.columns import kv_first_write, read_columns, write_columns
+    from dataplane_client._verbs._sync.group import Group
     from dataplane_client.answers.descriptions import (
         DeadLetter,
         FieldDescription,
@@ -81,11 +81,11 @@ if TYPE_CHECKING:
     from dataplane_client.policies.tasks import ClaimOrder, TaskPolicy
 
 _HOMES = {
-    "_sync.batching": ["Batching", "PendingPut"],
-    "_sync.claim": ["Claim"],
-    "_sync.client": ["DataPlaneClient", "connect"],
-    "_sync.columns": ["kv_first_write", "read_columns", "write_columns"],
-    "_sync.group": ["Group"],
+    "_verbs._sync.batching": ["Batching", "PendingPut"],
+    "_verbs._sync.claim": ["Claim"],
+    "_verbs._sync.client": ["DataPlaneClient", "connect"],
+    "_verbs._sync.columns": ["kv_first_write", "read_columns", "write_columns"],
+    "_verbs._sync.group": ["Group"],
     "batched_data_dict": ["BatchedDataDict"],
     "codec": ["materialize", "pack_jagged_fields", "pack_per_token_field"],
     "credentials": ["Credentials"],

@@ -10,11 +10,11 @@ What opens something (`connect`, `claim`, `claim_shard`, `adopt_claim`, `reserve
 awaited: `client = await aio.connect(...)`.
 """
 
-from dataplane_client._async.batching import AsyncBatching, AsyncPendingPut
-from dataplane_client._async.claim import AsyncClaim
-from dataplane_client._async.client import AsyncDataPlaneClient, connect, connect_later
-from dataplane_client._async.columns import kv_first_write, read_columns, write_columns
-from dataplane_client._async.group import AsyncGroup
+from dataplane_client._verbs._async.batching import AsyncBatching, AsyncPendingPut
+from dataplane_client._verbs._async.claim import AsyncClaim
+from dataplane_client._verbs._async.client import AsyncDataPlaneClient, connect, connect_later
+from dataplane_client._verbs._async.columns import kv_first_write, read_columns, write_columns
+from dataplane_client._verbs._async.group import AsyncGroup
 
 __all__ = [
     "AsyncBatching",

@@ -1,5 +1,5 @@
 """Batches over the blocking client."""
 
-from dataplane_client._sync.columns import kv_first_write, read_columns, write_columns
+from dataplane_client._verbs._sync.columns import kv_first_write, read_columns, write_columns
 
 __all__ = ["kv_first_write", "read_columns", "write_columns"]

@@ -14,7 +14,7 @@ def test_every_listed_name_is_there_and_is_kept() -> None:
         value = getattr(dataplane_client, name)
         assert getattr(dataplane_client, name) is vars(dataplane_client)[name] is value
     for name in aio.__all__:
-        assert getattr(aio, name).__module__.startswith("dataplane_client._async.")
+        assert getattr(aio, name).__module__.startswith("dataplane_client._verbs._async.")
 
 
 def test_dir_shows_the_public_names_and_no_others() -> None:

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from dataplane_client._async.runtime import LocalConnection, run_in_thread
-from dataplane_client._sync.runtime import LocalConnection as BlockingConnection
+from dataplane_client._verbs._async.runtime import LocalConnection, run_in_thread
+from dataplane_client._verbs._sync.runtime import LocalConnection as BlockingConnection
 from rl_dataplane.v1.local_frames import HEAD
 
 # -- work on threads ---------------------------------------------------------------------------------------------------

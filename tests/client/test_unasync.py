@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-REAL = ROOT / "client" / "dataplane_client" / "_async"
+REAL = ROOT / "client" / "dataplane_client" / "_verbs" / "_async"
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ MUTANTS = (
     Mutant(
         "transport: the deadline hides why the server was not reached",
         "a user reads DEADLINE_EXCEEDED instead of connection refused",
-        f"{_CLIENT}/_async/transport.py",
+        f"{_CLIENT}/_verbs/_async/transport.py",
         "raise (unanswered(error, previous) if type(error) is DeadlineError else error) from None",
         "raise error from None",
         ("tests/integration/test_error_table.py",),
@@ -18,7 +18,7 @@ MUTANTS = (
     Mutant(
         "transport: a broken connection to shared memory stays chosen",
         "a client never finds a server that was started again",
-        f"{_CLIENT}/_async/transport.py",
+        f"{_CLIENT}/_verbs/_async/transport.py",
         "                self._local, self._is_chosen = None, False\n",
         "                pass\n",
         ("tests/integration/shared_memory/test_choice_of_way.py", "tests/integration/shared_memory/test_sessions.py"),
@@ -26,7 +26,7 @@ MUTANTS = (
     Mutant(
         "transport: reads do not name their caller",
         "nobody learns which reader holds the memory",
-        f"{_CLIENT}/_async/transport.py",
+        f"{_CLIENT}/_verbs/_async/transport.py",
         "        request.caller = self.options.caller\n",
         "",
         ("tests/client/cli/test_status.py",),
@@ -42,7 +42,7 @@ MUTANTS = (
     Mutant(
         "digests: jagged reads lend memory that may still change",
         "a stray write reaches the loss after the check",
-        f"{_CLIENT}/_async/local_calls.py",
+        f"{_CLIENT}/_verbs/_async/local_calls.py",
         "lends = destination.views and check is None",
         "lends = destination.views",
         ("tests/integration/test_custody.py",),
@@ -50,7 +50,7 @@ MUTANTS = (
     Mutant(
         "transport: the server is told a thousandth of the wait",
         "claims give up at once while rows are on their way",
-        f"{_CLIENT}/_async/transport.py",
+        f"{_CLIENT}/_verbs/_async/transport.py",
         "            if waits:\n                request.wait_timeout.FromNanoseconds(int(left_s * 1e9))\n",
         "            if waits:\n                request.wait_timeout.FromNanoseconds(int(left_s * 1e6))\n",
         ("tests/integration/test_many_waiting_claims.py",),

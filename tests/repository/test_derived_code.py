@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CLIENT = ROOT / "client" / "dataplane_client"
+VERBS = ROOT / "client" / "dataplane_client" / "_verbs"
 
 
 @pytest.mark.parametrize(
@@ -33,12 +33,12 @@ def test_running_it_again_changes_nothing(script: str) -> None:
 
 
 def test_every_module_of_the_client_has_its_twin() -> None:
-    names = [{path.name for path in (CLIENT / folder).glob("*.py")} for folder in ("_async", "_sync")]
+    names = [{path.name for path in (VERBS / folder).glob("*.py")} for folder in ("_async", "_sync")]
     assert names[0] == names[1]
 
 
 def test_the_module_that_is_written_twice_offers_the_same_names() -> None:
-    assert public_names(CLIENT / "_async" / "runtime.py") == public_names(CLIENT / "_sync" / "runtime.py")
+    assert public_names(VERBS / "_async" / "runtime.py") == public_names(VERBS / "_sync" / "runtime.py")
 
 
 def public_names(path: Path) -> set[str]:

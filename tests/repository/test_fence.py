@@ -57,7 +57,7 @@ def _is_offence(parts: list[str], package: str, is_test: bool) -> bool:
     [
         "import dataplane_client._connect.session",
         "from dataplane_client import _session",
-        "from dataplane_client._sync.client import connect",
+        "from dataplane_client._verbs._sync.client import connect",
         "from dataplane_client.cli import _values",
         "from dataplane_trl._feed import Feed",
         "def read():\n    from trainer_adapter.policy import _policy",

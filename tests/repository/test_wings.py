@@ -20,7 +20,7 @@ FLOORS: dict[str, tuple[Path, list[str]]] = {
             "policies _memory",
             "answers _requests _connect",
             "observe",
-            "_async _sync",
+            "_verbs",
             "aio client columns",
             "loader cli checkpoint_files",
             "__init__",

@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from dataplane_client._sync.client import DataPlaneClient
+from dataplane_client._verbs._sync.client import DataPlaneClient
 from dataplane_client.answers.descriptions import ServerStatus
 from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import fail, print_json, print_text

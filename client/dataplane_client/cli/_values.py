@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from dataplane_client._sync.client import DataPlaneClient
-from dataplane_client._sync.group import Group
+from dataplane_client._verbs._sync.client import DataPlaneClient
+from dataplane_client._verbs._sync.group import Group
 from dataplane_client.answers.descriptions import FieldDescription, PartitionDescription
 from dataplane_client.answers.listings import SampleGroup, SamplePage
 from dataplane_client.cli import _lines

@@ -15,9 +15,9 @@ import pytest
 import torch
 from tests.cluster.node.relay_server import RelayServer
 
-from dataplane_client._async.local_calls import AsyncLocalCalls
 from dataplane_client._memory.placement import Destination, adjoining
 from dataplane_client._memory.shared_arena import SharedArena
+from dataplane_client._verbs._async.local_calls import AsyncLocalCalls
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_server.cluster.node.cache import Cache
 from dataplane_server.cluster.node.fetching import Fetching

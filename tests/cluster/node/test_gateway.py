@@ -22,10 +22,10 @@ from tests.cluster.node.conftest import MIB, Node, eventually, read, rows
 from tests.cluster.node.relay_server import next_frame
 from tests.integration.wire.local_peer import HEAD, Lifeline, Peer, claim
 
-from dataplane_client._async import local_calls
-from dataplane_client._async.local_calls import AsyncLocalCalls
 from dataplane_client._memory.shared_arena import SharedArena
-from dataplane_client._sync.local_calls import LocalCalls
+from dataplane_client._verbs._async import local_calls
+from dataplane_client._verbs._async.local_calls import AsyncLocalCalls
+from dataplane_client._verbs._sync.local_calls import LocalCalls
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import OutOfSpaceError, UnavailableError
 from dataplane_server.access.peers import AllowedPeers

@@ -24,9 +24,9 @@ from torch.nested import nested_tensor_from_jagged
 from dataplane_client._common.arrays import Int64Array
 from dataplane_client._memory.arena_writes import fill_runs
 from dataplane_client._memory.placement import ReadBuffers
-from dataplane_client._sync import local_calls
 from dataplane_client._values.columns_layout import Layout, WireColumn
 from dataplane_client._values.row_kernels import ByteArray
+from dataplane_client._verbs._sync import local_calls
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import NotFoundError

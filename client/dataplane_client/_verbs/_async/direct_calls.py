@@ -1,0 +1,121 @@
+"""Calls to a server's direct port, with values straight between the socket and their places."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from dataplane_client._connect.deadline import Deadline
+from dataplane_client._memory.direct_port import INLINE_BYTES, DirectAddress, opened, receive_values, send_values
+from dataplane_client._memory.local_protocol import LOCAL_WRITES, request_frame
+from dataplane_client._memory.placement import Destination, PlacedColumn, ReadBuffers, blame_server
+from dataplane_client._values.column_messages import column_layouts
+from dataplane_client._values.columns_layout import WireColumn, join_values, total_bytes
+from dataplane_client._values.digests import WriteHeader, digest_check, hash_before
+from dataplane_client._verbs._async.frame_calls import AsyncFrameCalls
+from dataplane_client._verbs._async.runtime import LocalConnection, run_in_thread
+from rl_dataplane.v1 import data_plane_pb2 as plane_pb
+from rl_dataplane.v1 import local_pb2 as pb
+
+_HANDLE = 1  # a connection's calls hold one thing at a time
+
+
+class AsyncDirectCalls(AsyncFrameCalls):
+    """The calls to one direct port; `opened_at` makes one."""
+
+    transport = "direct"
+    _kind = "direct"
+
+    def __init__(self, target: str, address: DirectAddress) -> None:
+        super().__init__(target, traces=False)
+        self._address = address
+
+    @classmethod
+    async def opened_at(cls, target: str, address: DirectAddress, timeout_s: float) -> AsyncDirectCalls:
+        """Raises OSError if the port cannot be reached, or does not serve this client."""
+        calls = cls(target, address)
+        calls._put_back(await calls._take_connection(Deadline(timeout_s)))
+        return calls
+
+    async def write(
+        self,
+        verb: str,
+        header: WriteHeader,
+        columns: Sequence[WireColumn],
+        timeout_s: float,
+        traceparent: str = "",
+        n_rows: int = 0,
+    ) -> Any:
+        """Put or commit: small values in one call, larger ones once the server has space for them. n_rows: of the
+        columns, if it is `hashed`.
+        """
+        deadline, (number, message) = Deadline(timeout_s), LOCAL_WRITES[verb]
+        hash_before(header, columns, n_rows)
+        values = join_values(columns) if total_bytes(columns) <= INLINE_BYTES else None
+        request = message(header=header, handle=_HANDLE, values=values)
+        with self._kept() as own:
+            written = await self._call(verb, number, request, pb.LocalWriteResponse, deadline, traceparent, own)
+            if written.HasField("reservation"):
+                number, finish = pb.LOCAL_METHOD_FINISH_WRITE, _finish(header)
+                send = partial(send_values, columns)
+                written = await self._call(
+                    verb, number, finish, pb.LocalWriteResponse, deadline, traceparent, own, send
+                )
+        return written.commit if written.HasField("commit") else written.put
+
+    async def read(
+        self, request: plane_pb.ReadColumnsRequest, destination: Destination, timeout_s: float, traceparent: str = ""
+    ) -> list[PlacedColumn]:
+        """Read columns; never as views."""
+        deadline, number = Deadline(timeout_s), pb.LOCAL_METHOD_READ
+        message = pb.LocalReadRequest(request=request, handle=_HANDLE, inline_bytes=INLINE_BYTES)
+        what = f"ReadColumns at {self._target}"
+        with self._kept() as own:
+            found = await self._call("ReadColumns", number, message, pb.LocalReadResponse, deadline, traceparent, own)
+            check = digest_check(found.header, request, what)
+            layouts = column_layouts(found.header, request)
+            buffers = ReadBuffers(layouts, len(request.sample_ids), destination, check)
+            with blame_server(what):
+                if not found.HasField("lease"):
+                    buffers.copy_all(found.values)
+                else:
+                    await self._receive(own[0], buffers, deadline)
+        return buffers.columns
+
+    async def _receive(self, connection: LocalConnection, buffers: ReadBuffers, deadline: Deadline) -> None:
+        receive = partial(receive_values, connection.take_rest(), buffers)
+        with self._failures("ReadColumns"), self._using(connection):
+            await connection.use(receive, deadline.left_s)
+
+    # -- connections ---------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[list[LocalConnection]]:
+        """A block whose calls share a connection. If it raises, the connection is closed, which ends what the server
+        holds for it.
+        """
+        own: list[LocalConnection] = []
+        try:
+            yield own
+        except BaseException:
+            for connection in own:
+                connection.close()
+            raise
+        for connection in own:
+            self._put_back(connection)
+
+    async def _open_connection(self, deadline: Deadline) -> LocalConnection:
+        return LocalConnection(
+            await run_in_thread(partial(opened, (self._address.host, self._address.port), deadline.left_s))
+        )
+
+    async def _begin(self, connection: LocalConnection, deadline: Deadline) -> None:
+        request = request_frame(pb.LOCAL_METHOD_DIRECT, pb.DirectRequest(nonce=self._address.nonce))
+        outcome, body = await connection.exchange(request, deadline.left_s)
+        self._traces = self._address.begun(outcome, body).traces
+
+
+def _finish(header: WriteHeader) -> pb.FinishWriteRequest:
+    return pb.FinishWriteRequest(handle=_HANDLE, digests=header.digests)

@@ -1,0 +1,103 @@
+"""The base of claims and reserved groups: open until this object ends it or the server fences it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dataplane_client._common.reasons import reason_of
+from dataplane_client._common.tracebacks import short_tracebacks
+from dataplane_client._verbs._sync.session import Session
+from dataplane_client.errors import ClaimFencedError, DataPlaneError, GroupFencedError, PreconditionError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from Python 3.11 on
+
+_DROPPED = "garbage-collected while open"
+
+
+@short_tracebacks
+class Handle(ABC):
+    """Rows that the client's session holds. As a context manager it commits on a clean exit; on an exception it gives
+    the rows up, with the exception's type and message as the reason. So does its garbage collection while it is open,
+    with a ResourceWarning.
+    """
+
+    _fenced_error: ClassVar[type[ClaimFencedError | GroupFencedError]]
+    _fenced_reason: ClassVar[str]
+    _give_up_verb: ClassVar[str]
+    _given_up_state: ClassVar[Any]
+
+    def __init__(self, session: Session, label: str, *, gives_back: bool = True) -> None:
+        self._session = session
+        self._label = label  # for errors, such as "claim 7-12"
+        self._owner = os.getpid() if gives_back else 0  # the process in which its garbage collection gives the rows up
+        self.state: str = "open"
+
+    def __del__(self, getpid: Callable[[], int] = os.getpid, warn: Callable[..., None] = warnings.warn) -> None:
+        if getattr(self, "state", "") != "open" or self._owner != getpid() or not self._session.is_open:
+            return
+        self._session.call_from_finalizer(self._give_up_verb, self._give_up_request(_DROPPED))
+        message = f"{self!r} was {_DROPPED}, and its rows are given up: end it, or use it in a with block"
+        warn(message, ResourceWarning, source=self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.state != "open":
+            return
+        if kind is not None:
+            self._give_up_for(kind.__name__ if error is None else reason_of(error))
+            return
+        try:
+            self.commit()
+        except PreconditionError as refused:  # such as a group with a row that has no value
+            if self.state == "open":
+                self._give_up_for(reason_of(refused))
+            raise
+
+    def _give_up_for(self, reason: str) -> None:
+        request = self._give_up_request(reason)
+        try:
+            with contextlib.suppress(DataPlaneError):  # the exception that ended the block matters more
+                self._give_up(request, None)
+        finally:
+            if self.state == "open":
+                self._session.call_later(self._give_up_verb, request)
+                self.state = self._given_up_state
+
+    @abstractmethod
+    def commit(self) -> int: ...
+
+    @abstractmethod
+    def _give_up_request(self, reason: str) -> Any: ...
+
+    def _give_up(self, request: Any, timeout_s: float | None) -> Any:
+        with self._watch_for_fence():
+            response = self._session.transport.unary(self._give_up_verb, request, timeout_s)
+        self.state = self._given_up_state
+        return response
+
+    def _check_open(self) -> None:
+        if self.state == "fenced":
+            message = f"{self._label} is not open: the server has fenced it already"
+            raise self._fenced_error(message, reason=self._fenced_reason)
+        if self.state != "open":
+            raise PreconditionError(f"{self._label} is not open: it was {self.state} already")
+
+    @contextlib.contextmanager
+    def _watch_for_fence(self) -> Iterator[None]:
+        """A block of calls in the name of this handle, one of which may tell that it is fenced."""
+        try:
+            yield
+        except self._fenced_error:
+            self.state = "fenced"
+            raise

@@ -1,0 +1,155 @@
+"""Calls over a server's local socket, with values in the memory that it shares. The same calls as in `grpc_calls`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from dataplane_client._connect.deadline import Deadline
+from dataplane_client._memory.arena_writes import fill_and_hash_runs, fill_runs
+from dataplane_client._memory.direct_port import opened
+from dataplane_client._memory.leased_views import leased_columns
+from dataplane_client._memory.local_protocol import LOCAL_WRITES
+from dataplane_client._memory.placement import Destination, PlacedColumn, ReadBuffers, blame_server
+from dataplane_client._memory.shared_arena import SharedArena
+from dataplane_client._values.column_messages import column_layouts, int64s
+from dataplane_client._values.columns_layout import WireColumn, join_values, total_bytes
+from dataplane_client._values.digests import WriteHeader, digest_check, hash_before
+from dataplane_client._verbs._sync.runtime import LocalConnection, run_in_thread
+from dataplane_client._verbs._sync.session_calls import SessionCalls
+from dataplane_client.errors import InternalError
+from rl_dataplane.v1 import data_plane_pb2 as plane_pb
+from rl_dataplane.v1 import local_pb2 as pb
+
+_CONNECT_S = 2.0
+_NOTICE_S = 10
+"""Until a coordinator whose host is gone has no calls under way."""
+_LONG_COPY_BYTES = 2 << 20
+
+
+class LocalCalls(SessionCalls):
+    """The calls of one attached session. In a cluster, connections are to the coordinator, which saves the way through
+    the actor of the client's node; but reads go there, as it may have to fetch values.
+    """
+
+    _reaches_coordinator = True
+
+    def __init__(self, target: str, arena: SharedArena) -> None:
+        super().__init__(target, arena)
+        self._reads = None if arena.calls_at is None else SessionCalls(target, arena)
+
+    def close(self) -> None:
+        super().close()
+        if self._reads is not None:
+            self._reads.close()
+
+    def _open_connection(self, deadline: Deadline) -> LocalConnection:
+        """Where there is no coordinator, the local socket decides what that means."""
+        if self._arena.calls_at is not None and self._reaches_coordinator:
+            try:
+                connect = partial(opened, self._arena.calls_at, min(deadline.left_s, _CONNECT_S), _NOTICE_S)
+                return LocalConnection(run_in_thread(connect))
+            except TimeoutError:  # something between drops what this host sends
+                self._reaches_coordinator = False
+            except OSError:
+                pass
+        return super()._open_connection(deadline)
+
+    def takes(self, columns: Sequence[WireColumn]) -> bool:
+        """Whether these values can be written: in the message, or into memory that this process may write."""
+        return total_bytes(columns) <= self._arena.inline_bytes or self._arena.can_write
+
+    def write(
+        self,
+        verb: str,
+        header: WriteHeader,
+        columns: Sequence[WireColumn],
+        timeout_s: float,
+        traceparent: str = "",
+        n_rows: int = 0,
+    ) -> Any:
+        """Put or commit: small values in one call, larger ones into space of the arena that the server reserves.
+        n_rows: of the columns, if it is `hashed`.
+        """
+        deadline, handle, size_bytes = Deadline(timeout_s), self._arena.next_handle(), total_bytes(columns)
+        number, message = LOCAL_WRITES[verb]
+        values = join_values(columns) if size_bytes <= self._arena.inline_bytes else None
+        if values is not None:
+            hash_before(header, columns, n_rows)
+        request = message(header=header, handle=handle, values=values)
+        own: list[LocalConnection] = []  # for both calls: a server that starts to drain accepts no new connection
+        try:
+            written = self._call(verb, number, request, pb.LocalWriteResponse, deadline, traceparent, own)
+            if written.HasField("reservation"):
+                number, finish = pb.LOCAL_METHOD_FINISH_WRITE, pb.FinishWriteRequest(handle=handle)
+                fill = partial(self._fill, written.reservation, columns, n_rows if header.hashed else None, finish)
+                _copy(fill, size_bytes)
+                written = self._call(verb, number, finish, pb.LocalWriteResponse, deadline, traceparent, own)
+        except BaseException:
+            self._arena.release(handle)  # no copy into the reservation is under way any more
+            raise
+        finally:
+            for connection in own:
+                self._put_back(connection)
+        return written.commit if written.HasField("commit") else written.put
+
+    def _fill(
+        self,
+        reservation: pb.ArenaRuns,
+        columns: Sequence[WireColumn],
+        hashed_rows: int | None,
+        finish: pb.FinishWriteRequest,
+    ) -> None:
+        runs = (int64s(reservation.offsets), int64s(reservation.sizes))
+        try:
+            if hashed_rows is None:
+                fill_runs(self._arena.writable, *runs, columns)
+            else:
+                finish.digests = fill_and_hash_runs(self._arena.writable, *runs, columns, hashed_rows)
+        except ValueError as error:
+            raise InternalError(f"the server at {self._target} reserved space that does not fit: {error}") from None
+
+    def read(
+        self, request: plane_pb.ReadColumnsRequest, destination: Destination, timeout_s: float, traceparent: str = ""
+    ) -> list[PlacedColumn]:
+        """Read columns."""
+        handle = self._arena.next_handle()
+        message = pb.LocalReadRequest(request=request, handle=handle, inline_bytes=self._arena.inline_bytes)
+        n_rows, leased = len(request.sample_ids), True
+        try:
+            found = (self._reads or self).lease(message, Deadline(timeout_s), traceparent)
+            leased = found.HasField("lease")
+            layouts = column_layouts(found.header, request)
+            check = digest_check(found.header, request, f"ReadColumns at {self._target}")
+            if not leased:
+                buffers = ReadBuffers(layouts, n_rows, destination, check)
+                with self._blame_server():
+                    buffers.copy_all(found.values)
+                return buffers.columns
+            with self._blame_server():
+                runs = (int64s(found.lease.offsets), int64s(found.lease.sizes))
+                lends = destination.views and check is None  # what lies in shared memory may still be changed
+                views = leased_columns(self._arena, handle, layouts, n_rows, *runs) if lends else None
+            if views is not None:
+                leased = False  # the views release the lease
+                return views
+            buffers = ReadBuffers(layouts, n_rows, destination, check)
+            with self._blame_server():
+                _copy(partial(buffers.copy_runs, self._arena.readable, *runs), buffers.size_bytes)
+            return buffers.columns
+        finally:
+            if leased:
+                self._arena.release(handle)
+
+    def _blame_server(self) -> contextlib.AbstractContextManager[None]:
+        return blame_server(f"ReadColumns at {self._target}")
+
+
+def _copy(copy: Callable[[], None], size_bytes: int) -> None:
+    """Copy, in a thread if it takes longer than a call, so that the event loop goes on."""
+    if size_bytes > _LONG_COPY_BYTES:
+        run_in_thread(copy)
+    else:
+        copy()
