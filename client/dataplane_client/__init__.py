@@ -21,31 +21,9 @@ if TYPE_CHECKING:
     from dataplane_client._verbs._sync.client import DataPlaneClient, connect
     from dataplane_client._verbs._sync.columns import kv_first_write, read_columns, write_columns
     from dataplane_client._verbs._sync.group import Group
-    from dataplane_client.answers.descriptions import (
-        DeadLetter,
-        FieldDescription,
-        PartitionDescription,
-        SampleDescription,
-        ServerStatus,
-        TaskStatus,
-    )
-    from dataplane_client.answers.grants import ClaimedGroup, SampledRows
-    from dataplane_client.answers.listings import (
-        ClaimDescription,
-        ClaimList,
-        ExplainedWait,
-        Explanation,
-        SampleGroup,
-        SamplePage,
-        SessionDescription,
-        WaitCause,
-        WaitingClaim,
-    )
-    from dataplane_client.answers.provenance import RowProvenance, ValueProvenance, digest_of_rows
     from dataplane_client.batched_data_dict import BatchedDataDict
     from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
     from dataplane_client.codec import materialize, pack_jagged_fields, pack_per_token_field
-    from dataplane_client.credentials import Credentials
     from dataplane_client.errors import (
         AppendConflictError,
         AuthenticationError,
@@ -73,12 +51,33 @@ if TYPE_CHECKING:
         UnavailableError,
         UnsupportedTypeError,
     )
-    from dataplane_client.filters import Where
     from dataplane_client.loader import ClaimIterator, ClaimLoader, LoadedBatch
     from dataplane_client.meta import KVBatchMeta, PutOutcome, Tag
-    from dataplane_client.options import ClientOptions, TransportChoice
-    from dataplane_client.policies.flow import DrawBand, FlowPolicy
-    from dataplane_client.policies.tasks import ClaimOrder, TaskPolicy
+    from dataplane_client.options import ClientOptions, Credentials, TransportChoice
+    from dataplane_client.records.descriptions import (
+        DeadLetter,
+        FieldDescription,
+        PartitionDescription,
+        SampleDescription,
+        ServerStatus,
+        TaskStatus,
+    )
+    from dataplane_client.records.filters import Where
+    from dataplane_client.records.flow import DrawBand, FlowPolicy
+    from dataplane_client.records.grants import ClaimedGroup, SampledRows
+    from dataplane_client.records.listings import (
+        ClaimDescription,
+        ClaimList,
+        ExplainedWait,
+        Explanation,
+        SampleGroup,
+        SamplePage,
+        SessionDescription,
+        WaitCause,
+        WaitingClaim,
+    )
+    from dataplane_client.records.provenance import RowProvenance, ValueProvenance, digest_of_rows
+    from dataplane_client.records.tasks import ClaimOrder, TaskPolicy
 
 _HOMES = {
     "_verbs._sync.batching": ["Batching", "PendingPut"],
@@ -88,8 +87,7 @@ _HOMES = {
     "_verbs._sync.group": ["Group"],
     "batched_data_dict": ["BatchedDataDict"],
     "codec": ["materialize", "pack_jagged_fields", "pack_per_token_field"],
-    "credentials": ["Credentials"],
-    "answers.descriptions": [
+    "records.descriptions": [
         "DeadLetter",
         "FieldDescription",
         "PartitionDescription",
@@ -97,11 +95,11 @@ _HOMES = {
         "ServerStatus",
         "TaskStatus",
     ],
-    "filters": ["Where"],
-    "policies.flow": ["DrawBand", "FlowPolicy"],
-    "answers.grants": ["ClaimedGroup", "SampledRows"],
-    "answers.provenance": ["RowProvenance", "ValueProvenance", "digest_of_rows"],
-    "answers.listings": [
+    "records.filters": ["Where"],
+    "records.flow": ["DrawBand", "FlowPolicy"],
+    "records.grants": ["ClaimedGroup", "SampledRows"],
+    "records.provenance": ["RowProvenance", "ValueProvenance", "digest_of_rows"],
+    "records.listings": [
         "ClaimDescription",
         "ClaimList",
         "ExplainedWait",
@@ -117,9 +115,9 @@ _HOMES = {
     ],
     "loader": ["ClaimIterator", "ClaimLoader", "LoadedBatch"],
     "meta": ["KVBatchMeta", "PutOutcome", "Tag"],
-    "options": ["ClientOptions", "TransportChoice"],
+    "options": ["ClientOptions", "Credentials", "TransportChoice"],
     "batched_data_dict.packed_tensor": ["PackedTensor"],
-    "policies.tasks": ["ClaimOrder", "TaskPolicy"],
+    "records.tasks": ["ClaimOrder", "TaskPolicy"],
 }
 _MODULES = ["aio", "errors", "observe"]
 

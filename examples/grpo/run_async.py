@@ -30,8 +30,8 @@ import run
 import step_display
 from controller import StepResult
 from dataplane_client import DataPlaneClient, connect
-from dataplane_client.answers.descriptions import PartitionDescription
 from dataplane_client.errors import ClaimTimeoutError, EndOfDataError
+from dataplane_client.records.descriptions import PartitionDescription
 from flow import REPORT, ROLLOUTS, STEPS
 from problem_file import load_problems
 from processes import HERE, Processes

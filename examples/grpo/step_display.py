@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from controller import StepResult
-from dataplane_client.answers.descriptions import NodeDescription
+from dataplane_client.records.descriptions import NodeDescription
 
 _COMPARED_STEPS = 10
 _COLUMNS = (

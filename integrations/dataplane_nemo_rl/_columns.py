@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from tensordict import NonTensorStack, TensorDictBase
 
-from dataplane_client.answers.descriptions import FieldDescription
-from dataplane_client.dtypes import torch_dtype
-from dataplane_client.leaves import count_rows, is_object_leaf, object_rows, plain_column, read_jagged
+from dataplane_client.codec import count_rows, is_object_leaf, object_rows, plain_column, read_jagged, torch_dtype
+from dataplane_client.records.descriptions import FieldDescription
 
 Fields = TensorDictBase | Mapping[str, object]
 

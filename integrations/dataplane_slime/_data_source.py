@@ -42,6 +42,7 @@ from typing import Any, Final
 import numpy as np
 
 from dataplane_client.client import Claim, DataPlaneClient, connect
+from dataplane_client.codec import object_array
 from dataplane_client.errors import (
     ClaimFencedError,
     ClaimNotFoundError,
@@ -49,9 +50,8 @@ from dataplane_client.errors import (
     InvalidArgumentError,
     PreconditionError,
 )
-from dataplane_client.leaves import object_array
 from dataplane_client.observe import log_event
-from dataplane_client.policies.tasks import TaskPolicy
+from dataplane_client.records.tasks import TaskPolicy
 from dataplane_common.progress import UNTRAINED, Progress
 
 _ARRAYS: Final = {

@@ -12,8 +12,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_non_tensor
 
 from dataplane_client import checkpoint_files
+from dataplane_client.codec import object_leaf
 from dataplane_client.errors import InvalidArgumentError, NotFoundError
-from dataplane_client.leaves import object_leaf
 from dataplane_transfer_queue._connection import attached
 from dataplane_transfer_queue._metas import KVBatchMeta
 from dataplane_transfer_queue._rows import Rows

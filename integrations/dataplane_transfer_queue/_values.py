@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, is_non_tensor
 
-from dataplane_client.leaves import is_object_leaf, object_leaf, object_rows
+from dataplane_client.codec import is_object_leaf, object_leaf, object_rows
 
 SHAPE = "[shape]"
 """The end of the name of a field of shapes."""

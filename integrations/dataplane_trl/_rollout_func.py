@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.codec import object_array
 from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError, NotFoundError
-from dataplane_client.leaves import object_array
 from dataplane_common.number_array import number_array
 
 _COMPLETION: Final[dict[str, type[np.generic]]] = {

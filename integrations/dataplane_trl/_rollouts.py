@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataplane_client.client import DataPlaneClient, Group
+from dataplane_client.codec import object_array
 from dataplane_client.errors import InvalidArgumentError
-from dataplane_client.leaves import object_array
 from dataplane_client.meta import KVBatchMeta
 from dataplane_common.number_array import number_array
 

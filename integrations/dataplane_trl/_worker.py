@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError, OutOfSpaceError
-from dataplane_client.policies.tasks import TaskPolicy
+from dataplane_client.records.tasks import TaskPolicy
 from dataplane_trl._feed import Feed
 from dataplane_trl._rollouts import RolloutSample, Sample, put_rollouts, register_rollouts
 

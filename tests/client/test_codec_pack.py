@@ -18,6 +18,7 @@ from torch.nested import as_nested_tensor, nested_tensor_from_jagged
 from dataplane_client._values.columns_layout import join_values
 from dataplane_client._values.wire_columns import encode_columns
 from dataplane_client.codec import (
+    dtype_name,
     maybe_pack_jagged,
     pack_jagged_fields,
     pack_per_token_field,
@@ -27,7 +28,6 @@ from dataplane_client.codec import (
     unwrap_wire_stripped_payload,
     with_padded_rows,
 )
-from dataplane_client.dtypes import dtype_name
 
 Fields = dict[str, Any]
 Sent = list[tuple[object, ...]]

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from dataplane_client._values.column_messages import column_layouts, int64_bytes
-from dataplane_client.answers.descriptions import partition_description
+from dataplane_client._common.arrays import int64_bytes
+from dataplane_client._values.column_messages import column_layouts
 from dataplane_client.errors import InternalError
+from dataplane_client.records.descriptions import partition_description
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dataplane_client.dtypes import WIRE_DTYPES, dtype_name, torch_dtype
+from dataplane_client.codec import WIRE_DTYPES, dtype_name, torch_dtype
 
 REFUSED = [
     value

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dataplane_client._connect.locator import Place
 from dataplane_client._memory.leased_views import leased_columns
 from dataplane_client._memory.shared_arena import SharedArena, attach
 from dataplane_client._values.columns_layout import ColumnLayout
@@ -141,4 +142,4 @@ def test_where_there_is_no_socket_every_place_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         OSError, match=rf"{tmp_path}/a\.sock\.local: .*No such file.*; @rl-dataplane-nowhere: .*refused"
     ):
-        attach(f"unix://{tmp_path}/a.sock", shared)
+        attach(Place(f"unix://{tmp_path}/a.sock"), pb.GetServerStatusResponse(shared_memory=shared))

@@ -23,8 +23,7 @@ from dataplane_client._memory.placement import Destination, ReadBuffers
 from dataplane_client._memory.read_batches import PaddedBatch
 from dataplane_client._values.columns_layout import ColumnLayout
 from dataplane_client._values.rows import bits, pad_by_index
-from dataplane_client.codec import materialize
-from dataplane_client.dtypes import WIRE_DTYPES
+from dataplane_client.codec import WIRE_DTYPES, materialize
 from dataplane_client.errors import InternalError
 from dataplane_client.options import TransportChoice
 from dataplane_server.testing import running_server

@@ -18,7 +18,7 @@ from torch.nested import nested_tensor_from_jagged, to_padded_tensor
 
 from dataplane_client._values.columns_layout import WireColumn
 from dataplane_client._values.wire_columns import decode_columns, encode_columns
-from dataplane_client.dtypes import WIRE_DTYPES
+from dataplane_client.codec import WIRE_DTYPES
 
 NAMES = [entry.name for entry in WIRE_DTYPES]
 

@@ -18,8 +18,8 @@ import pytest
 from ray.cluster_utils import Cluster as RayCluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from dataplane_client.answers.descriptions import NodeDescription
 from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.records.descriptions import NodeDescription
 from dataplane_server.cluster.coordinator.actor import NAMESPACE
 from dataplane_server.cluster.coordinator.starting import Cluster, start
 from dataplane_server.config import ServerConfig

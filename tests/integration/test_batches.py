@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from dataplane_client import BatchedDataDict, aio
-from dataplane_client.client import DataPlaneClient
-from dataplane_client.columns import kv_first_write, read_columns, write_columns
+from dataplane_client.client import DataPlaneClient, kv_first_write, read_columns, write_columns
 from dataplane_client.errors import DataPlaneError, InvalidArgumentError
 
 IDS = ["u0_g0", "u0_g1", "u1_g0"]

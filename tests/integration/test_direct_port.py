@@ -21,9 +21,8 @@ from tests.integration.faults.proxy import FaultProxy
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.credentials import Credentials
 from dataplane_client.errors import DeadlineError, PreconditionError
-from dataplane_client.options import TransportChoice
+from dataplane_client.options import Credentials, TransportChoice
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.service.local.direct_endpoint import DirectEndpoint

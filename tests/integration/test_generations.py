@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dataplane_client.client import DataPlaneClient
-from dataplane_client.columns import kv_first_write, read_columns, write_columns
+from dataplane_client.client import DataPlaneClient, kv_first_write, read_columns, write_columns
 from dataplane_client.errors import NotFoundError, ReplacedError
 from dataplane_client.meta import KVBatchMeta
 

@@ -16,7 +16,7 @@ from tests.integration.conftest import Eventually
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import NotFoundError
 from dataplane_client.options import TransportChoice
-from dataplane_client.policies.tasks import TaskPolicy
+from dataplane_client.records.tasks import TaskPolicy
 from dataplane_server.observe.catalog import CATALOG
 from dataplane_server.testing import ServerThread
 from dataplane_server.version import VERSION

@@ -9,7 +9,7 @@ import pytest
 from dataplane_client.client import Claim, DataPlaneClient, Group, connect
 from dataplane_client.errors import GroupFencedError
 from dataplane_client.options import TransportChoice
-from dataplane_client.policies.tasks import TaskPolicy
+from dataplane_client.records.tasks import TaskPolicy
 
 BEGUN, TRAINED = 5, 2
 

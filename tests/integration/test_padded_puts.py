@@ -11,8 +11,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from dataplane_client import observe
-from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.columns import write_columns
+from dataplane_client.client import DataPlaneClient, connect, write_columns
 from dataplane_client.errors import InvalidArgumentError
 from dataplane_client.options import TransportChoice
 

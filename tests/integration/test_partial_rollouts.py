@@ -12,7 +12,7 @@ from tests.forked import forking
 from dataplane_client.client import Claim, DataPlaneClient, connect
 from dataplane_client.errors import ClaimTimeoutError
 from dataplane_client.options import TransportChoice
-from dataplane_client.policies.tasks import TaskPolicy
+from dataplane_client.records.tasks import TaskPolicy
 
 FIELDS = ["input_ids", "generation_logprobs", "token_versions"]
 GRACE_S = 1.0

@@ -13,7 +13,7 @@ from tests.integration.conftest import DIRECT, TRANSPORTS, OpenServer, ways
 from torch.nested import nested_tensor_from_jagged
 
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.dtypes import WIRE_DTYPES
+from dataplane_client.codec import WIRE_DTYPES
 from dataplane_client.options import TransportChoice
 
 DTYPES = {entry.name: entry.torch_dtype for entry in WIRE_DTYPES}

@@ -21,8 +21,8 @@ from tests.client.cli.reading import run, run_json
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import ClaimTimeoutError, NotFoundError, PartitionFullError
-from dataplane_client.policies.flow import DrawBand, FlowPolicy
-from dataplane_client.policies.tasks import TaskPolicy
+from dataplane_client.records.flow import DrawBand, FlowPolicy
+from dataplane_client.records.tasks import TaskPolicy
 from dataplane_server.testing import ServerThread
 
 Eventually = Callable[[Callable[[], object]], None]

@@ -178,7 +178,7 @@ MUTANTS = (
     Mutant(
         "codec: predictions are not shifted",
         "log-probabilities of a response belong to the tokens after",
-        f"{_CLIENT}/codec.py",
+        f"{_CLIENT}/_values/codec.py",
         "rows.starts + rows.lengths - responses.lengths - 1, 0)",
         "rows.starts + rows.lengths - responses.lengths, 0)",
         ("tests/client/test_codec_pack.py", "tests/client/test_codec_materialize.py"),
@@ -186,7 +186,7 @@ MUTANTS = (
     Mutant(
         "codec: a length beyond the width reads the next row",
         "rows that were cut at a width end with tokens of others",
-        f"{_CLIENT}/codec.py",
+        f"{_CLIENT}/_values/codec.py",
         "    row_lengths = np.minimum(row_lengths, padded.shape[1])\n",
         "",
         ("tests/client/test_codec_pack.py",),

@@ -67,7 +67,7 @@ MUTANTS = (
     Mutant(
         "filters: a number before <= is before <",
         "'0.1 <= std' leaves out rows at the limit",
-        f"{_CLIENT}/filters.py",
+        f"{_CLIENT}/records/filters.py",
         "ast.LtE: ast.GtE, ast.Gt: ast.Lt,",
         "ast.LtE: ast.Gt, ast.Gt: ast.Lt,",
         ("tests/client/test_filters.py",),
@@ -75,7 +75,7 @@ MUTANTS = (
     Mutant(
         "filters: a filter is shown without its parentheses",
         "a user reads another rule than the server applies",
-        f"{_CLIENT}/filters.py",
+        f"{_CLIENT}/records/filters.py",
         '        return text if rank >= least else f"({text})"\n',
         "        return text\n",
         ("tests/client/test_filters.py",),

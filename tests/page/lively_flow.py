@@ -15,8 +15,8 @@ import torch
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import DataPlaneError
-from dataplane_client.policies.flow import FlowPolicy
-from dataplane_client.policies.tasks import TaskPolicy
+from dataplane_client.records.flow import FlowPolicy
+from dataplane_client.records.tasks import TaskPolicy
 
 GROUP = 8
 PER_TOKEN = ("input_ids", "loss_mask", "generation_logprobs", "prev_logprobs")

@@ -14,8 +14,8 @@ from torch.nested import nested_tensor
 import dataplane_client
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import DataPlaneError, NotFoundError
-from dataplane_client.policies.flow import DrawBand, FlowPolicy
-from dataplane_client.policies.tasks import TaskPolicy
+from dataplane_client.records.flow import DrawBand, FlowPolicy
+from dataplane_client.records.tasks import TaskPolicy
 
 HANG_S = 200.0
 A = TypeVar("A")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from tests.core import caller as core
 from tests.semantics.callers import Begun, Caller, Group, Refused, Rows, Tags, each
 
-from dataplane_client.filters import filter_message
+from dataplane_client.records.filters import filter_message
 from dataplane_server.core.calls.answers import (
     Admitted,
     Answered,

@@ -27,8 +27,8 @@ from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import InvalidArgumentError, OutOfSpaceError, PartitionFullError
 from dataplane_client.options import TransportChoice
-from dataplane_client.policies import flow
-from dataplane_client.policies.tasks import TaskPolicy
+from dataplane_client.records import flow
+from dataplane_client.records.tasks import TaskPolicy
 from dataplane_server.core.calls.answers import Admitted, Failed, Reservation, Waiting
 from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.flow import DrawBand

@@ -11,7 +11,7 @@ from tests.semantics.conftest import ON_ONE_WAY
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import InvalidArgumentError, NotFoundError
-from dataplane_client.policies import tasks as policies
+from dataplane_client.records import tasks as policies
 from dataplane_server.core.calls.answers import Granted, Retired, Waiting
 from dataplane_server.core.calls.policies import TaskPolicy
 from dataplane_server.core.calls.refusal import Reason

@@ -12,7 +12,7 @@ from tests.semantics.conftest import ON_ONE_WAY
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import InvalidArgumentError
-from dataplane_client.policies import tasks as policies
+from dataplane_client.records import tasks as policies
 from dataplane_server.core.calls.answers import Failed, Granted, Waiting
 from dataplane_server.core.calls.filters import Filter, Term
 from dataplane_server.core.calls.refusal import Reason

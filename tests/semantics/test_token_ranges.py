@@ -7,8 +7,7 @@ import torch
 from tests.semantics.conftest import ON_ONE_WAY
 from tests.semantics.token_rows import FIELDS, assert_rows, generated, jagged
 
-from dataplane_client.client import DataPlaneClient
-from dataplane_client.columns import read_columns
+from dataplane_client.client import DataPlaneClient, read_columns
 from dataplane_client.errors import DataPlaneError, InvalidArgumentError, UnsupportedTypeError
 
 

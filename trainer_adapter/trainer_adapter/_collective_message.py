@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
-from dataplane_client.dtypes import dtype_name, torch_dtype
+from dataplane_client.codec import dtype_name, torch_dtype
 
 _TENSOR, _OBJECTS, _PACKED_TENSOR = 1, 2, 3  # msgpack's extension types
 

@@ -1,7 +1,8 @@
-"""Types of the arrays that modules of this package pass to one another."""
+"""Types of the arrays that modules of this package pass to one another, and integers as they travel."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,3 +15,16 @@ ObjectArray = npt.NDArray[np.object_]
 
 class EmptyRows(np.ndarray[Any, np.dtype[np.object_]]):
     """Rows that a caller gave as empty lists, all of them: objects, or values without entries. The field decides."""
+
+
+def int64_bytes(values: Sequence[int] | Int64Array) -> bytes:
+    return np.asarray(values, "<i8").tobytes()
+
+
+def int64s(data: bytes) -> Int64Array:
+    return np.frombuffer(data, "<i8").astype(np.int64, copy=False)
+
+
+def generations_of(packed: bytes, n_rows: int) -> list[int] | None:
+    """The generations of the rows of an answer; None if the answer has none."""
+    return int64s(packed).tolist() if packed or not n_rows else None

@@ -22,10 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataplane_client._connect.channel import RAY_SCHEME, checked_target, grpc_target
-from dataplane_client._memory.direct_port import DirectAddress
-from dataplane_client._memory.shared_arena import SharedArena, attach
 from dataplane_client.errors import DataPlaneError, PreconditionError, UnavailableError
-from rl_dataplane.v1 import data_plane_pb2 as pb
 
 RAY_NAMESPACE = "rl-dataplane"
 _ANSWER_S = 10.0
@@ -42,24 +39,6 @@ class Place:
 
     grpc_target: str
 
-    def attach(self, status: pb.GetServerStatusResponse) -> SharedArena:
-        """Attach to the memory of the server with this status. Raises OSError as `_memory.shared_arena.attach` does,
-        and NotSharedError.
-        """
-        if not status.HasField("shared_memory"):
-            raise NotSharedError("the server shares no memory")
-        return attach(self.grpc_target, status.shared_memory)
-
-    def direct_address(self, status: pb.GetServerStatusResponse) -> DirectAddress:
-        """Where the direct port of the server with this status is. Raises NotSharedError if it has none, or the host is
-        not known.
-        """
-        if not status.HasField("direct_port"):
-            raise NotSharedError("the server has none (--direct)")
-        if self.grpc_target.startswith("unix:"):
-            raise NotSharedError("it is at a TCP address; connect to host:port")
-        return DirectAddress.beside(self.grpc_target, status.direct_port)
-
 
 @dataclass(frozen=True)
 class NodePlace(Place):
@@ -67,16 +46,6 @@ class NodePlace(Place):
 
     socket: str
     nonce: bytes
-
-    def attach(self, status: pb.GetServerStatusResponse) -> SharedArena:
-        """Attach to the memory of the node. Raises OSError as SharedArena does."""
-        del status  # of the coordinator's node
-        if not self.socket:
-            raise OSError("there is none on this node of the Ray cluster")
-        try:
-            return SharedArena(self.socket, self.nonce)
-        except OSError as error:
-            raise type(error)(f"{self.socket}: {error}") from None
 
 
 class Locator:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from google.rpc import status_pb2
 
+from dataplane_client._connect.locator import NotSharedError, Place
 from dataplane_client._memory.placement import ReadBuffers
 from dataplane_client._values.columns_layout import WireColumn
 from rl_dataplane.byte_streams import prepare_line, receive_pieces, send_pieces
@@ -33,9 +34,14 @@ class DirectAddress:
     nonce: bytes
 
     @classmethod
-    def beside(cls, target: str, port: plane_pb.DirectPort) -> DirectAddress:
-        """That of a server whose gRPC address is `host:port`."""
-        return cls(target.rpartition(":")[0].strip("[]"), port.port, port.nonce)
+    def of(cls, place: Place, status: plane_pb.GetServerStatusResponse) -> DirectAddress:
+        """That of the server with this status. Raises NotSharedError if it has none, or its host is not known."""
+        if not status.HasField("direct_port"):
+            raise NotSharedError("the server has none (--direct)")
+        if place.grpc_target.startswith("unix:"):
+            raise NotSharedError("it is at a TCP address; connect to host:port")
+        host = place.grpc_target.rpartition(":")[0].strip("[]")
+        return cls(host, status.direct_port.port, status.direct_port.nonce)
 
     def begun(self, outcome: int, body: bytes) -> pb.DirectResponse:
         """The response of DIRECT. RefusedError if the server does not serve this client."""

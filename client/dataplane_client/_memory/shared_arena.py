@@ -30,6 +30,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
 from dataplane_client._common.arrays import ByteArray
+from dataplane_client._connect.locator import NodePlace, NotSharedError, Place
 from dataplane_client._memory.local_protocol import request_frame, response_head
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
@@ -184,14 +185,17 @@ def local_addresses(target: str, shared: plane_pb.SharedMemory) -> list[str]:
     return [*beside, f"\0{shared.abstract_socket}"] if shared.abstract_socket else beside
 
 
-def attach(target: str, shared: plane_pb.SharedMemory) -> SharedArena:
-    """Attach to the memory of the server at target. Raises OSError, which says what failed at each address;
-    ConnectionResetError if the server ended meanwhile, ConnectionRefusedError if it may have: nothing listens beside
-    its socket file.
+def attach(place: Place, status: plane_pb.GetServerStatusResponse) -> SharedArena:
+    """Attach to the memory of the server with this status; in a cluster, to that of the node of this process. Raises
+    NotSharedError, or another OSError, which says what failed at each address: ConnectionResetError if the server ended
+    meanwhile, ConnectionRefusedError if it may have, because nothing listens beside its socket file.
     """
-    failures: list[str] = []
-    kind = OSError
-    for address in local_addresses(target, shared):
+    if isinstance(place, NodePlace):
+        return _attach_to_node(place)
+    if not status.HasField("shared_memory"):
+        raise NotSharedError("the server shares no memory")
+    shared, failures, kind = status.shared_memory, [], OSError
+    for address in local_addresses(place.grpc_target, shared):
         try:
             return SharedArena(address, shared.nonce)
         except OSError as error:  # noqa: PERF203  # there are at most two
@@ -201,6 +205,15 @@ def attach(target: str, shared: plane_pb.SharedMemory) -> SharedArena:
             elif isinstance(error, _NOBODY) and address[0] != "\0" and kind is OSError:
                 kind = ConnectionRefusedError
     raise kind("; ".join(failures) or NO_SOCKET)
+
+
+def _attach_to_node(place: NodePlace) -> SharedArena:
+    if not place.socket:
+        raise OSError("there is none on this node of the Ray cluster")
+    try:
+        return SharedArena(place.socket, place.nonce)
+    except OSError as error:
+        raise type(error)(f"{place.socket}: {error}") from None
 
 
 def _connect(lifeline: socket.socket, address: str) -> int:

@@ -16,8 +16,8 @@ from dataplane_client._common.arguments import (
 )
 from dataplane_client._requests.requests import new_request_id
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
-from dataplane_client.filters import Where, filter_message
-from dataplane_client.policies.tasks import ClaimOrder, order_number
+from dataplane_client.records.filters import Where, filter_message
+from dataplane_client.records.tasks import ClaimOrder, order_number
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 Balance = Literal["rows", "tokens", "groups"]

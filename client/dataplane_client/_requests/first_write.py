@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
+from dataplane_client._values.codec import with_padded_rows
 from dataplane_client._values.plain_columns import plain_column
-from dataplane_client.codec import with_padded_rows
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.meta import KVBatchMeta
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataplane_client._common.arguments import checked_lengths, checked_name, checked_names
+from dataplane_client._common.arrays import int64_bytes
 from dataplane_client._requests.padded_puts import carried_lengths
 from dataplane_client._requests.requests import (
     Fields,
@@ -24,7 +25,7 @@ from dataplane_client._requests.requests import (
     receipt_of,
     wire_columns,
 )
-from dataplane_client._values.column_messages import column_message, int64_bytes
+from dataplane_client._values.column_messages import column_message
 from dataplane_client._values.columns_layout import WireColumn, join_values, total_bytes
 from dataplane_client.meta import KVBatchMeta, Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb

@@ -23,14 +23,15 @@ from dataplane_client._common.arguments import (
     checked_name,
     checked_names,
 )
+from dataplane_client._common.arrays import generations_of, int64_bytes
 from dataplane_client._requests.padded_puts import carried_lengths
-from dataplane_client._values.column_messages import column_message, generations_of, int64_bytes
+from dataplane_client._values.column_messages import column_message
 from dataplane_client._values.columns_layout import WireColumn
+from dataplane_client._values.dtypes import dtype_name
 from dataplane_client._values.wire_columns import encode_columns
-from dataplane_client.dtypes import dtype_name
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
-from dataplane_client.filters import Where, filter_message
 from dataplane_client.meta import KVBatchMeta, PutOutcome, Tag
+from dataplane_client.records.filters import Where, filter_message
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 Fields = TensorDictBase | Mapping[str, object]

@@ -1,12 +1,8 @@
-"""Columns and arrays of numbers to messages and back. Knows bytes and shapes, no tensors."""
+"""Columns to messages and back. Knows bytes and shapes, no tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-
-from dataplane_client._common.arrays import Int64Array
+from dataplane_client._common.arrays import Int64Array, int64_bytes, int64s
 from dataplane_client._values.columns_layout import ColumnLayout, WireColumn
 from dataplane_client.errors import InternalError
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -22,14 +18,6 @@ def column_message(column: WireColumn) -> pb.Column:
         row_lengths=b"" if column.lengths is None else int64_bytes(column.lengths),
         per_token=column.per_token,
     )
-
-
-def int64_bytes(values: Sequence[int] | Int64Array) -> bytes:
-    return np.asarray(values, "<i8").tobytes()
-
-
-def int64s(data: bytes) -> Int64Array:
-    return np.frombuffer(data, "<i8").astype(np.int64, copy=False)
 
 
 def column_layouts(header: pb.ReadColumnsHeader, request: pb.ReadColumnsRequest) -> list[ColumnLayout]:
@@ -59,8 +47,3 @@ def _row_lengths(message: pb.Column, n_rows: int) -> Int64Array:
     if (lengths < 0).any():
         raise InternalError(f"field {message.name!r}: the server sent a row of negative length")
     return lengths
-
-
-def generations_of(packed: bytes, n_rows: int) -> list[int] | None:
-    """The generations of the rows of an answer; None if the answer has none."""
-    return int64s(packed).tolist() if packed or not n_rows else None

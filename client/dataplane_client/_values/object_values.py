@@ -28,8 +28,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dataplane_client._values.dtypes import dtype_name, torch_dtype
 from dataplane_client._values.rows import bits
-from dataplane_client.dtypes import dtype_name, torch_dtype
 
 _MAX_DEPTH: Final = 128
 _MAX_DIMENSIONS: Final = 32

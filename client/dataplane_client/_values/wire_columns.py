@@ -22,6 +22,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from dataplane_client._common.arrays import ByteArray, EmptyRows, Int64Array
 from dataplane_client._values.columns_layout import ColumnLayout, WireColumn
+from dataplane_client._values.dtypes import dtype_name, torch_dtype
 from dataplane_client._values.jagged import PaddedRows, RowSplit, build_jagged, read_jagged, split_rows
 from dataplane_client._values.object_leaves import (
     RowName,
@@ -34,7 +35,6 @@ from dataplane_client._values.object_leaves import (
 )
 from dataplane_client._values.plain_columns import plain_column
 from dataplane_client._values.rows import bits
-from dataplane_client.dtypes import dtype_name, torch_dtype
 from dataplane_client.errors import InvalidArgumentError
 
 _CPU: Final = torch.device("cpu")

@@ -20,16 +20,16 @@ from functools import partial
 import numpy as np
 import torch
 
-from dataplane_client._verbs._sync.client import DataPlaneClient
-from dataplane_client.answers.descriptions import ServerStatus
 from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import fail, print_json, print_text
 from dataplane_client.cli._table import Table
 from dataplane_client.cli._text import plural, rate_text, size_text
 from dataplane_client.cli._values import client_or_exit
+from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import NotFoundError
 from dataplane_client.meta import KVBatchMeta
 from dataplane_client.options import TransportChoice
+from dataplane_client.records.descriptions import ServerStatus
 
 _FIELDS = {"input_ids": torch.int64, "logprobs": torch.float32}
 _WRITTEN_BACK = "advantages"

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dataplane_client.answers.descriptions import (
-    FieldDescription,
-    PartitionDescription,
-    TaskStatus,
-    partition_description,
-)
-from dataplane_client.answers.recent import RecentFlow, RecentTask
 from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import print_json, print_text
 from dataplane_client.cli._server import server_or_exit
 from dataplane_client.cli._status import contents_text
 from dataplane_client.cli._table import Labelled, Table, figure
 from dataplane_client.cli._text import age_text, count_text, counts_text, duration_text, plural, size_text
+from dataplane_client.records.descriptions import (
+    FieldDescription,
+    PartitionDescription,
+    TaskStatus,
+    partition_description,
+)
+from dataplane_client.records.recent import RecentFlow, RecentTask
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _STATES = {

@@ -22,10 +22,10 @@ from dataplane_client._connect.channel import checked_target
 from dataplane_client._connect.socket_rights import RIGHTS_ADVICE, may_connect, owner_text, process_text
 from dataplane_client._memory.shared_arena import NO_SOCKET, SharedArena, local_addresses
 from dataplane_client._values.row_kernels import kernel_name
-from dataplane_client.answers.descriptions import ServerStatus, server_status
 from dataplane_client.cli._server import Server
 from dataplane_client.cli._text import plural, size_text
 from dataplane_client.errors import DataPlaneError
+from dataplane_client.records.descriptions import ServerStatus, server_status
 from rl_dataplane.group_memory import GroupMemory, read_group_memory
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.local_frames import FILE_SUFFIX

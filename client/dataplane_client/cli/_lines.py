@@ -16,8 +16,8 @@ from typing import IO, Any
 
 import torch
 
+from dataplane_client._values.dtypes import dtype_name, torch_dtype
 from dataplane_client.cli._output import fail
-from dataplane_client.dtypes import dtype_name, torch_dtype
 from dataplane_client.meta import Tag
 
 PAGE_ROWS = 256

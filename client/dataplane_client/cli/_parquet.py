@@ -22,10 +22,10 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 import torch
 
-from dataplane_client.answers.descriptions import FieldDescription
+from dataplane_client._values.dtypes import torch_dtype
 from dataplane_client.cli._lines import PAGE_ROWS, Row, RowGroup, json_text
 from dataplane_client.cli._output import fail
-from dataplane_client.dtypes import torch_dtype
+from dataplane_client.records.descriptions import FieldDescription
 
 _MEMBER = b"dataplane"
 _NATIVE = {

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dataplane_client.answers.descriptions import partition_description, sample_description
-from dataplane_client.answers.listings import sample_page
-from dataplane_client.answers.provenance import RowProvenance, as_json, digest_of_rows, row_provenance
 from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import fail, print_json, print_text
 from dataplane_client.cli._server import Server, server_or_exit
 from dataplane_client.cli._table import Table
 from dataplane_client.cli._text import plural
+from dataplane_client.records.descriptions import partition_description, sample_description
+from dataplane_client.records.listings import sample_page
+from dataplane_client.records.provenance import RowProvenance, as_json, digest_of_rows, row_provenance
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _PAGE_ROWS = 1000

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dataplane_client.answers.descriptions import PartitionDescription, ServerStatus, TaskStatus
+from dataplane_client.records.descriptions import PartitionDescription, ServerStatus, TaskStatus
 
 _UPTIME_SLACK_S = 1.0
 """Allowed difference between the two clocks, including the duration of a call."""

@@ -9,7 +9,12 @@ from collections.abc import Iterable, Sequence
 
 import typer
 
-from dataplane_client.answers.descriptions import (
+from dataplane_client.cli._options import Format
+from dataplane_client.cli._output import fail, print_json, print_text
+from dataplane_client.cli._server import server_or_exit
+from dataplane_client.cli._table import Table
+from dataplane_client.cli._text import age_text, plural, tags_text
+from dataplane_client.records.descriptions import (
     DeadLetter,
     SampleDescription,
     SampleEvent,
@@ -17,11 +22,6 @@ from dataplane_client.answers.descriptions import (
     dead_letter,
     sample_description,
 )
-from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import fail, print_json, print_text
-from dataplane_client.cli._server import server_or_exit
-from dataplane_client.cli._table import Table
-from dataplane_client.cli._text import age_text, plural, tags_text
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 

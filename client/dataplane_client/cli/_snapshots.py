@@ -13,13 +13,13 @@ from typing import NoReturn
 
 import typer
 
-from dataplane_client.answers.descriptions import SnapshotDescription, server_status, snapshot_description
 from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import fail, print_json, print_text
 from dataplane_client.cli._server import Server, server_or_exit
 from dataplane_client.cli._table import Table
 from dataplane_client.cli._text import plural, size_text
 from dataplane_client.errors import UnavailableError
+from dataplane_client.records.descriptions import SnapshotDescription, server_status, snapshot_description
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _LOOK_S = 0.1

@@ -6,7 +6,14 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from dataplane_client.answers.descriptions import (
+from dataplane_client.cli._options import Format
+from dataplane_client.cli._output import BAD, GOOD, fail, print_json, print_text
+from dataplane_client.cli._rates import recent_consumed_per_s
+from dataplane_client.cli._server import Server, open_server, server_or_exit
+from dataplane_client.cli._table import Labelled, Table, figure
+from dataplane_client.cli._text import age_text, bar_text, count_text, duration_text, plural, rate_text, size_text
+from dataplane_client.errors import DataPlaneError, DeadlineError, UnavailableError
+from dataplane_client.records.descriptions import (
     MemoryHolder,
     NodeDescription,
     PartitionDescription,
@@ -15,13 +22,6 @@ from dataplane_client.answers.descriptions import (
     partition_description,
     server_status,
 )
-from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import BAD, GOOD, fail, print_json, print_text
-from dataplane_client.cli._rates import recent_consumed_per_s
-from dataplane_client.cli._server import Server, open_server, server_or_exit
-from dataplane_client.cli._table import Labelled, Table, figure
-from dataplane_client.cli._text import age_text, bar_text, count_text, duration_text, plural, rate_text, size_text
-from dataplane_client.errors import DataPlaneError, DeadlineError, UnavailableError
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 if TYPE_CHECKING:

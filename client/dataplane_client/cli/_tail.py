@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from dataplane_client.answers.listings import SamplePage, sample_page
 from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import print_json, print_text
 from dataplane_client.cli._server import Server, server_or_exit
 from dataplane_client.cli._text import tags_text
-from dataplane_client.filters import filter_message
+from dataplane_client.records.filters import filter_message
+from dataplane_client.records.listings import SamplePage, sample_page
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _LOOK_S = 0.5

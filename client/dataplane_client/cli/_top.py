@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 
-from dataplane_client.answers.descriptions import partition_description, server_status
 from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import console, print_json
 from dataplane_client.cli._rates import PartitionRates, Snapshot, compute_rates
 from dataplane_client.cli._server import Server, open_server
 from dataplane_client.cli._top_screen import Screen, render_silence, render_snapshot
 from dataplane_client.errors import DataPlaneError
+from dataplane_client.records.descriptions import partition_description, server_status
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 Show = Callable[[str, Snapshot | DataPlaneError, list[PartitionRates], float], None]

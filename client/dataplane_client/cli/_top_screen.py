@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group
 from rich.text import Text
 
-from dataplane_client.answers.descriptions import ServerStatus, TaskStatus
 from dataplane_client.cli._output import BAD
 from dataplane_client.cli._rates import PartitionRates, recent_consumed_per_s
 from dataplane_client.cli._status import contents_text, health_lines, node_lines, waits_text
 from dataplane_client.cli._table import Labelled, Table, figure
 from dataplane_client.cli._text import age_text, bar_text, count_text, duration_text, plural, rate_text, size_text
+from dataplane_client.records.descriptions import ServerStatus, TaskStatus
 
 Screen = Group
 

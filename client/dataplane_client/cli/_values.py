@@ -15,20 +15,18 @@ from typing import Any
 
 import torch
 
-from dataplane_client._verbs._sync.client import DataPlaneClient
-from dataplane_client._verbs._sync.group import Group
-from dataplane_client.answers.descriptions import FieldDescription, PartitionDescription
-from dataplane_client.answers.listings import SampleGroup, SamplePage
+from dataplane_client._values.dtypes import dtype_name
 from dataplane_client.cli import _lines
 from dataplane_client.cli._lines import PAGE_ROWS, Row, RowGroup
 from dataplane_client.cli._options import FileFormat, Format
 from dataplane_client.cli._output import fail, print_json, print_text
 from dataplane_client.cli._text import plural, tags_text
-from dataplane_client.client import connect
-from dataplane_client.dtypes import dtype_name
+from dataplane_client.client import DataPlaneClient, Group, connect
 from dataplane_client.errors import DataPlaneError
 from dataplane_client.meta import KVBatchMeta, Tag
 from dataplane_client.options import TransportChoice
+from dataplane_client.records.descriptions import FieldDescription, PartitionDescription
+from dataplane_client.records.listings import SampleGroup, SamplePage
 
 _SHOWN = 8
 """Entries of a value that a line shows, at its beginning and at its end."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from dataplane_client.answers.listings import ExplainedWait, Explanation, explanation
 from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import print_json, print_text
 from dataplane_client.cli._server import Server, server_or_exit
 from dataplane_client.cli._table import Labelled
 from dataplane_client.cli._text import plural
+from dataplane_client.records.listings import ExplainedWait, Explanation, explanation
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _USUAL_WAIT_S = 2.0

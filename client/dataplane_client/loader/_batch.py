@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dataplane_client._requests.requests import Fields
-from dataplane_client.answers.grants import ClaimedGroup
+from dataplane_client._verbs._sync.claim import Claim
 from dataplane_client.batched_data_dict import BatchedDataDict
-from dataplane_client.client import Claim
 from dataplane_client.errors import PreconditionError
 from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.grants import ClaimedGroup
 
 
 @dataclass(frozen=True, eq=False)

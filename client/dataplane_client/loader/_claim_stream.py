@@ -27,11 +27,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from dataplane_client.answers.descriptions import PartitionDescription
+from dataplane_client._verbs._sync.claim import Claim
+from dataplane_client._verbs._sync.client import DataPlaneClient
 from dataplane_client.batched_data_dict import BatchedDataDict
-from dataplane_client.client import Claim, DataPlaneClient
 from dataplane_client.errors import ClaimTimeoutError, DataPlaneError, EndOfDataError
 from dataplane_client.loader._settings import LoaderSettings
+from dataplane_client.records.descriptions import PartitionDescription
 
 CLOSING_S: Final = 5.0
 """Longest time of one step of closing a loader: a call, or the end of the thread."""

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator
 
 from dataplane_client._common.tracebacks import short_tracebacks
-from dataplane_client.client import DataPlaneClient
+from dataplane_client._verbs._sync.client import DataPlaneClient
 from dataplane_client.errors import ClaimTimeoutError, ClosedError, DataPlaneError, PreconditionError
 from dataplane_client.loader._batch import LoadedBatch
 from dataplane_client.loader._claim_stream import CLOSING_S

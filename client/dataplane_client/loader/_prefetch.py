@@ -17,7 +17,8 @@ from collections import deque
 import torch
 
 from dataplane_client._common.reasons import reason_of
-from dataplane_client.client import Claim, DataPlaneClient
+from dataplane_client._verbs._sync.claim import Claim
+from dataplane_client._verbs._sync.client import DataPlaneClient
 from dataplane_client.errors import ClosedError
 from dataplane_client.loader._batch import LoadedBatch
 from dataplane_client.loader._claim_stream import CLOSING_S, ClaimStream, release_claims

@@ -18,8 +18,7 @@ from dataplane_client._common.log import log_event
 from dataplane_client.observe import _messages
 
 if TYPE_CHECKING:
-    from dataplane_client._memory.placement import PlacedColumn
-    from dataplane_client._values.columns_layout import WireColumn
+    from dataplane_client._values.columns_layout import ColumnLayout, WireColumn
     from dataplane_client.errors import DataPlaneError
 from dataplane_client.options import TransportName
 
@@ -63,7 +62,7 @@ class UnobservedCall:
     def writes(self, columns: Sequence[WireColumn]) -> None:
         """The call sends these columns."""
 
-    def reads(self, columns: Sequence[PlacedColumn], n_rows: int) -> None:
+    def reads(self, columns: Sequence[ColumnLayout], n_rows: int) -> None:
         """The call has received these columns."""
 
     def retried(self, error: DataPlaneError) -> None:
@@ -145,8 +144,8 @@ class Call(UnobservedCall):
     def writes(self, columns: Sequence[WireColumn]) -> None:
         self.sent_bytes = sum(column.size_bytes for column in columns)
 
-    def reads(self, columns: Sequence[PlacedColumn], n_rows: int) -> None:
-        self.received_bytes = sum(column.layout.size_of(n_rows) for column in columns)
+    def reads(self, columns: Sequence[ColumnLayout], n_rows: int) -> None:
+        self.received_bytes = sum(column.size_of(n_rows) for column in columns)
 
     def retried(self, error: DataPlaneError) -> None:
         self._notify(lambda observer: observer.retried(self, error))

@@ -16,7 +16,7 @@ import torch
 
 from dataplane_client.client import Claim, DataPlaneClient
 from dataplane_client.errors import EndOfDataError, InvalidArgumentError, PreconditionError
-from dataplane_client.policies.flow import FlowPolicy
+from dataplane_client.records.flow import FlowPolicy
 from dataplane_trl import DataPlaneRolloutWorker, add_rollouts, put_rollouts
 from dataplane_trl._feed import Feed
 from dataplane_trl.tests.conftest import sample

@@ -12,7 +12,7 @@ from tests import commands
 from tests.client.cli.reading import run
 
 from dataplane_client import DataPlaneClient, connect
-from dataplane_client.dtypes import WIRE_DTYPES
+from dataplane_client.codec import WIRE_DTYPES
 from dataplane_server.testing import running_server
 
 P, COPY = "p", "copy"

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from dataplane_client.answers.descriptions import PartitionDescription, ServerStatus, TaskStatus
-from dataplane_client.answers.recent import RecentFlow, RecentTask
 from dataplane_client.cli._rates import PartitionRates, Snapshot, compute_rates
+from dataplane_client.records.descriptions import PartitionDescription, ServerStatus, TaskStatus
+from dataplane_client.records.recent import RecentFlow, RecentTask
 
 TASK = TaskStatus(
     task="train",

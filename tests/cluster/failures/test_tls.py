@@ -13,8 +13,8 @@ import trustme
 from tests.cluster.failures.local_cluster import LocalCluster
 
 from dataplane_client.client import connect
-from dataplane_client.credentials import Credentials
 from dataplane_client.errors import AuthenticationError, PermissionDeniedError, UnavailableError
+from dataplane_client.options import Credentials
 from dataplane_server.config import TlsFiles
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("ray"), pytest.mark.timeout(1800)]

@@ -26,7 +26,7 @@ from tests.hostile.requests import REQUESTS
 from dataplane_client._values.column_messages import column_message
 from dataplane_client._values.object_values import ObjectPacker
 from dataplane_client._values.wire_columns import encode_columns
-from dataplane_client.filters import filter_message
+from dataplane_client.records.filters import filter_message
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.durability.log_reader import LogReader
 from rl_dataplane.v1 import data_plane_pb2 as pb

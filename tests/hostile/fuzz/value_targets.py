@@ -20,7 +20,7 @@ from dataplane_client._values.object_leaves import unpack_objects
 from dataplane_client._values.object_values import ObjectPacker
 from dataplane_client._values.wire_columns import decode_columns
 from dataplane_client.errors import InternalError, InvalidArgumentError
-from dataplane_client.filters import filter_message, filter_text
+from dataplane_client.records.filters import filter_message, filter_text
 from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.plane import DataPlane

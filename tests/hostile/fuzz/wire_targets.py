@@ -20,7 +20,7 @@ from tests.hostile.fuzz.inputs import pieces
 from tests.hostile.fuzz.world import LIMITS, SERVICE, World, calls, loop
 
 from dataplane_client._requests.requests import put_request
-from dataplane_client.answers.descriptions import FieldDescription
+from dataplane_client.records.descriptions import FieldDescription
 from dataplane_http.app import json_of
 from dataplane_http.columns import columns_of
 from dataplane_http.models import Put

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from dataplane_client.credentials import Credentials
+from dataplane_client.options import Credentials
 from dataplane_server.config import ServerConfig, TlsFiles
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread

@@ -25,8 +25,8 @@ from tests.integration.access.conftest import TOKENS, Pki, Start, access, addres
 from tests.integration.conftest import Eventually
 
 from dataplane_client.client import connect
-from dataplane_client.credentials import Credentials
 from dataplane_client.errors import AuthenticationError, UnavailableError
+from dataplane_client.options import Credentials
 from dataplane_server.config import TlsFiles
 from dataplane_server.testing import ServerThread
 from rl_dataplane.v1 import data_plane_pb2 as pb

@@ -13,8 +13,8 @@ from google.protobuf.message_factory import GetMessageClass
 from tests.integration.access.conftest import TOKENS, Pki, access, address_of, of
 
 from dataplane_client.client import connect
-from dataplane_client.credentials import Credentials
 from dataplane_client.errors import AuthenticationError, PermissionDeniedError, PreconditionError
+from dataplane_client.options import Credentials
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread

@@ -13,7 +13,7 @@ from tests.integration.access.conftest import Pki, Start, address_of, hashed
 from tests.integration.conftest import Eventually
 
 from dataplane_client.client import connect
-from dataplane_client.credentials import Credentials
+from dataplane_client.options import Credentials
 from dataplane_server.config import TlsFiles
 
 ROTATIONS = 2

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from dataplane_client.answers.descriptions import TaskStatus
 from dataplane_client.client import Claim, DataPlaneClient
+from dataplane_client.records.descriptions import TaskStatus
 
 VALUE = torch.arange(40_000).to(torch.uint8)
 """What a row holds; it takes thousands of slices, and 40 s at 1 KB/s."""

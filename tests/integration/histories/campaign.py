@@ -19,8 +19,8 @@ from tests.integration.histories.reader import read_history
 from tests.integration.histories.settings import FIELDS, PARTITION, SHARED_TASKS, STOP_FILE, TASKS, Settings
 from tests.integration.histories.zygote import THROUGH
 
-from dataplane_client.answers.descriptions import PartitionDescription
 from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.records.descriptions import PartitionDescription
 
 _ROOT = Path(__file__).parents[3]
 _STUCK_S = 30.0

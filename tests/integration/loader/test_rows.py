@@ -15,7 +15,7 @@ from tests.integration.conftest import Eventually
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import ClaimTimeoutError, PreconditionError
 from dataplane_client.loader import ClaimLoader, LoadedBatch
-from dataplane_client.policies.tasks import TaskPolicy
+from dataplane_client.records.tasks import TaskPolicy
 
 Loader = Callable[..., ClaimLoader]
 Rows = Callable[[int], None]

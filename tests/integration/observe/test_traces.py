@@ -13,8 +13,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from tests.integration.conftest import Eventually
 
 from dataplane_client import observe
-from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.columns import write_columns
+from dataplane_client.client import DataPlaneClient, connect, write_columns
 from dataplane_client.errors import NotFoundError
 from dataplane_client.meta import Tag
 from dataplane_client.options import TransportChoice

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.credentials import Credentials
+from dataplane_client.options import Credentials
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.page.page import MAX_VIEWERS

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
-from dataplane_client.dtypes import WIRE_DTYPES
+from dataplane_client.codec import WIRE_DTYPES
 
 WORDS = ["", "a", "long " * 40, "ü", "\N{SNOWMAN}"]
 SCALARS: list[Any] = [None, True, False, 0, -1, 2**63, -(2**63), 1.5, float("inf"), b"", b"\x00\xff", *WORDS]

@@ -15,8 +15,7 @@ from tests.rank_pool import RankPool
 from tests.trainer_adapter.data_plane import replica_cases
 from tests.trainer_adapter.data_plane.replica_cases import IDS, LENGTHS, ORDERS, PAD, WORLD, counters, tokens
 
-from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.columns import kv_first_write
+from dataplane_client.client import DataPlaneClient, connect, kv_first_write
 from dataplane_server.config import ServerConfig
 from dataplane_server.testing import ServerThread
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from tests.trainer_adapter.data_plane.replica_cases import IDS, LENGTHS, PAD, first_batch, meta_of, tokens
 
-from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.columns import kv_first_write
+from dataplane_client.client import DataPlaneClient, connect, kv_first_write
 from dataplane_client.errors import InvalidArgumentError, NotFoundError, ReplacedError
 from dataplane_client.meta import KVBatchMeta
 from dataplane_server.testing import running_server

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dataplane_client.dtypes import torch_dtype
+from dataplane_client.codec import torch_dtype
 from trainer_adapter.refit._channels import AnswerChannel
 from trainer_adapter.refit._generation_parameters import RefitInfo
 from trainer_adapter.refit._shared_buffers import open_buffer

@@ -23,7 +23,7 @@ import msgpack
 import torch
 from torch import Tensor
 
-from dataplane_client.dtypes import dtype_name
+from dataplane_client.codec import dtype_name
 from trainer_adapter.refit._deadline_group import DeadlineGroup
 from trainer_adapter.refit._generation_parameters import RefitInfo
 from trainer_adapter.refit._weight_groups import (

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dataplane_client.dtypes import dtype_name
+from dataplane_client.codec import dtype_name
 from trainer_adapter.refit._channels import RequestChannel
 from trainer_adapter.refit._generation_parameters import RefitInfo
 from trainer_adapter.refit._shared_buffers import SharedBuffer

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 
 from dataplane_client._common.arguments import checked_name
+from dataplane_client._common.arrays import generations_of
 from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._connect.deadline import Deadline
 from dataplane_client._requests.claim_requests import (
@@ -18,19 +19,18 @@ from dataplane_client._requests.claim_requests import (
     shard_request,
 )
 from dataplane_client._requests.requests import Fields, GivenTag, new_request_id, put_request
-from dataplane_client._values.column_messages import generations_of
 from dataplane_client._verbs._async.claim import AsyncClaim
 from dataplane_client._verbs._async.group import AsyncGroup
 from dataplane_client._verbs._async.row_writes import write_put
 from dataplane_client._verbs._async.runtime import opens
 from dataplane_client._verbs._async.session import AsyncSession
 from dataplane_client._verbs._async.transport import AsyncTransport
-from dataplane_client.answers.descriptions import DeadLetter, dead_letter
-from dataplane_client.answers.grants import Grant, decode_grant
 from dataplane_client.errors import ClaimTimeoutError, GroupFencedError
-from dataplane_client.filters import Where
 from dataplane_client.meta import KVBatchMeta
-from dataplane_client.policies.tasks import ClaimOrder
+from dataplane_client.records.descriptions import DeadLetter, dead_letter
+from dataplane_client.records.filters import Where
+from dataplane_client.records.grants import Grant, decode_grant
+from dataplane_client.records.tasks import ClaimOrder
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _NO_RESERVATION = "-"

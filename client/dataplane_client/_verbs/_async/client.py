@@ -14,8 +14,7 @@ from dataplane_client._verbs._async.runtime import opens
 from dataplane_client._verbs._async.sample_verbs import SampleVerbs
 from dataplane_client._verbs._async.session import AsyncSession, reopened_session
 from dataplane_client._verbs._async.transport import AsyncTransport
-from dataplane_client.credentials import Credentials
-from dataplane_client.options import ClientOptions, TransportChoice, TransportName, with_known_options
+from dataplane_client.options import ClientOptions, Credentials, TransportChoice, TransportName, with_known_options
 
 
 @with_known_options

@@ -24,17 +24,17 @@ from dataplane_client._memory.read_batches import (
 )
 from dataplane_client._requests.claim_requests import DrawStrategy, draw_request
 from dataplane_client._requests.requests import Fields, GivenTag, TokenRange, clear_request, put_request, read_request
+from dataplane_client._values.codec import materialize
 from dataplane_client._values.columns_layout import Layout, TensorLayout
 from dataplane_client._verbs._async.batching import AsyncBatching
 from dataplane_client._verbs._async.row_writes import write_put
 from dataplane_client._verbs._async.transport import AsyncTransport
-from dataplane_client.answers.descriptions import SampleDescription, sample_description
-from dataplane_client.answers.grants import SampledRows, decode_drawn
 from dataplane_client.batched_data_dict import BatchedDataDict
-from dataplane_client.codec import materialize
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
-from dataplane_client.filters import Where
 from dataplane_client.meta import KVBatchMeta, checked_meta
+from dataplane_client.records.descriptions import SampleDescription, sample_description
+from dataplane_client.records.filters import Where
+from dataplane_client.records.grants import SampledRows, decode_drawn
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _MAX_BATCHED_ROWS, _MAX_BATCHED_BYTES = 1 << 16, 1 << 30

@@ -14,8 +14,7 @@ from dataplane_client._verbs._sync.runtime import opens
 from dataplane_client._verbs._sync.sample_verbs import SampleVerbs
 from dataplane_client._verbs._sync.session import Session, reopened_session
 from dataplane_client._verbs._sync.transport import Transport
-from dataplane_client.credentials import Credentials
-from dataplane_client.options import ClientOptions, TransportChoice, TransportName, with_known_options
+from dataplane_client.options import ClientOptions, Credentials, TransportChoice, TransportName, with_known_options
 
 
 @with_known_options

@@ -17,8 +17,8 @@ from dataplane_client._memory.placement import Destination, PlacedColumn, ReadBu
 from dataplane_client._values.column_messages import column_layouts
 from dataplane_client._values.columns_layout import WireColumn, split_into_chunks
 from dataplane_client._values.digests import WriteHeader, digest_check, hash_before
-from dataplane_client.credentials import Credentials
 from dataplane_client.errors import InternalError
+from dataplane_client.options import Credentials
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 from rl_dataplane.v1.frames import frame_prefix, parse_frame

@@ -8,7 +8,8 @@ from dataplane_client._common.arguments import checked_name
 from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._requests.requests import list_request
 from dataplane_client._verbs._sync.transport import Transport
-from dataplane_client.answers.listings import (
+from dataplane_client.records.filters import Where
+from dataplane_client.records.listings import (
     ClaimList,
     Explanation,
     GroupList,
@@ -20,7 +21,6 @@ from dataplane_client.answers.listings import (
     sample_page,
     session_list,
 )
-from dataplane_client.filters import Where
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 

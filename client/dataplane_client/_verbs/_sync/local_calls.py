@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from dataplane_client._common.arrays import int64s
 from dataplane_client._connect.deadline import Deadline
 from dataplane_client._memory.arena_writes import fill_and_hash_runs, fill_runs
 from dataplane_client._memory.direct_port import opened
@@ -14,7 +15,7 @@ from dataplane_client._memory.leased_views import leased_columns
 from dataplane_client._memory.local_protocol import LOCAL_WRITES
 from dataplane_client._memory.placement import Destination, PlacedColumn, ReadBuffers, blame_server
 from dataplane_client._memory.shared_arena import SharedArena
-from dataplane_client._values.column_messages import column_layouts, int64s
+from dataplane_client._values.column_messages import column_layouts
 from dataplane_client._values.columns_layout import WireColumn, join_values, total_bytes
 from dataplane_client._values.digests import WriteHeader, digest_check, hash_before
 from dataplane_client._verbs._sync.runtime import LocalConnection, run_in_thread

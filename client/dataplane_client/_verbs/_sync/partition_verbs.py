@@ -15,7 +15,7 @@ from dataplane_client._requests.claim_requests import checked_version
 from dataplane_client._requests.requests import extend_request, new_request_id, register_request
 from dataplane_client._verbs._sync.runtime import sleep
 from dataplane_client._verbs._sync.transport import Transport
-from dataplane_client.answers.descriptions import (
+from dataplane_client.records.descriptions import (
     PartitionDescription,
     ServerStatus,
     SnapshotDescription,
@@ -24,8 +24,8 @@ from dataplane_client.answers.descriptions import (
     server_status,
     snapshot_description,
 )
-from dataplane_client.policies.flow import FlowPolicy, flow_message
-from dataplane_client.policies.tasks import TaskPolicy, policy_message
+from dataplane_client.records.flow import FlowPolicy, flow_message
+from dataplane_client.records.tasks import TaskPolicy, policy_message
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _PAGE_PARTITIONS = 1024

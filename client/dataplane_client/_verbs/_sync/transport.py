@@ -29,8 +29,9 @@ from dataplane_client._connect.error_table import translated
 from dataplane_client._connect.locator import NotSharedError, locator_of
 from dataplane_client._connect.pacing import Pacing
 from dataplane_client._connect.tls_probe import PROBE_S, SERVER_SPEAKS_TLS, speaks_tls
-from dataplane_client._memory.direct_port import RefusedError
+from dataplane_client._memory.direct_port import DirectAddress, RefusedError
 from dataplane_client._memory.placement import Destination, PlacedColumn
+from dataplane_client._memory.shared_arena import attach
 from dataplane_client._requests.padded_puts import PerTokenFields
 from dataplane_client._values.columns_layout import WireColumn
 from dataplane_client._values.digests import HashedPartitions, WriteHeader
@@ -155,7 +156,7 @@ class Transport:
 
         with begin_call("ReadColumns", self.target, request) as call:
             columns = self._call_with_retries(call, "ReadColumns", attempt, timeout_s)
-            call.reads(columns, len(request.sample_ids))
+            call.reads([column.layout for column in columns], len(request.sample_ids))
             return columns
 
     def _call_with_retries(
@@ -313,7 +314,7 @@ class Transport:
     def _attached(self, status: pb.GetServerStatusResponse) -> LocalCalls | None:
         """Calls through the server's memory; None if it cannot be shared, and need not be."""
         try:
-            return LocalCalls(self.target, run_in_thread(partial(self._locator.place.attach, status)))
+            return LocalCalls(self.target, run_in_thread(partial(attach, self._locator.place, status)))
         except OSError as error:
             message, run = f"{self.target}: its memory cannot be shared: {error}", status.shared_memory.nonce
             if isinstance(error, ConnectionRefusedError) and run != self._refused_by:
@@ -326,7 +327,7 @@ class Transport:
     def _direct(self, status: pb.GetServerStatusResponse, timeout_s: float) -> DirectCalls | None:
         """Calls to the server's direct port; None if it has none, or it cannot be used, and need not be."""
         try:
-            address = self._locator.place.direct_address(status)
+            address = DirectAddress.of(self._locator.place, status)
             if not self._grpc.is_plain:
                 raise NotSharedError("it takes no credentials, and this client has some")
             return DirectCalls.opened_at(self.target, address, timeout_s)

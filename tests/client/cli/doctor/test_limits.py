@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from dataplane_client.answers.descriptions import ServerStatus
 from dataplane_client.cli._doctor_checks import (
     check_descriptors,
     check_host_memory,
     check_memory_limit,
     check_versions,
 )
+from dataplane_client.records.descriptions import ServerStatus
 from rl_dataplane.group_memory import GroupMemory, read_group_memory
 
 GIB = 1 << 30

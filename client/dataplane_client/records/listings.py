@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from dataplane_client.answers.mapping import mapper, unpacked_tags
 from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.mapping import mapper, unpacked_tags
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _STATES = ("untaken", "claimed", "consumed", "delayed", "dead")
@@ -188,7 +188,7 @@ def _groups() -> Callable[[pb.ListedGroup], SampleGroup]:
 
 
 def sample_page(message: pb.ListSamplesResponse, partition_id: str, task_name: str | None) -> SamplePage:
-    from dataplane_client._values.column_messages import generations_of, int64s
+    from dataplane_client._common.arrays import generations_of, int64s
 
     lengths = int64s(message.sequence_lengths).tolist()
     meta = KVBatchMeta(

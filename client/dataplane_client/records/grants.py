@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgpack
 import numpy as np
 
-from dataplane_client._values.column_messages import generations_of, int64s
+from dataplane_client._common.arrays import generations_of, int64s
 from dataplane_client.meta import KVBatchMeta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 

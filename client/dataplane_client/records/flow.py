@@ -7,7 +7,7 @@ from typing import Literal
 
 from dataplane_client._common.arguments import checked_choice, checked_count
 from dataplane_client.errors import InvalidArgumentError
-from dataplane_client.filters import Where, filter_message
+from dataplane_client.records.filters import Where, filter_message
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 WhenFull = Literal["block", "reject", "evict"]

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from dataplane_client._common.arguments import checked_choice, checked_count, checked_name
 from dataplane_client.errors import InvalidArgumentError
-from dataplane_client.filters import Where, filter_message
+from dataplane_client.records.filters import Where, filter_message
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 WhenStale = Literal["withhold", "drop", "deliver"]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from dataplane_client.filters import Where, filter_text
 from dataplane_client.meta import Tag
+from dataplane_client.records.filters import Where, filter_text
 from rl_dataplane.v1.records import Mapper
 
 

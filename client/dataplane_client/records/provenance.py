@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 
-from dataplane_client.answers.descriptions import SampleDescription
+from dataplane_client.records.descriptions import SampleDescription
 
 _ENDS = ("cleared", "rolled_back", "lost")
 

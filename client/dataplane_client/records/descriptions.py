@@ -12,11 +12,11 @@ from functools import cache
 from typing import Literal
 
 from dataplane_client._common.displays import html_table, short_list
-from dataplane_client.answers.mapping import mapper
-from dataplane_client.answers.recent import RecentFlow, RecentTask
 from dataplane_client.meta import Tag
-from dataplane_client.policies.flow import FlowPolicy
-from dataplane_client.policies.tasks import TaskPolicy
+from dataplane_client.records.flow import FlowPolicy
+from dataplane_client.records.mapping import mapper
+from dataplane_client.records.recent import RecentFlow, RecentTask
+from dataplane_client.records.tasks import TaskPolicy
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.element_numbers import DTYPES_BY_NUMBER, KINDS_BY_NUMBER
 from rl_dataplane.v1.element_types import Kind

@@ -1,0 +1,323 @@
+"""Conversion between the rectangular tensors of trainers and the ragged layout of the wire.
+
+Writers strip padding before a put (``pack_jagged_fields``, ``pack_per_token_field``), so it is neither stored nor sent.
+Readers get rectangles back from ``materialize``. A *per-token* field has one entry per token in dim 1. After packing,
+all per-token fields of a batch have the same row lengths, so they are padded to the same width, and the same offsets
+tensor, so they can be combined element by element.
+
+``N`` is the number of rows, ``S`` the padded width. Lengths are integers of shape ``(N,)``: a list, an array, or a
+tensor on any device; they are copied to the host once per call.
+
+On the CPU all fields of a call are copied together, on several threads. Results of 256 KiB and more use memory of the
+pool in ``warm_buffers``; as with every tensor made of an array, their storage cannot be resized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from dataplane_client._common.arrays import Int64Array, ObjectArray
+from dataplane_client._values.columns_layout import Layout
+from dataplane_client._values.jagged import (
+    PaddedRows,
+    RowSplit,
+    build_jagged,
+    even_rows,
+    is_ragged_later,
+    read_jagged,
+    split_like,
+    split_rows,
+)
+from dataplane_client._values.object_leaves import (
+    count_rows,
+    is_object_leaf,
+    object_rows,
+)
+from dataplane_client._values.padding import pad_every_dim, pad_jagged, widen
+from dataplane_client._values.plain_columns import plain_column
+from dataplane_client._values.row_kernels import RowCopy, copy_rows
+from dataplane_client._values.rows import gather_rows
+from dataplane_client.batched_data_dict import BatchedDataDict
+
+Array = npt.NDArray[Any]
+Lengths = torch.Tensor | Sequence[int] | Array
+"""Tokens of each row, (N,)."""
+
+
+def to_nested_by_length(padded: torch.Tensor, lengths: Lengths) -> torch.Tensor:
+    """The torch.jagged nested tensor whose row i is ``padded[i, :lengths[i], ...]``, copied; a length above S means S.
+
+    Gradients flow through. Raises ValueError for a tensor that is not ``(N, S, ...)``, lengths that are not ``(N,)``,
+    and a negative length.
+    """
+    if padded.is_nested or padded.dim() < 2:
+        found = "a nested tensor" if padded.is_nested else f"shape {tuple(padded.shape)}"
+        raise ValueError(f"padded must have shape (N, S, ...), got {found}")
+    row_lengths = _host_lengths(lengths)
+    if len(row_lengths) != padded.shape[0]:
+        raise ValueError(f"lengths shape must be ({padded.shape[0]},), got {row_lengths.shape}")
+    row_lengths = np.minimum(row_lengths, padded.shape[1])
+    return _nest(padded, split_rows(row_lengths, padded.device))
+
+
+def _host_lengths(lengths: Lengths) -> Int64Array:
+    given = plain_column("lengths", lengths)
+    if not isinstance(given, torch.Tensor):
+        raise TypeError(f"lengths must be integers, got {type(lengths).__name__}")
+    if given.is_nested or given.dim() != 1:
+        raise ValueError(f"lengths shape must be (N,), got {tuple(given.shape)}")
+    if given.numel() and (given.dtype is torch.bool or given.is_floating_point() or given.is_complex()):
+        raise TypeError(f"lengths must be integers, got {given.dtype}")
+    on_host = given.detach().to("cpu", torch.int64).numpy()
+    if (on_host < 0).any():
+        row = int(np.argmax(on_host < 0))
+        raise ValueError(f"lengths must not be negative, row {row} has {on_host[row]}")
+    return on_host
+
+
+def _nest(padded: torch.Tensor, split: RowSplit, later: list[RowCopy] | None = None) -> torch.Tensor:
+    n_rows, width = padded.shape[:2]
+    entries = padded.reshape(n_rows * width, *padded.shape[2:])
+    starts = np.arange(n_rows, dtype=np.int64) * width
+    return build_jagged(gather_rows(entries, starts, split.lengths, later), split)
+
+
+def stack_or_nest(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Rows of one shape stacked, ``(N, *row)``; otherwise a torch.jagged tensor, ragged in the dim where they differ.
+
+    No rows give an empty float32 tensor. Torch raises RuntimeError for rows of different rank.
+    """
+    if not tensors:
+        return torch.empty(0)
+    if all(row.shape == tensors[0].shape for row in tensors):
+        return torch.stack(list(tensors))
+    return torch.nested.as_nested_tensor(list(tensors), layout=torch.jagged)
+
+
+def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
+    """The field without its padding if its shape is ``(N, max(lengths), ...)``, otherwise contiguous; detached.
+
+    Only the shape decides: a feature tensor whose dim 1 happens to equal the longest row is packed as a per-token
+    field. If the per-token fields are known by name, use pack_per_token_field. Returns a nested field unchanged.
+    """
+    row_lengths = _host_lengths(lengths)
+    if _holds_longest(val, row_lengths) and val.shape[1] == row_lengths.max():
+        return _nest(val.detach(), split_rows(row_lengths, val.device))
+    return _detach_contiguous(val)
+
+
+def pack_per_token_field(val: torch.Tensor | Sequence[object] | Array, lengths: Lengths) -> torch.Tensor:
+    """A per-token field without its padding, however wide that is; detached. val: a tensor, an array, or a list of rows
+    (see put_samples).
+
+    Returns the field contiguous and rectangular if it cannot be per-token: fewer than 2 dims, another number of rows,
+    or narrower than the longest row. Returns a nested field unchanged. Raises TypeError for a column of objects.
+    """
+    row_lengths, column = _host_lengths(lengths), plain_column("val", val)
+    if not isinstance(column, torch.Tensor):
+        raise TypeError(f"a per-token field holds numbers, but this {type(val).__name__} does not")
+    val = column
+    if _holds_longest(val, row_lengths):
+        return _nest(val.detach(), split_rows(row_lengths, val.device))
+    return _detach_contiguous(val)
+
+
+def _holds_longest(val: torch.Tensor, row_lengths: Int64Array) -> bool:
+    if val.is_nested or val.dim() < 2 or len(row_lengths) == 0 or val.shape[0] != len(row_lengths):
+        return False
+    return bool(val.shape[1] >= row_lengths.max())
+
+
+def _detach_contiguous(val: torch.Tensor) -> torch.Tensor:
+    if val.is_nested:
+        return val.detach() if val.requires_grad else val
+    return val.detach().contiguous()
+
+
+def pack_jagged_fields(
+    fields: Mapping[str, object],
+    *,
+    lengths: Lengths | None,
+    token_aligned_fields: set[str] | None = None,
+) -> TensorDict:
+    """The fields in wire layout, batch size ``[N]``, ready for put_samples; tensors are detached. fields: tensors,
+    object arrays, and lists and arrays as in put_samples; lists of rows of one length count as rectangular.
+
+    With lengths, a tensor is packed as maybe_pack_jagged does. With token_aligned_fields, a tensor named there is
+    packed as pack_per_token_field does, and others stay rectangular. Without lengths all tensors stay rectangular and N
+    is the fields' common leading dim (0 without fields). Object arrays are forwarded unchanged. A TensorDict holds such
+    an array as one value, so put the result before indexing it.
+
+    Raises TypeError for any other type of field and ValueError for a field without N rows.
+    """
+    row_lengths = None if lengths is None else _host_lengths(lengths)
+    packed, n_rows = _pack_fields(_columns(fields), row_lengths, token_aligned_fields)
+    return TensorDict(packed, batch_size=[n_rows])
+
+
+def _pack_fields(
+    columns: dict[str, torch.Tensor | ObjectArray],
+    row_lengths: Int64Array | None,
+    token_aligned_fields: Collection[str] | None,
+) -> tuple[dict[str, torch.Tensor | ObjectArray], int]:
+    n_rows = _common_rows(columns) if row_lengths is None else len(row_lengths)
+    for name, val in columns.items():
+        _check_rows(name, val, n_rows)
+    if row_lengths is not None:
+        columns = _pack_per_token(columns, row_lengths, token_aligned_fields)
+    return {
+        name: _detach_contiguous(val) if isinstance(val, torch.Tensor) else val for name, val in columns.items()
+    }, n_rows
+
+
+def _columns(fields: Mapping[str, object]) -> dict[str, torch.Tensor | ObjectArray]:
+    return {name: _column(name, value) for name, value in fields.items()}
+
+
+def _column(name: str, value: object) -> torch.Tensor | ObjectArray:
+    column = plain_column(name, value)
+    if isinstance(column, (torch.Tensor, np.ndarray)):
+        return column
+    raise TypeError(f"field {name!r}: expected a tensor, a list or an array, got {type(value).__name__}")
+
+
+def _common_rows(fields: Mapping[str, torch.Tensor | ObjectArray]) -> int:
+    counts = (count_rows(val) for val in fields.values())
+    return next((count for count in counts if count is not None), 0)
+
+
+def _check_rows(name: str, val: torch.Tensor | ObjectArray, n_rows: int) -> None:
+    found_rows = count_rows(val)
+    if found_rows != n_rows:
+        found = "a 0-d value" if found_rows is None else f"{found_rows} rows"
+        raise ValueError(f"field {name!r}: batch dimension mismatch: {found}, but the batch has {n_rows} rows")
+
+
+def _pack_per_token(
+    fields: Mapping[str, torch.Tensor | ObjectArray], row_lengths: Int64Array, names: Collection[str] | None
+) -> dict[str, torch.Tensor | ObjectArray]:
+    splits: dict[torch.device, RowSplit] = {}
+    copies: list[RowCopy] = []
+    packed = dict(fields)
+    for name, val in fields.items():
+        if not isinstance(val, torch.Tensor) or not _holds_longest(val, row_lengths):
+            continue
+        if val.shape[1] == row_lengths.max() if names is None else name in names:
+            split = splits.setdefault(val.device, split_rows(row_lengths, val.device))
+            packed[name] = _nest(val.detach(), split, copies)
+    copy_rows(copies)
+    return packed
+
+
+def with_padded_rows(
+    fields: Mapping[str, object], lengths: Lengths, token_aligned_fields: Collection[str] | None
+) -> dict[str, object]:
+    """As pack_jagged_fields, with the same errors, but with PaddedRows where that copies rows."""
+    row_lengths, columns = _host_lengths(lengths), _columns(fields)
+    longest = int(row_lengths.max(initial=0))
+    padded = {
+        name: PaddedRows(val.detach(), row_lengths)
+        for name, val in columns.items()
+        if isinstance(val, torch.Tensor)
+        and _is_padded(val, row_lengths, longest)
+        and (val.shape[1] == longest if token_aligned_fields is None else name in token_aligned_fields)
+    }
+    others = {name: val for name, val in columns.items() if name not in padded}
+    packed, _ = _pack_fields(others, row_lengths, token_aligned_fields)
+    return {name: padded[name] if name in padded else packed[name] for name in columns}
+
+
+def _is_padded(val: torch.Tensor, lengths: Int64Array, longest: int) -> bool:
+    if val.is_nested or val.dim() < 2 or val.device.type != "cpu" or not val.is_contiguous():
+        return False
+    return bool(len(lengths) and val.shape[0] == len(lengths) and val.shape[1] >= longest)
+
+
+def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+    """The response part of per-token predictions, one jagged row of response_len per sample.
+
+    full has rows of prompt_len + response_len, response_mask of response_len; the latter's values are not read. The
+    result is shifted left by one: position j of a response has the value of full one position before token j, where a
+    causal model predicts it. It shares response_mask's offsets, so the two can be multiplied. Gradients flow through.
+
+    Raises ValueError for a response without at least one prompt token before it.
+    """
+    for name, tensor in (("full", full), ("response_mask", response_mask)):
+        if not tensor.is_nested:
+            raise TypeError(f"{name} must be a nested tensor")
+    rows, responses = read_jagged(full, "full"), read_jagged(response_mask, "response_mask")
+    if len(rows.lengths) != len(responses.lengths):
+        raise ValueError(f"full has {len(rows.lengths)} rows, response_mask has {len(responses.lengths)}")
+    no_prompt = (responses.lengths > 0) & (responses.lengths >= rows.lengths)
+    if no_prompt.any():
+        row = int(np.argmax(no_prompt))
+        raise ValueError(
+            f"row {row}: a response of {responses.lengths[row]} tokens in a sequence of {rows.lengths[row]} "
+            "leaves no prompt token before it; at least one is needed"
+        )
+    starts = np.maximum(rows.starts + rows.lengths - responses.lengths - 1, 0)
+    values = gather_rows(rows.values, starts, responses.lengths)
+    return build_jagged(values, split_like(response_mask, responses.lengths, values.device))
+
+
+def materialize(
+    td: TensorDictBase,
+    layout: Layout = "padded",
+    pad_value_dict: Mapping[str, int | float] | None = None,
+    pad_to_seqlen: int = 0,
+) -> BatchedDataDict[Any]:
+    """The batch for a trainer: the TensorDict's top-level fields in their order.
+
+    - Nested tensors become ``(N, longest row, ...)`` in layout "padded", padded on the right with the field's entry in
+      pad_value_dict (0 if it has none); rows that differ in several dims are padded in each, as
+      ``torch.nested.to_padded_tensor`` does. They stay unchanged in layout "jagged", and in layout "auto" unless all
+      rows have one shape: then they become dense.
+    - With pad_to_seqlen > 0, padded and rectangular tensors of 2 or more dims whose dim 1 is smaller are padded to that
+      width. This does not know which dims are token dims: features ``(N, 2, 5)`` become ``(N, pad_to_seqlen, 5)``.
+    - Objects become object arrays ``(N,)``; one value without rows becomes the value of every row.
+    - Other values pass through without a copy.
+
+    Gradients flow through. Raises ValueError for an unknown layout or a pad value that the field's dtype cannot hold,
+    and TypeError for nested TensorDicts.
+    """
+    if layout not in get_args(Layout):
+        raise ValueError(f"layout must be one of {get_args(Layout)}, got {layout!r}")
+    pad_values = pad_value_dict or {}
+    columns: dict[str, torch.Tensor | ObjectArray] = {}
+    copies: list[RowCopy] = []
+    for name, leaf in td.items():
+        if is_object_leaf(leaf):
+            columns[name] = object_rows(name, leaf, _rows_of(td, leaf))
+        elif isinstance(leaf, torch.Tensor):
+            columns[name] = _materialize_tensor(name, leaf, layout, pad_values.get(name, 0), pad_to_seqlen, copies)
+        else:
+            raise TypeError(f"field {name!r}: unexpected leaf type {type(leaf).__name__}")
+    copy_rows(copies)
+    return BatchedDataDict(columns)
+
+
+def _rows_of(td: TensorDictBase, leaf: object) -> int:
+    if td.batch_dims:
+        return int(td.batch_size[0])
+    rows = count_rows(leaf)
+    return 1 if rows is None else rows
+
+
+def _materialize_tensor(
+    name: str, leaf: torch.Tensor, layout: Layout, pad_value: float, pad_to_seqlen: int, later: list[RowCopy]
+) -> torch.Tensor:
+    if leaf.is_nested and layout == "auto":
+        leaf = even_rows(leaf, name)
+    if leaf.is_nested and layout == "padded":
+        if is_ragged_later(leaf):
+            return pad_every_dim(name, leaf.unbind(), pad_value, pad_to_seqlen)
+        return pad_jagged(name, read_jagged(leaf, name), pad_value, pad_to_seqlen, later)
+    if not leaf.is_nested and leaf.dim() >= 2 and leaf.shape[1] < pad_to_seqlen:
+        return widen(name, leaf, pad_value, pad_to_seqlen, later)
+    return leaf

@@ -1,1 +1,0 @@
-"""What the server answers, as records: descriptions, listings, grants, and counts of the last minute."""
