@@ -15,7 +15,6 @@ from prometheus_client import CollectorRegistry
 
 from dataplane_client import observe
 from dataplane_client._requests.requests import put_request
-from dataplane_client.observe._call import begin_call
 from report import Session
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from timing import repeated
@@ -40,10 +39,10 @@ def measure(session: Session) -> None:
 
     def call() -> None:
         for _ in range(CALLS):
-            with begin_call("PutSamples", "unix:///run/dataplane.sock", put.header) as one:
-                one.writes(put.columns)
-                one.attempted("shm")
-                one.answered(response)
+            with observe.Call("PutSamples", "unix:///run/dataplane.sock", put.header) as one:
+                one.sent_bytes = put.write.size_bytes
+                one.transport = "shm"
+                one.response = response
 
     def tell(name: str) -> None:
         spent = repeated(call, rounds).low - repeated(loop, rounds).low

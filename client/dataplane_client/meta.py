@@ -68,10 +68,11 @@ class KVBatchMeta:
     outcomes: list[PutOutcome] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        n_rows = len(self.sample_ids)
         for name in ("sequence_lengths", "tags", "generations", "outcomes"):
             column = getattr(self, name)
-            if column is not None and len(column) != self.size:
-                raise ValueError(f"{name} must have one entry for each of {self.size} sample ids, got {len(column)}")
+            if column is not None and len(column) != n_rows:
+                raise ValueError(f"{name} must have one entry for each of {n_rows} sample ids, got {len(column)}")
 
     def __len__(self) -> int:
         return len(self.sample_ids)

@@ -19,7 +19,6 @@ from tests.integration.faults.proxy import FaultProxy
 from xxhash import xxh3_64, xxh3_64_digest
 
 from dataplane_client._requests.requests import put_request
-from dataplane_client._values.digests import digests_of
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import CorruptedError, DataPlaneError, PreconditionError
 from dataplane_client.options import TransportChoice
@@ -82,9 +81,10 @@ def in_the_producer_after_it_was_hashed(folder: Path) -> None:
     with serving() as server, client_of(server) as client:
         tokens = TOKENS.clone()
         put = put_request("put", "p", IDS, {"tokens": tokens, "reward": torch.ones(2)}, "")
-        put.header.hashed, put.header.digests = True, digests_of(put.columns, 2)
+        put.header.hashed = True
+        put.write.hash_values()
         tokens[1, 77] += 1
-        client._transport.write("PutSamples", put.header, put.columns, None, 2)
+        client._transport.write(put.write, None)
         read(client)
 
 

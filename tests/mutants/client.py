@@ -243,8 +243,8 @@ MUTANTS = (
         "padding: what was learned of a partition's fields is never used",
         "each padded commit takes three calls",
         f"{_CLIENT}/_requests/padded_puts.py",
-        "        if not per_token or min(lengths, default=-1) < 0:\n",
-        "        if per_token or min(lengths, default=-1) < 0:\n",
+        "    if not per_token or min(lengths, default=-1) < 0:\n",
+        "    if per_token or min(lengths, default=-1) < 0:\n",
         ("tests/integration/test_padded_puts.py",),
     ),
 )

@@ -40,17 +40,11 @@ def checked_names(what: str, names: Iterable[str], where: str) -> list[str]:
 def checked_name(what: str, name: str, where: str) -> str:
     if not isinstance(name, str):
         raise UnsupportedTypeError(f"{where}: a {what} must be a str, got {type(name).__name__}")
-    if not _has_utf8(name):
-        raise InvalidArgumentError(f"{where}: {what} {name!r} cannot be encoded as UTF-8")
-    return name
-
-
-def _has_utf8(text: str) -> bool:
     try:
-        text.encode()
+        name.encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        raise InvalidArgumentError(f"{where}: {what} {name!r} cannot be encoded as UTF-8") from None
+    return name
 
 
 def _all_plain(values: Collection[object], kind: type) -> bool:

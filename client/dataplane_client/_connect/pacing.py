@@ -138,16 +138,13 @@ class _Verb:
     def leave(self, seconds: float | None) -> None:
         self._under_way -= 1
         if seconds is not None:
-            if self._may_grow:
+            if self._waiting or self._bound < _FIRST_BOUND:
                 self._bound += 1 / self._bound if self._was_refused else 1
             self._seconds += (min(seconds, _LONGEST_S) - self._seconds) / _REMEMBERED
         if self._waiting:
             self.admit()
 
     def _grow_with_time(self) -> None:
-        if self._may_grow and (now := self._now()) - self._changed_at >= _LOOK_AGAIN_S:
+        may_grow = self._waiting or self._bound < _FIRST_BOUND
+        if may_grow and (now := self._now()) - self._changed_at >= _LOOK_AGAIN_S:
             self._bound, self._changed_at = 2 * self._bound, now
-
-    @property
-    def _may_grow(self) -> bool:
-        return bool(self._waiting) or self._bound < _FIRST_BOUND

@@ -97,7 +97,7 @@ def gathered(puts: Sequence[PutRows], caller: str) -> Put:
         sequence_lengths=b"" if lengths is None else int64_bytes(lengths),
         caller=caller,
     )
-    return Put(header, ids, columns, lengths, None)
+    return Put.of(header, columns, lengths)
 
 
 def receipts(puts: Sequence[PutRows], response: pb.PutSamplesResponse) -> list[KVBatchMeta]:

@@ -20,7 +20,6 @@ from dataplane_client._common.arrays import Int64Array
 from dataplane_client._values.columns_layout import WireColumn
 from dataplane_client._values.plain_columns import plain_column
 from dataplane_client.errors import DataPlaneError, InvalidArgumentError
-from rl_dataplane.v1 import data_plane_pb2 as pb
 
 LENGTHS_FIELD = "input_lengths"
 
@@ -55,32 +54,16 @@ def _integers(value: object, n_rows: int) -> list[int] | None:
     return lengths
 
 
-class PerTokenFields:
-    """The per-token fields of partitions, as the server last named them. Safe for threads."""
-
-    _MOST = 1024
-
-    def __init__(self) -> None:
-        self._of: dict[str, frozenset[str]] = {}
-
-    def learn(self, partition: pb.Partition) -> None:
-        """Keep what a description says; of the first partition no longer, when there are too many."""
-        self._of[partition.partition_id] = frozenset(field.name for field in partition.fields if field.per_token)
-        if len(self._of) > self._MOST:
-            self.forget(next(iter(tuple(self._of)), ""))  # a copy: other threads may learn meanwhile
-
-    def forget(self, partition_id: str) -> None:
-        self._of.pop(partition_id, None)
-
-    def cut(self, columns: Sequence[WireColumn], partition_id: str, lengths: Sequence[int]) -> list[WireColumn] | None:
-        """The columns without padding; None if none has some, or that is not known."""
-        per_token = self._of.get(partition_id)
-        if not per_token or min(lengths, default=-1) < 0:
-            return None
-        try:
-            return without_padding(columns, per_token, lengths, "")
-        except InvalidArgumentError:  # the server says it if it is so
-            return None
+def without_known_padding(
+    columns: Sequence[WireColumn], per_token: Collection[str], lengths: Sequence[int]
+) -> list[WireColumn] | None:
+    """As without_padding, before the server has refused anything; None also if it is to say what is wrong."""
+    if not per_token or min(lengths, default=-1) < 0:
+        return None
+    try:
+        return without_padding(columns, per_token, lengths, "")
+    except InvalidArgumentError:
+        return None
 
 
 def may_be_padded(error: DataPlaneError, columns: Sequence[WireColumn], lengths: Sequence[int] | None) -> bool:

@@ -25,6 +25,7 @@ from dataplane_client._common.arguments import (
 )
 from dataplane_client._common.arrays import generations_of, int64_bytes
 from dataplane_client._requests.padded_puts import carried_lengths
+from dataplane_client._requests.row_write import RowWrite
 from dataplane_client._values.column_messages import column_message
 from dataplane_client._values.columns_layout import WireColumn
 from dataplane_client._values.dtypes import dtype_name
@@ -129,10 +130,23 @@ class Put:
     """A put, ready to be sent."""
 
     header: pb.PutSamplesHeader
+    write: RowWrite
     sample_ids: list[str]
-    columns: list[WireColumn]
-    sequence_lengths: list[int] | None
     tags: list[dict[str, Tag]] | None
+
+    @classmethod
+    def of(
+        cls,
+        header: pb.PutSamplesHeader,
+        columns: list[WireColumn],
+        lengths: list[int] | None = None,
+        tags: list[dict[str, Tag]] | None = None,
+    ) -> Put:
+        """The header says which rows. lengths: the tokens of each."""
+        sample_ids = list(header.sample_ids)
+        n_rows = 1 if header.shared else len(sample_ids)
+        write = RowWrite("PutSamples", header, columns, header.partition_id, n_rows, lengths)
+        return cls(header, write, sample_ids, tags)
 
     def digest(self, *others: object) -> bytes:
         """Identifies what the put asks for, its values included, and the others, to compare a repetition with it."""
@@ -141,7 +155,7 @@ class Put:
         for name in ("request_id", "caller", "read_on"):
             asked.ClearField(name)
         found = blake2b(repr(others).encode() + asked.SerializeToString(deterministic=True), digest_size=16)
-        for column in self.columns:
+        for column in self.write.columns:
             found.update(column.values)
         return found.digest()
 
@@ -150,7 +164,7 @@ class Put:
         header, ids = self.header, self.sample_ids
         of_certain_rows = header.claim_id or header.reservation_id
         outcomes = None if of_certain_rows else outcomes_of(response.outcomes, len(ids))
-        of_rows = (ids, self.columns, self.sequence_lengths, self.tags)
+        of_rows = (ids, self.write.columns, self.write.lengths, self.tags)
         return receipt_of(header.partition_id, *of_rows, response.generations, outcomes)
 
 
@@ -227,7 +241,7 @@ def put_request(
         create_only=create_only,
         existing_only=existing_only,
     )
-    put = Put(header, ids, columns, lengths, row_tags)
+    put = Put.of(header, columns, lengths, row_tags)
     if request_id is not None:
         header.request_digest = put.digest()
     return put
@@ -243,7 +257,7 @@ def shared_put_request(where: str, partition_id: str, fields: Fields, caller: st
         shared=True,
         caller=caller,
     )
-    return Put(header, [], columns, None, None)
+    return Put.of(header, columns)
 
 
 def wire_columns(fields: Fields | None, sample_ids: Sequence[str] | None, where: str) -> list[WireColumn]:

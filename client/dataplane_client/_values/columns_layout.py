@@ -54,17 +54,19 @@ class ColumnLayout:
         """Bytes of one entry along a row's first dimension; 1 for objects."""
         return math.prod(self.entry_shape) * self.item_size
 
+    @property
+    def shape_bytes(self) -> int:
+        """Bytes of what row_shape is the shape of; 1 for objects."""
+        return math.prod(self.row_shape) * self.item_size
+
     def row_bytes(self, n_rows: int) -> Int64Array:
         """Bytes of each row."""
-        if self.lengths is None:
-            return np.full(n_rows, math.prod(self.row_shape) * self.item_size, np.int64)
-        return self.lengths * self.entry_bytes
+        lengths = np.ones(n_rows, np.int64) if self.lengths is None else self.lengths
+        return lengths * self.shape_bytes
 
     def size_of(self, n_rows: int) -> int:
         """Bytes of all rows."""
-        if self.lengths is None:
-            return n_rows * math.prod(self.row_shape) * self.item_size
-        return int(self.lengths.sum()) * self.entry_bytes
+        return (n_rows if self.lengths is None else int(self.lengths.sum())) * self.shape_bytes
 
 
 def even_layout(layout: ColumnLayout) -> ColumnLayout:
@@ -84,8 +86,8 @@ class WireColumn(ColumnLayout):
     values: memoryview
     """The bytes of all rows, contiguous and in order, without gaps unless `starts` is given."""
     starts: Int64Array | None = None
-    """Where each row of a jagged column begins in values, in bytes, if rows have gaps between them, as those of a
-    padded tensor do.
+    """Where each row of a jagged column begins in values, in bytes, one behind the other, if rows may have gaps between
+    them, as those of a padded tensor do.
     """
     of_empty_lists: bool = False
     """Whether an object column was given as nothing but empty lists, and is to become what its field holds."""
@@ -97,7 +99,7 @@ class WireColumn(ColumnLayout):
         """Bytes of all rows, without the gaps."""
         if self.starts is None or self.lengths is None:
             return self.values.nbytes
-        return int(self.lengths.sum()) * self.entry_bytes
+        return int(self.lengths.sum()) * self.shape_bytes
 
     def as_jagged(self, n_rows: int) -> WireColumn:
         """The same entries as a jagged column. A row of one number is one entry; an object column stays as it is."""
@@ -109,7 +111,7 @@ class WireColumn(ColumnLayout):
 
     def pieces(self) -> Iterator[memoryview]:
         """The bytes of all rows, in as few views as the gaps allow."""
-        if self.starts is None or self.lengths is None:
+        if self.starts is None or self.size_bytes == self.values.nbytes:
             yield self.values
             return
         for start, size in zip(self.starts.tolist(), self.row_bytes(len(self.starts)).tolist(), strict=True):

@@ -16,8 +16,6 @@ from dataplane_client._values.row_kernels import hash_rows
 from dataplane_client.errors import CorruptedError, InternalError
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
-WriteHeader = pb.PutSamplesHeader | pb.CommitClaimHeader
-
 
 def rows_of(column: WireColumn, n_rows: int) -> tuple[ByteArray, Int64Array, Int64Array]:
     """The bytes of a column, and where each of its rows begins there and how many bytes it has."""
@@ -29,12 +27,6 @@ def rows_of(column: WireColumn, n_rows: int) -> tuple[ByteArray, Int64Array, Int
 def digests_of(columns: Sequence[WireColumn], n_rows: int) -> bytes:
     """The digests of the values of columns of n_rows rows, as they travel."""
     return digest_bytes(hash_rows([rows_of(column, n_rows) for column in columns]))
-
-
-def hash_before(header: WriteHeader, columns: Sequence[WireColumn], n_rows: int) -> None:
-    """Put the digests into the header of a write that is `hashed`, unless an earlier attempt has: then these hold."""
-    if header.hashed and not header.digests:
-        header.digests = digests_of(columns, n_rows)
 
 
 def digest_bytes(hashes: Int64Array) -> bytes:
@@ -75,24 +67,3 @@ class DigestCheck:
 def digest_check(header: pb.ReadColumnsHeader, request: pb.ReadColumnsRequest, where: str) -> DigestCheck | None:
     """None if values of the partition have no digests."""
     return DigestCheck(header.digests, request, where) if header.digests else None
-
-
-class HashedPartitions:
-    """The partitions whose values have digests, as far as the server has said so. Safe for threads."""
-
-    _MOST = 1024
-
-    def __init__(self) -> None:
-        self._names: dict[str, None] = {}
-
-    def __contains__(self, partition_id: str) -> bool:
-        return partition_id in self._names
-
-    def learn(self, partition_id: str, *, hashed: bool) -> None:
-        """Keep what the server says; of the first partition no longer, when there are too many."""
-        if not hashed:
-            self._names.pop(partition_id, None)
-            return
-        self._names[partition_id] = None
-        if len(self._names) > self._MOST:
-            self._names.pop(next(iter(tuple(self._names)), ""), None)  # a copy: other threads may learn meanwhile

@@ -64,9 +64,6 @@ class PaddedRows:
     padded: torch.Tensor
     lengths: Int64Array
 
-    def __len__(self) -> int:
-        return len(self.lengths)
-
 
 @dataclass(frozen=True, slots=True)
 class RowSplit:

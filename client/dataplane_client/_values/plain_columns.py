@@ -67,9 +67,7 @@ def plain_column(field: str, value: object, row_name: RowName = row_number) -> o
     return value if value.dtype.kind == "O" else _tensor(f"field {field!r}", value)
 
 
-def _tensor(where: str, value: torch.Tensor | Array) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        return value.detach()
+def _tensor(where: str, value: Array) -> torch.Tensor:
     native = np.ascontiguousarray(value, value.dtype.newbyteorder("="))
     try:
         fit = native.flags.writeable and min(native.strides, default=0) >= 0  # a reversed entry
@@ -222,12 +220,14 @@ def _row_numbers(field: str, row: Sequence[object], dtype: np.dtype[Any] | None,
 def _checked_tensors(field: str, rows: Sequence[object], row_name: RowName) -> list[torch.Tensor]:
     """Tensors and arrays as tensors of one element type, rank and device."""
     tensors = [
-        _tensor(f"field {field!r}, {row_name(index)}", row)
+        row.detach() if isinstance(row, torch.Tensor) else _tensor(f"field {field!r}, {row_name(index)}", row)
         for index, row in enumerate(rows)
         if isinstance(row, (torch.Tensor, np.ndarray))
     ]
-    for index, row in enumerate(tensors):
-        _check_fits(field, row, tensors[0], row_name, index)
+    kinds = {(row.dtype, row.dim(), row.device, row.layout, row.is_nested) for row in tensors}
+    if len(kinds) > 1 or tensors[0].is_nested or tensors[0].layout is not torch.strided:
+        for index, row in enumerate(tensors):
+            _check_fits(field, row, tensors[0], row_name, index)
     return tensors
 
 

@@ -61,7 +61,9 @@ def encode_columns(
     leaves = {name: _leaf(name, value, row_name) for name, value in td.items()}
     n_rows = _count_rows(td, leaves) if n_samples is None else n_samples
     for name, leaf in leaves.items():
-        _check_rows(name, leaf, n_rows, n_samples is not None)
+        found = _rows_of(leaf)
+        if found != n_rows and (found is not None or isinstance(leaf, torch.Tensor)):
+            raise _wrong_rows(name, leaf, found, n_rows, n_samples is not None)
     return [_encode(name, leaf, n_rows, row_name) for name, leaf in leaves.items()]
 
 
@@ -99,28 +101,25 @@ def _count_rows(td: TensorDictBase | Mapping[str, object], leaves: Mapping[str, 
 
 
 def _rows_of(leaf: object) -> int | None:
-    return len(leaf) if isinstance(leaf, PaddedRows) else count_rows(leaf)
+    return len(leaf.lengths) if isinstance(leaf, PaddedRows) else count_rows(leaf)
 
 
-def _check_rows(name: str, leaf: object, n_rows: int, are_named: bool) -> None:
+def _wrong_rows(name: str, leaf: object, found: int | None, n_rows: int, are_named: bool) -> ValueError:
     """are_named: whether n_rows is the number of samples that the call names."""
-    found = _rows_of(leaf)
-    if isinstance(leaf, torch.Tensor) and found is None:
-        raise ValueError(
+    if found is None:
+        return ValueError(
             f"field {name!r}: a 0-d tensor, but the batch has {_counted(n_rows, 'row')}; give a tensor of shape "
             f"({n_rows},), one value for each row"
         )
-    if found is None or found == n_rows:
-        return
     if not are_named:
-        raise ValueError(f"field {name!r}: {_counted(found, 'row')}, but the batch has {n_rows} rows")
+        return ValueError(f"field {name!r}: {_counted(found, 'row')}, but the batch has {n_rows} rows")
     hint = ""
     if n_rows == 1 and isinstance(leaf, torch.Tensor) and leaf.dim() == 1:
         hint = (
             f"; if they are the tokens of that sample, give a list with one tensor, or shape (1, {found}) and "
             f"sequence_lengths=[{found}]"
         )
-    raise _row_count_mismatch(f"field {name!r} has {_counted(found, 'row')}", n_rows, hint)
+    return _row_count_mismatch(f"field {name!r} has {_counted(found, 'row')}", n_rows, hint)
 
 
 def _row_count_mismatch(found: str, n_samples: int, hint: str = "") -> InvalidArgumentError:
@@ -157,22 +156,23 @@ def _encode_tensor(name: str, tensor: torch.Tensor) -> WireColumn:
 def _encode_padded(name: str, leaf: PaddedRows) -> WireColumn:
     padded = leaf.padded
     row_bytes = math.prod(padded.shape[1:]) * padded.dtype.itemsize
-    starts = np.arange(len(leaf), dtype=np.int64) * row_bytes
+    starts = np.arange(len(leaf.lengths), dtype=np.int64) * row_bytes
     dtype, row_shape = dtype_name(padded.dtype, name), tuple(padded.shape[2:])
     return WireColumn(name, "jagged", dtype, row_shape, leaf.lengths, _bytes_of(name, padded), starts)
 
 
 def _bytes_of(name: str, tensor: torch.Tensor) -> memoryview:
-    flat: ByteArray = _on_host(bits(tensor).contiguous()).numpy().reshape(-1).view(np.uint8)
+    packed = bits(tensor).contiguous()
+    flat: ByteArray = (
+        (_on_host(packed) if packed.device.type == "cuda" else packed.cpu()).numpy().reshape(-1).view(np.uint8)
+    )
     if tensor.dtype is torch.bool:
         _check_bools(name, flat)
     return flat.data.toreadonly()
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the CPU, complete. From CUDA it goes through pinned memory, at the bus's speed."""
-    if tensor.device.type != "cuda":
-        return tensor.cpu()
+    """A tensor of a CUDA device on the CPU, complete. It goes through pinned memory, at the bus's speed."""
     staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     staged.copy_(tensor, non_blocking=True)
     torch.cuda.current_stream(tensor.device).synchronize()

@@ -12,12 +12,12 @@ MARK, OTHER = (f"00-{'ab' * 16}-{digit * 16}-01" for digit in "12")
 
 
 def mark_rows(header: pb.PutSamplesHeader) -> None:
-    observe.Call("PutSamples", "127.0.0.1:1", header, ()).mark_rows(MARK)
+    observe.Call("PutSamples", "127.0.0.1:1", header).mark_rows(MARK)
 
 
 def producers_in(response: object) -> dict[str, int]:
-    call = observe.Call("ClaimSamples", "127.0.0.1:1", None, ())
-    call.answered(response)
+    call = observe.Call("ClaimSamples", "127.0.0.1:1", None)
+    call.response = response
     return call.producers
 
 

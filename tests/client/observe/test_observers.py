@@ -13,7 +13,6 @@ import pytest
 
 from dataplane_client import observe
 from dataplane_client.errors import DataPlaneError, UnavailableError
-from dataplane_client.observe._call import begin_call
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 Add = Callable[[observe.Observer], None]
@@ -55,14 +54,14 @@ def add() -> Iterator[Add]:
 
 
 def make_a_call(*, retries: int = 0, fails: Exception | None = None) -> None:
-    with begin_call("ListPartitions", "127.0.0.1:1", pb.ListPartitionsRequest()) as call:
+    with observe.Call("ListPartitions", "127.0.0.1:1", pb.ListPartitionsRequest()) as call:
         for _ in range(retries):
-            call.attempted("grpc")
+            call.transport = "grpc"
             call.retried(UnavailableError("gone"))
-        call.attempted("shm")
+        call.transport = "shm"
         if fails is not None:
             raise fails
-        assert call.answered(7) == 7
+        call.response = 7
 
 
 def test_an_observer_is_notified_once_from_the_beginning_of_a_call_to_its_end_until_it_is_removed(add: Add) -> None:
@@ -128,7 +127,6 @@ def test_a_call_has_the_partition_task_and_rows_of_its_messages(
     add: Add, request_: Any, response: object, attributes: tuple[str, str, int | None]
 ) -> None:
     add(Recorder())
-    with begin_call("Verb", "127.0.0.1:1", request_) as call:
-        call.answered(response)
-    assert isinstance(call, observe.Call)
+    with observe.Call("Verb", "127.0.0.1:1", request_) as call:
+        call.response = response
     assert (call.partition, call.task, call.rows) == attributes

@@ -231,7 +231,7 @@ def http(data: bytes) -> None:
         put = put_request("http", "p", ids, columns_of(body.samples, _STORED, body.dtypes), "http", tags=tags)
     except (ValueError, TypeError):
         return
-    values = b"".join(column.values for column in put.columns)
+    values = b"".join(column.values for column in put.write.columns)
     message = frame_prefix(put.header.SerializeToString(), 0, len(values)) + values
     if len(message) < 1 << 16:
         loop().run_until_complete(calls(World(), [("PutSamples", len(message).to_bytes(2, "little") + message)]))

@@ -21,7 +21,7 @@ from dataplane_client._requests.claim_requests import (
 from dataplane_client._requests.requests import Fields, GivenTag, new_request_id, put_request
 from dataplane_client._verbs._async.claim import AsyncClaim
 from dataplane_client._verbs._async.group import AsyncGroup
-from dataplane_client._verbs._async.row_writes import write_put
+from dataplane_client._verbs._async.row_writes import write_rows
 from dataplane_client._verbs._async.runtime import opens
 from dataplane_client._verbs._async.session import AsyncSession
 from dataplane_client._verbs._async.transport import AsyncTransport
@@ -320,7 +320,7 @@ class ClaimVerbs:
             partition_id, group_id, sample_ids, weight_version=weight_version, timeout_s=deadline.left_s
         ) as group:
             put.header.reservation_id = finish.reservation_id = group.reservation_id
-            await write_put(self._transport, put, deadline.left_s)
+            await write_rows(self._transport, put.write, deadline.left_s)
             rows = (await self._transport.unary("FinishGroup", finish, deadline.left_s)).rows
             group.state = "committed"
         return int(rows)

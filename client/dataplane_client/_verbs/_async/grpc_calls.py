@@ -14,9 +14,10 @@ from google.protobuf.message import Message
 from dataplane_client._connect.channel import open_aio_channel
 from dataplane_client._connect.secured import Metadata, Secured
 from dataplane_client._memory.placement import Destination, PlacedColumn, ReadBuffers, StreamBuffers, blame_server
+from dataplane_client._requests.row_write import RowWrite
 from dataplane_client._values.column_messages import column_layouts
 from dataplane_client._values.columns_layout import WireColumn, split_into_chunks
-from dataplane_client._values.digests import WriteHeader, digest_check, hash_before
+from dataplane_client._values.digests import digest_check
 from dataplane_client.errors import InternalError
 from dataplane_client.options import Credentials
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -68,19 +69,11 @@ class AsyncGrpcCalls:
         """Call a method with one request."""
         return await getattr(self._stub, verb)(request, timeout=timeout_s, metadata=self._metadata(traceparent))
 
-    async def write(
-        self,
-        verb: str,
-        header: WriteHeader,
-        columns: Sequence[WireColumn],
-        timeout_s: float,
-        traceparent: str = "",
-        n_rows: int = 0,
-    ) -> Any:
-        """Put or commit, as a stream whose first frame holds the header. n_rows: of the columns, if it is `hashed`."""
-        hash_before(header, columns, n_rows)
-        frames = _frames(header.SerializeToString(), columns, self._chunk_bytes)
-        return await self._writes[verb](frames, timeout=timeout_s, metadata=self._metadata(traceparent))
+    async def write(self, write: RowWrite, timeout_s: float, traceparent: str = "") -> Any:
+        """Put or commit, as a stream whose first frame holds the header."""
+        write.hash_values()
+        frames = _frames(write.header.SerializeToString(), write.columns, self._chunk_bytes)
+        return await self._writes[write.verb](frames, timeout=timeout_s, metadata=self._metadata(traceparent))
 
     async def read(
         self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float, traceparent: str = ""

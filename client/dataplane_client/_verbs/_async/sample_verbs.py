@@ -27,7 +27,7 @@ from dataplane_client._requests.requests import Fields, GivenTag, TokenRange, cl
 from dataplane_client._values.codec import materialize
 from dataplane_client._values.columns_layout import Layout, TensorLayout
 from dataplane_client._verbs._async.batching import AsyncBatching
-from dataplane_client._verbs._async.row_writes import write_put
+from dataplane_client._verbs._async.row_writes import write_rows
 from dataplane_client._verbs._async.transport import AsyncTransport
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
@@ -129,7 +129,7 @@ class SampleVerbs:
             create_only=create_only,
             request_id=request_id,
         )
-        return put.receipt(await write_put(self._transport, put, timeout_s))
+        return put.receipt(await write_rows(self._transport, put.write, timeout_s))
 
     def batching(self, *, max_rows: int = 256, max_bytes: int = 4 << 20) -> AsyncBatching:
         """An object that gathers puts: those of threads or tasks that put at the same time, and those that a caller
@@ -175,7 +175,7 @@ class SampleVerbs:
         where, caller = f"append_tokens in {partition_id!r}", self._transport.options.caller
         rows = (where, partition_id, sample_ids, fields, caller)
         put = put_request(*rows, tags=tags, generations=generations, append=True, existing_only=not create)
-        return put.receipt(await write_put(self._transport, put, timeout_s))
+        return put.receipt(await write_rows(self._transport, put.write, timeout_s))
 
     async def get_samples(
         self,

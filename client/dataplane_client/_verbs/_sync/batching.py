@@ -24,7 +24,7 @@ from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._connect.deadline import ANSWER_MARGIN_S, Deadline
 from dataplane_client._requests.gathered_puts import PutRows, gathered, put_rows, receipts
 from dataplane_client._requests.requests import Fields, GivenTag, Put
-from dataplane_client._verbs._sync.row_writes import write_put
+from dataplane_client._verbs._sync.row_writes import write_rows
 from dataplane_client._verbs._sync.runtime import Sending, result_of
 from dataplane_client._verbs._sync.transport import Transport
 from dataplane_client.errors import ClosedError, DataPlaneError, DeadlineError, UnavailableError
@@ -334,7 +334,7 @@ class Batching:
         first = min(batch, key=lambda put: put.deadline.left_s)
         again = list[_Put]()
         try:
-            response = write_put(self._transport, unit.request, first.deadline.left_s)
+            response = write_rows(self._transport, unit.request.write, first.deadline.left_s)
         except DataPlaneError as error:
             is_unanswered = type(error) in (DeadlineError, UnavailableError)
             if len(unit.puts) > 1 and not isinstance(error, ClosedError):

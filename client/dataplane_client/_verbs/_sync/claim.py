@@ -9,9 +9,10 @@ from dataplane_client._common.arguments import checked_name
 from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._requests.claim_requests import release_request
 from dataplane_client._requests.requests import Fields, GivenTag, new_request_id, put_request, wire_columns
+from dataplane_client._requests.row_write import RowWrite
 from dataplane_client._values.column_messages import column_message
 from dataplane_client._verbs._sync.handle import Handle
-from dataplane_client._verbs._sync.row_writes import write_put, write_rows
+from dataplane_client._verbs._sync.row_writes import write_rows
 from dataplane_client._verbs._sync.session import Session
 from dataplane_client.errors import ClaimFencedError, NotFoundError, PreconditionError, ReplacedError
 from dataplane_client.meta import KVBatchMeta, Tag
@@ -105,18 +106,9 @@ class Claim(Handle):
         where = f"write under claim {self.claim_id}"
         put = put_request(where, meta.partition_id, meta.sample_ids, fields, caller, generations=meta.generations)
         put.header.claim_id = self.claim_id
-        lengths = put.sequence_lengths or meta.sequence_lengths
+        put.write.lengths = put.write.lengths or meta.sequence_lengths
         with self._watch_for_fence():
-            write_rows(
-                self._session.transport,
-                "PutSamples",
-                put.header,
-                put.columns,
-                meta.partition_id,
-                len(put.sample_ids),
-                lengths,
-                timeout_s,
-            )
+            write_rows(self._session.transport, put.write, timeout_s)
 
     def append_tokens(
         self,
@@ -137,7 +129,7 @@ class Claim(Handle):
         put = put_request(where, self.meta.partition_id, sample_ids, fields, caller, tags=tags, append=True)
         put.header.claim_id = self.claim_id
         with self._watch_for_fence():
-            write_put(self._session.transport, put, timeout_s)
+            write_rows(self._session.transport, put.write, timeout_s)
 
     def commit(
         self, fields: Fields | None = None, *, request_id: str | None = None, timeout_s: float | None = None
@@ -154,23 +146,16 @@ class Claim(Handle):
         """
         self._check_open()
         where = f"commit of claim {self.claim_id}"
-        columns = wire_columns(fields, self.meta.sample_ids, where)
+        meta = self.meta
+        columns = wire_columns(fields, meta.sample_ids, where)
         header = pb.CommitClaimHeader(
             request_id=new_request_id() if request_id is None else checked_name("request id", request_id, where),
             claim_id=self.claim_id,
             columns=[column_message(column) for column in columns],
         )
+        write = RowWrite("CommitClaim", header, columns, meta.partition_id, meta.size, meta.sequence_lengths)
         with self._watch_for_fence():
-            response = write_rows(
-                self._session.transport,
-                "CommitClaim",
-                header,
-                columns,
-                self.meta.partition_id,
-                len(self.meta.sample_ids),
-                self.meta.sequence_lengths,
-                timeout_s,
-            )
+            response = write_rows(self._session.transport, write, timeout_s)
         self.state = "committed"
         return int(response.consumed_rows)
 

@@ -21,7 +21,7 @@ from dataplane_client._requests.claim_requests import (
 from dataplane_client._requests.requests import Fields, GivenTag, new_request_id, put_request
 from dataplane_client._verbs._sync.claim import Claim
 from dataplane_client._verbs._sync.group import Group
-from dataplane_client._verbs._sync.row_writes import write_put
+from dataplane_client._verbs._sync.row_writes import write_rows
 from dataplane_client._verbs._sync.runtime import opens
 from dataplane_client._verbs._sync.session import Session
 from dataplane_client._verbs._sync.transport import Transport
@@ -318,7 +318,7 @@ class ClaimVerbs:
             partition_id, group_id, sample_ids, weight_version=weight_version, timeout_s=deadline.left_s
         ) as group:
             put.header.reservation_id = finish.reservation_id = group.reservation_id
-            write_put(self._transport, put, deadline.left_s)
+            write_rows(self._transport, put.write, deadline.left_s)
             rows = (self._transport.unary("FinishGroup", finish, deadline.left_s)).rows
             group.state = "committed"
         return int(rows)

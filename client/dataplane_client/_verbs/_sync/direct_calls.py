@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -11,9 +11,10 @@ from dataplane_client._connect.deadline import Deadline
 from dataplane_client._memory.direct_port import INLINE_BYTES, DirectAddress, opened, receive_values, send_values
 from dataplane_client._memory.local_protocol import LOCAL_WRITES, request_frame
 from dataplane_client._memory.placement import Destination, PlacedColumn, ReadBuffers, blame_server
+from dataplane_client._requests.row_write import RowWrite
 from dataplane_client._values.column_messages import column_layouts
-from dataplane_client._values.columns_layout import WireColumn, join_values, total_bytes
-from dataplane_client._values.digests import WriteHeader, digest_check, hash_before
+from dataplane_client._values.columns_layout import join_values
+from dataplane_client._values.digests import digest_check
 from dataplane_client._verbs._sync.frame_calls import FrameCalls
 from dataplane_client._verbs._sync.runtime import LocalConnection, run_in_thread
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
@@ -39,28 +40,19 @@ class DirectCalls(FrameCalls):
         calls._put_back(calls._take_connection(Deadline(timeout_s)))
         return calls
 
-    def write(
-        self,
-        verb: str,
-        header: WriteHeader,
-        columns: Sequence[WireColumn],
-        timeout_s: float,
-        traceparent: str = "",
-        n_rows: int = 0,
-    ) -> Any:
-        """Put or commit: small values in one call, larger ones once the server has space for them. n_rows: of the
-        columns, if it is `hashed`.
-        """
-        deadline, (number, message) = Deadline(timeout_s), LOCAL_WRITES[verb]
-        hash_before(header, columns, n_rows)
-        values = join_values(columns) if total_bytes(columns) <= INLINE_BYTES else None
-        request = message(header=header, handle=_HANDLE, values=values)
+    def write(self, write: RowWrite, timeout_s: float, traceparent: str = "") -> Any:
+        """Put or commit: small values in one call, larger ones once the server has space for them."""
+        deadline, (number, message) = Deadline(timeout_s), LOCAL_WRITES[write.verb]
+        write.hash_values()
+        values = join_values(write.columns) if write.size_bytes <= INLINE_BYTES else None
+        request, response = message(header=write.header, handle=_HANDLE, values=values), pb.LocalWriteResponse
         with self._kept() as own:
-            written = self._call(verb, number, request, pb.LocalWriteResponse, deadline, traceparent, own)
+            written = self._call(write.verb, number, request, response, deadline, traceparent, own)
             if written.HasField("reservation"):
-                number, finish = pb.LOCAL_METHOD_FINISH_WRITE, _finish(header)
-                send = partial(send_values, columns)
-                written = self._call(verb, number, finish, pb.LocalWriteResponse, deadline, traceparent, own, send)
+                number = pb.LOCAL_METHOD_FINISH_WRITE
+                finish = pb.FinishWriteRequest(handle=_HANDLE, digests=write.header.digests)
+                send = partial(send_values, write.columns)
+                written = self._call(write.verb, number, finish, response, deadline, traceparent, own, send)
         return written.commit if written.HasField("commit") else written.put
 
     def read(
@@ -113,7 +105,3 @@ class DirectCalls(FrameCalls):
         request = request_frame(pb.LOCAL_METHOD_DIRECT, pb.DirectRequest(nonce=self._address.nonce))
         outcome, body = connection.exchange(request, deadline.left_s)
         self._traces = self._address.begun(outcome, body).traces
-
-
-def _finish(header: WriteHeader) -> pb.FinishWriteRequest:
-    return pb.FinishWriteRequest(handle=_HANDLE, digests=header.digests)

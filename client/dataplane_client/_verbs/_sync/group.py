@@ -13,7 +13,7 @@ from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._requests.claim_requests import checked_version
 from dataplane_client._requests.requests import Fields, GivenTag, Put, new_request_id, put_request, shared_put_request
 from dataplane_client._verbs._sync.handle import Handle
-from dataplane_client._verbs._sync.row_writes import write_put
+from dataplane_client._verbs._sync.row_writes import write_rows
 from dataplane_client._verbs._sync.session import Session
 from dataplane_client.errors import GroupFencedError
 from dataplane_client.meta import KVBatchMeta
@@ -134,7 +134,7 @@ class Group(Handle):
     def _put(self, put: Put, timeout_s: float | None) -> KVBatchMeta:
         put.header.reservation_id = self.reservation_id
         with self._watch_for_fence():
-            response = write_put(self._session.transport, put, timeout_s)
+            response = write_rows(self._session.transport, put.write, timeout_s)
         self.abort_hint = response.abort_hint
         return put.receipt(response)
 
@@ -167,7 +167,7 @@ class Group(Handle):
         put = shared_put_request(where, self.meta.partition_id, fields, self._session.transport.options.caller)
         put.header.reservation_id = self.reservation_id
         with self._watch_for_fence():
-            response = write_put(self._session.transport, put, timeout_s)
+            response = write_rows(self._session.transport, put.write, timeout_s)
         self.abort_hint = response.abort_hint
 
     def commit(self, weight_version: int | None = None, *, timeout_s: float | None = None) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,9 +15,10 @@ from dataplane_client._memory.leased_views import leased_columns
 from dataplane_client._memory.local_protocol import LOCAL_WRITES
 from dataplane_client._memory.placement import Destination, PlacedColumn, ReadBuffers, blame_server
 from dataplane_client._memory.shared_arena import SharedArena
+from dataplane_client._requests.row_write import RowWrite
 from dataplane_client._values.column_messages import column_layouts
-from dataplane_client._values.columns_layout import WireColumn, join_values, total_bytes
-from dataplane_client._values.digests import WriteHeader, digest_check, hash_before
+from dataplane_client._values.columns_layout import join_values
+from dataplane_client._values.digests import digest_check
 from dataplane_client._verbs._sync.runtime import LocalConnection, run_in_thread
 from dataplane_client._verbs._sync.session_calls import SessionCalls
 from dataplane_client.errors import InternalError
@@ -58,35 +59,24 @@ class LocalCalls(SessionCalls):
                 pass
         return super()._open_connection(deadline)
 
-    def takes(self, columns: Sequence[WireColumn]) -> bool:
+    def takes(self, write: RowWrite) -> bool:
         """Whether these values can be written: in the message, or into memory that this process may write."""
-        return total_bytes(columns) <= self._arena.inline_bytes or self._arena.can_write
+        return write.size_bytes <= self._arena.inline_bytes or self._arena.can_write
 
-    def write(
-        self,
-        verb: str,
-        header: WriteHeader,
-        columns: Sequence[WireColumn],
-        timeout_s: float,
-        traceparent: str = "",
-        n_rows: int = 0,
-    ) -> Any:
-        """Put or commit: small values in one call, larger ones into space of the arena that the server reserves.
-        n_rows: of the columns, if it is `hashed`.
-        """
-        deadline, handle, size_bytes = Deadline(timeout_s), self._arena.next_handle(), total_bytes(columns)
+    def write(self, write: RowWrite, timeout_s: float, traceparent: str = "") -> Any:
+        """Put or commit: small values in one call, larger ones into space of the arena that the server reserves."""
+        deadline, handle, verb, values = Deadline(timeout_s), self._arena.next_handle(), write.verb, None
         number, message = LOCAL_WRITES[verb]
-        values = join_values(columns) if size_bytes <= self._arena.inline_bytes else None
-        if values is not None:
-            hash_before(header, columns, n_rows)
-        request = message(header=header, handle=handle, values=values)
+        if write.size_bytes <= self._arena.inline_bytes:
+            write.hash_values()
+            values = join_values(write.columns)
+        request = message(header=write.header, handle=handle, values=values)
         own: list[LocalConnection] = []  # for both calls: a server that starts to drain accepts no new connection
         try:
             written = self._call(verb, number, request, pb.LocalWriteResponse, deadline, traceparent, own)
             if written.HasField("reservation"):
                 number, finish = pb.LOCAL_METHOD_FINISH_WRITE, pb.FinishWriteRequest(handle=handle)
-                fill = partial(self._fill, written.reservation, columns, n_rows if header.hashed else None, finish)
-                _copy(fill, size_bytes)
+                _copy(partial(self._fill, written.reservation, write, finish), write.size_bytes)
                 written = self._call(verb, number, finish, pb.LocalWriteResponse, deadline, traceparent, own)
         except BaseException:
             self._arena.release(handle)  # no copy into the reservation is under way any more
@@ -96,19 +86,13 @@ class LocalCalls(SessionCalls):
                 self._put_back(connection)
         return written.commit if written.HasField("commit") else written.put
 
-    def _fill(
-        self,
-        reservation: pb.ArenaRuns,
-        columns: Sequence[WireColumn],
-        hashed_rows: int | None,
-        finish: pb.FinishWriteRequest,
-    ) -> None:
+    def _fill(self, reservation: pb.ArenaRuns, write: RowWrite, finish: pb.FinishWriteRequest) -> None:
         runs = (int64s(reservation.offsets), int64s(reservation.sizes))
         try:
-            if hashed_rows is None:
-                fill_runs(self._arena.writable, *runs, columns)
+            if write.header.hashed:
+                finish.digests = fill_and_hash_runs(self._arena.writable, *runs, write.columns, write.n_rows)
             else:
-                finish.digests = fill_and_hash_runs(self._arena.writable, *runs, columns, hashed_rows)
+                fill_runs(self._arena.writable, *runs, write.columns)
         except ValueError as error:
             raise InternalError(f"the server at {self._target} reserved space that does not fit: {error}") from None
 

@@ -100,7 +100,7 @@ class PartitionVerbs:
             digests=digests,
         )
         response = self._transport.unary("RegisterPartition", request, timeout_s)
-        self._transport.learn(response.partition)
+        self._transport.known.learn(response.partition)
         described = registered_description(response)
         if not (described.tasks or open):  # rows of open partitions may be for readers by id
             warnings.warn(
@@ -128,7 +128,7 @@ class PartitionVerbs:
         """
         request = extend_request(partition_id, fields, per_token_fields, consumer_tasks, num_samples)
         response = self._transport.unary("ExtendPartition", request, timeout_s)
-        self._transport.learn(response.partition)
+        self._transport.known.learn(response.partition)
         return partition_description(response.partition)
 
     def close_partition(self, partition_id: str, *, timeout_s: float | None = None) -> int:

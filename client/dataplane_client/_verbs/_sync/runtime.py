@@ -27,6 +27,7 @@ Work = Callable[[socket.socket, float], None]
 """Sends or receives over a connection, until a time of time.monotonic()."""
 
 _RECEIVE_BYTES = 1 << 16
+_SHORTEST_S = 1e-3  # a timeout of 0 would make a socket non-blocking
 
 
 def sleep(seconds: float) -> None:
@@ -73,7 +74,7 @@ class LocalConnection:
         """Raises TimeoutError or OSError."""
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            peer.settimeout(_positive(timeout_s))
+            peer.settimeout(max(timeout_s, _SHORTEST_S))
             peer.connect(address)
         except BaseException:
             peer.close()
@@ -85,7 +86,7 @@ class LocalConnection:
         OSError, or what `after` raises.
         """
         until = time.monotonic() + timeout_s
-        self._peer.settimeout(_positive(timeout_s))
+        self._peer.settimeout(max(timeout_s, _SHORTEST_S))
         self._peer.sendall(frame)
         if after is not None:
             after(self._peer, until)
@@ -101,7 +102,7 @@ class LocalConnection:
 
     def use(self, work: Work, timeout_s: float) -> None:
         """Have work use the socket."""
-        self._peer.settimeout(_positive(timeout_s))
+        self._peer.settimeout(max(timeout_s, _SHORTEST_S))
         work(self._peer, time.monotonic() + timeout_s)
 
     def take_rest(self) -> bytes:
@@ -110,7 +111,7 @@ class LocalConnection:
         return rest
 
     def _receive(self, until: float) -> bytes:
-        self._peer.settimeout(_positive(until - time.monotonic()))
+        self._peer.settimeout(max(until - time.monotonic(), _SHORTEST_S))
         data = self._peer.recv(_RECEIVE_BYTES)
         if not data:
             raise ConnectionError("the server closed the connection")
@@ -124,8 +125,3 @@ class LocalConnection:
     def close(self) -> None:
         """Close the connection, which cancels a call under way on the server. No other thread or task may use it."""
         self._peer.close()
-
-
-def _positive(timeout_s: float) -> float:
-    """A timeout for a socket, above 0: 0 would make the socket non-blocking."""
-    return max(timeout_s, 1e-3)

@@ -16,9 +16,9 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 
@@ -27,20 +27,19 @@ from dataplane_client._connect.connection_errors import MAY_DIFFER_IN_TLS
 from dataplane_client._connect.deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses, unanswered
 from dataplane_client._connect.error_table import translated
 from dataplane_client._connect.locator import NotSharedError, locator_of
-from dataplane_client._connect.pacing import Pacing
+from dataplane_client._connect.pacing import Pacing, Turn
 from dataplane_client._connect.tls_probe import PROBE_S, SERVER_SPEAKS_TLS, speaks_tls
 from dataplane_client._memory.direct_port import DirectAddress, RefusedError
 from dataplane_client._memory.placement import Destination, PlacedColumn
 from dataplane_client._memory.shared_arena import attach
-from dataplane_client._requests.padded_puts import PerTokenFields
-from dataplane_client._values.columns_layout import WireColumn
-from dataplane_client._values.digests import HashedPartitions, WriteHeader
+from dataplane_client._requests.known_partitions import KnownPartitions
+from dataplane_client._requests.row_write import RowWrite
 from dataplane_client._verbs._sync.direct_calls import DirectCalls
 from dataplane_client._verbs._sync.grpc_calls import GrpcCalls
 from dataplane_client._verbs._sync.local_calls import LocalCalls
 from dataplane_client._verbs._sync.runtime import CALL_ENDED, result_of, run_in_thread, sleep
 from dataplane_client.errors import ClosedError, DeadlineError, OutOfSpaceError, PreconditionError, UnavailableError
-from dataplane_client.observe._call import UnobservedCall, begin_call
+from dataplane_client.observe._call import Call
 from dataplane_client.options import ClientOptions, TransportChoice, TransportName
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -50,7 +49,26 @@ _CONNECT_S = 2.0
 _BROKEN = {grpc.StatusCode.UNKNOWN: "Stream removed", grpc.StatusCode.INTERNAL: "Internal error from Core"}
 """gRPC's texts for a stream that ended while it was read or written, in place of the status with which it ended."""
 Response = TypeVar("Response")
-Calls = GrpcCalls | LocalCalls | DirectCalls
+
+
+class Carrier(Protocol):
+    """One way in which calls and their values travel. A call ends within timeout_s; errors that `_repeat` retries mean
+    that the server has not answered. traceparent: sent with the call, "" for none.
+    """
+
+    @property
+    def transport(self) -> TransportName: ...
+
+    def unary(self, verb: str, request: Any, timeout_s: float, traceparent: str = "") -> Any:
+        """Call a method with one request."""
+
+    def write(self, write: RowWrite, timeout_s: float, traceparent: str = "") -> Any:
+        """Put or commit. Returns the response to the write's verb."""
+
+    def read(
+        self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float, traceparent: str = ""
+    ) -> list[PlacedColumn]:
+        """Read columns."""
 
 
 class Transport:
@@ -67,8 +85,7 @@ class Transport:
         self._local: LocalCalls | DirectCalls | None = None
         self._is_chosen = options.transport == "grpc"
         self._pacing = Pacing()
-        self.per_token = PerTokenFields()
-        self.hashed = HashedPartitions()
+        self.known = KnownPartitions()
         self._tries_left = 0  # to attach again to a server that has shared its memory before
         self._refused_by: bytes | None = None  # the run of the server to which it could not be attached
         self._refusals_left = _REFUSALS  # by servers at a direct port that are not the one behind the gRPC address
@@ -91,11 +108,6 @@ class Transport:
         assert self._opened_grpc is not None  # noqa: S101  # for the type checker
         return self._opened_grpc
 
-    def learn(self, partition: pb.Partition) -> None:
-        """Keep what the server says of a partition, for later writes to it."""
-        self.per_token.learn(partition)
-        self.hashed.learn(partition.partition_id, hashed=partition.digests)
-
     @property
     def name(self) -> TransportName:
         """How values travel now."""
@@ -114,29 +126,27 @@ class Transport:
     def unary(self, verb: str, request: Any, timeout_s: float | None, *, waits: bool = False) -> Any:
         """Call a method with one request. waits: set the request's wait_timeout from the deadline."""
 
-        def attempt(calls: Calls, left_s: float) -> Any:
+        def attempt(calls: Carrier, left_s: float) -> Any:
             if waits:
                 request.wait_timeout.FromNanoseconds(int(left_s * 1e9))
             return calls.unary(verb, request, left_s + (ANSWER_MARGIN_S if waits else 0.0), call.traceparent)
 
-        with begin_call(verb, self.target, request) as call:
-            return call.answered(self._call_with_retries(call, verb, attempt, timeout_s))
+        call = Call(verb, self.target, request)
+        return self._make(call, attempt, timeout_s)
 
-    def write(
-        self, verb: str, header: WriteHeader, columns: Sequence[WireColumn], timeout_s: float | None, n_rows: int = 0
-    ) -> Any:
-        """Put or commit columns. n_rows: of the columns, if the header says `hashed`."""
+    def write(self, write: RowWrite, timeout_s: float | None) -> Any:
+        """Put or commit columns."""
 
-        def attempt(calls: Calls, left_s: float) -> Any:
-            header.wait_timeout.FromNanoseconds(int(left_s * 1e9))
-            if isinstance(calls, LocalCalls) and not calls.takes(columns):
-                call.attempted("grpc")
+        def attempt(calls: Carrier, left_s: float) -> Any:
+            write.header.wait_timeout.FromNanoseconds(int(left_s * 1e9))
+            if isinstance(calls, LocalCalls) and not calls.takes(write):
                 calls = self._grpc
-            return calls.write(verb, header, columns, left_s + ANSWER_MARGIN_S, call.traceparent, n_rows)
+                call.transport = calls.transport
+            return calls.write(write, left_s + ANSWER_MARGIN_S, call.traceparent)
 
-        with begin_call(verb, self.target, header) as call:
-            call.writes(columns)
-            return call.answered(self._call_with_retries(call, verb, attempt, timeout_s))
+        call = Call(write.verb, self.target, write.header)
+        call.sent_bytes = write.size_bytes
+        return self._make(call, attempt, timeout_s)
 
     def read(
         self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float | None
@@ -145,41 +155,38 @@ class Transport:
         request.caller = self.options.caller
         request.checks_digests = True
 
-        def attempt(calls: Calls, left_s: float) -> list[PlacedColumn]:
+        def attempt(calls: Carrier, left_s: float) -> list[PlacedColumn]:
             try:
-                return calls.read(request, destination, left_s, call.traceparent)
+                columns = calls.read(request, destination, left_s, call.traceparent)
             except OutOfSpaceError as refusal:
                 if calls is self._grpc or refusal.reason != "LIMIT_REACHED":
                     raise
-            call.attempted("grpc")  # there are more runs than one local message can name
-            return self._grpc.read(request, destination, left_s, call.traceparent)
-
-        with begin_call("ReadColumns", self.target, request) as call:
-            columns = self._call_with_retries(call, "ReadColumns", attempt, timeout_s)
-            call.reads([column.layout for column in columns], len(request.sample_ids))
+                call.transport = "grpc"  # there are more runs than one local message can name
+                columns = self._grpc.read(request, destination, left_s, call.traceparent)
+            if call.is_observed:
+                call.received_bytes = sum(column.layout.size_of(len(request.sample_ids)) for column in columns)
             return columns
 
-    def _call_with_retries(
-        self,
-        call: UnobservedCall,
-        verb: str,
-        attempt: Callable[[Calls, float], Response],
-        timeout_s: float | None,
-    ) -> Response:
-        deadline = Deadline(self.options.timeout_s if timeout_s is None else timeout_s)
-        self._wait_for_turn(verb, deadline)
-        began, seconds = time.monotonic(), None
-        try:
-            response = self._repeat(call, verb, attempt, deadline)
-            seconds = time.monotonic() - began
-        finally:
-            self._pacing.leave(verb, seconds)
-        return response
+        call = Call("ReadColumns", self.target, request)
+        return self._make(call, attempt, timeout_s)
 
-    def _wait_for_turn(self, verb: str, deadline: Deadline) -> None:
-        turn = self._pacing.enter(verb, deadline)
-        if turn is None:
-            return
+    def _make(self, call: Call, attempt: Callable[[Carrier, float], Response], timeout_s: float | None) -> Response:
+        """Make a call: in its turn, observed, repeated until its deadline."""
+        with call:
+            deadline = Deadline(self.options.timeout_s if timeout_s is None else timeout_s)
+            turn = self._pacing.enter(call.verb, deadline)
+            if turn is not None:
+                self._wait_for(turn, call.verb, deadline)
+            began, seconds = time.monotonic(), None
+            try:
+                response = self._repeat(call, attempt, deadline)
+                seconds = time.monotonic() - began
+            finally:
+                self._pacing.leave(call.verb, seconds)
+            call.response = response
+            return response
+
+    def _wait_for(self, turn: Turn, verb: str, deadline: Deadline) -> None:
         begins = False
         try:
             while not turn.done() and deadline.left_s:
@@ -197,28 +204,22 @@ class Transport:
                 "others of this client until it was too late to begin"
             )
 
-    def _repeat(
-        self,
-        call: UnobservedCall,
-        verb: str,
-        attempt: Callable[[Calls, float], Response],
-        deadline: Deadline,
-    ) -> Response:
-        pauses = backoff_pauses(self.options, verb)
+    def _repeat(self, call: Call, attempt: Callable[[Carrier, float], Response], deadline: Deadline) -> Response:
+        verb = call.verb
+        pauses: Iterator[float] | None = None
         error: UnavailableError | None = None
         while True:
-            self._check_open(verb)
-            calls: Calls | None = None
+            calls: Carrier | None = None
             try:
-                calls = self._choose_calls(deadline)
-                self._check_open(verb)
-                call.attempted(calls.transport)
+                calls = self._choose_calls(verb, deadline)
+                call.transport = calls.transport
                 response = attempt(calls, deadline.left_s)
             except DeadlineError as late:  # of a local call
                 raise (unanswered(late, error) if type(late) is DeadlineError else late) from None
             except (UnavailableError, *CALL_ENDED) as ended:
                 self._check_open(verb)
-                error, pause_s = self._retryable_error(ended, verb, error), next(pauses)
+                error, pauses = self._retryable_error(ended, verb, error), pauses or backoff_pauses(self.options, verb)
+                pause_s = next(pauses)
                 if _is_refusal(ended):
                     self._pacing.refused(verb)
                     pause_s += error.retry_after_s or 0.0
@@ -231,7 +232,8 @@ class Transport:
                 self._log_unreachable(verb, error)
                 call.retried(error)
             else:
-                self._log_reachable()
+                if not self._logged_reachable:
+                    self._log_reachable()
                 error = None  # it holds this frame, and so the memory of a server that is gone
                 return response
             sleep(pause_s)
@@ -254,9 +256,8 @@ class Transport:
             log_event(logging.INFO, "server_unreachable", server=self.target, error=error)
 
     def _log_reachable(self) -> None:
-        if not self._logged_reachable:
-            self._logged_reachable = True
-            log_event(logging.INFO, "server_reached", server=self.target)
+        self._logged_reachable = True
+        log_event(logging.INFO, "server_reached", server=self.target)
 
     def _retryable_error(self, ended: BaseException, verb: str, previous: UnavailableError | None) -> UnavailableError:
         """The error to retry on; raises if the call must not be retried.
@@ -281,12 +282,15 @@ class Transport:
 
     # -- the choice of how values travel -------------------------------------------------------------------------------
 
-    def _choose_calls(self, deadline: Deadline) -> Calls:
-        if self._locator.is_doubted:
-            self._locate(deadline)
-        if not self._is_chosen:
-            self._attach(deadline)
-        return self._grpc if self._local is None else self._local
+    def _choose_calls(self, verb: str, deadline: Deadline) -> Carrier:
+        if self.closed or not self._is_chosen or self._locator.is_doubted:
+            self._check_open(verb)
+            if self._locator.is_doubted:
+                self._locate(deadline)
+            if not self._is_chosen:
+                self._attach(deadline)
+            self._check_open(verb)
+        return self._local or self._grpc
 
     def _locate(self, deadline: Deadline) -> None:
         """Find where the server is now. There it may share memory that it did not share before."""
@@ -360,7 +364,7 @@ class Transport:
         if not is_used:
             local.close()
 
-    def _forget_local(self, broken: Calls | None) -> None:
+    def _forget_local(self, broken: Carrier | None) -> None:
         """Stop using the local calls if they are what broke; the next call attaches again. They are not closed: a
         draining server still answers other calls that it has accepted. The last of these drops them.
         """
