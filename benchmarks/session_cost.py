@@ -23,7 +23,7 @@ import grpc
 
 from dataplane_client import connect
 from dataplane_client._connect.channel import CHANNEL_OPTIONS
-from dataplane_client._connect.session import beat_interval_s, until_next_beat_s
+from dataplane_client._connect.heartbeats import beat_interval_s, until_next_beat_s
 from dataplane_client.options import ClientOptions
 from report import Session, table
 from rl_dataplane.v1 import data_plane_pb2 as pb

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane_client._connect.session import beat_interval_s, until_next_beat_s
+from dataplane_client._connect.heartbeats import beat_interval_s, until_next_beat_s
 
 
 @given(st.floats(0.1, 3600.0), st.floats(0.0, 4e9))

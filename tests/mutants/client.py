@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant(
         "session: one heartbeat for each grace",
         "a heartbeat that is late by a moment costs a client its rows",
-        f"{_CLIENT}/_connect/session.py",
+        f"{_CLIENT}/_connect/heartbeats.py",
         "_BEATS_A_GRACE = 3\n",
         "_BEATS_A_GRACE = 1\n",
         ("tests/client/test_heartbeats.py", "tests/client/test_session.py"),
@@ -74,7 +74,7 @@ MUTANTS = (
     Mutant(
         "session: an expired session is resumed for ever",
         "a client that was stopped never claims again",
-        f"{_CLIENT}/_connect/session.py",
+        f"{_CLIENT}/_connect/session_thread.py",
         "        if self.session_id and isinstance(error, SessionExpiredError):\n",
         "        if not self.session_id and isinstance(error, SessionExpiredError):\n",
         ("tests/client/test_session.py", "tests/integration/test_sessions.py"),
@@ -82,7 +82,7 @@ MUTANTS = (
     Mutant(
         "session: a grant is taken back once, reached or not",
         "rows of a dropped claim stay claimed as long as the client lives",
-        f"{_CLIENT}/_connect/session.py",
+        f"{_CLIENT}/_connect/session_thread.py",
         "                self._undo_due = time.monotonic() + timeout_s\n                return\n",
         "                self._undo_due = time.monotonic() + timeout_s\n",
         ("tests/client/test_session.py", "tests/integration/test_dropped_handles.py"),
@@ -90,7 +90,7 @@ MUTANTS = (
     Mutant(
         "session: the first caller gets the session, others none",
         "threads that claim together hang until their deadlines",
-        f"{_CLIENT}/_connect/session.py",
+        f"{_CLIENT}/_connect/session_thread.py",
         "        for waiter in self._waiters:\n            waiter.session_id.set_result(self.session_id)\n",
         "        for waiter in self._waiters[:1]:\n            waiter.session_id.set_result(self.session_id)\n",
         ("tests/client/test_session.py", "tests/integration/test_sessions.py"),
