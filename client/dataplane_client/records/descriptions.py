@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from functools import cache
 from typing import Literal
 
 from dataplane_client._common.displays import html_table, short_list
 from dataplane_client.meta import Tag
 from dataplane_client.records.flow import FlowPolicy
-from dataplane_client.records.mapping import mapper
+from dataplane_client.records.mapping import compiled_later, mapper
 from dataplane_client.records.recent import RecentFlow, RecentTask
 from dataplane_client.records.tasks import TaskPolicy
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -338,8 +337,8 @@ class SampleDescription:
     digests: dict[str, str] = field(default_factory=dict)
 
 
-@cache
-def _partitions() -> Callable[[pb.Partition], PartitionDescription]:
+@compiled_later
+def partition_description() -> Callable[[pb.Partition], PartitionDescription]:
     mapper().reader(
         FieldDescription,
         pb.FieldDescription,
@@ -350,21 +349,13 @@ def _partitions() -> Callable[[pb.Partition], PartitionDescription]:
     return mapper().reader(PartitionDescription, pb.Partition, leave=("outcome",))
 
 
-def partition_description(message: pb.Partition) -> PartitionDescription:
-    return _partitions()(message)
-
-
 def registered_description(message: pb.RegisterPartitionResponse) -> PartitionDescription:
     return replace(partition_description(message.partition), outcome=_OUTCOMES.get(message.outcome))
 
 
-@cache
-def _status() -> Callable[[pb.GetServerStatusResponse], ServerStatus]:
+@compiled_later
+def server_status() -> Callable[[pb.GetServerStatusResponse], ServerStatus]:
     return mapper().reader(ServerStatus, pb.GetServerStatusResponse, leave=("direct_port", "shared_memory"))
-
-
-def server_status(message: pb.GetServerStatusResponse) -> ServerStatus:
-    return _status()(message)
 
 
 def snapshot_description(message: pb.Snapshot) -> SnapshotDescription:
@@ -377,8 +368,8 @@ def dead_letter(message: pb.DeadLetter) -> DeadLetter:
     return DeadLetter(message.sample_id, message.deliveries, message.reason)
 
 
-@cache
-def _samples() -> Callable[[pb.GetSampleResponse], SampleDescription]:
+@compiled_later
+def sample_description() -> Callable[[pb.GetSampleResponse], SampleDescription]:
     return mapper().reader(
         SampleDescription,
         pb.GetSampleResponse,
@@ -387,7 +378,3 @@ def _samples() -> Callable[[pb.GetSampleResponse], SampleDescription]:
         group_id=lambda row: row.group_id or None,
         digests=lambda row: {name: f"{digest:016x}" for name, digest in zip(row.fields, row.digests, strict=False)},
     )
-
-
-def sample_description(message: pb.GetSampleResponse) -> SampleDescription:
-    return _samples()(message)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import msgpack
 import numpy as np
 
 from dataplane_client._common.arrays import generations_of, int64s
 from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.mapping import compiled_later, mapper, unpacked_tags
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
@@ -74,7 +74,7 @@ def decode_grant(
     extra_info: dict[str, object],
 ) -> Grant:
     meta = _meta(response, partition_id, task_name, fields, extra_info)
-    groups = tuple(_group(message) for message in response.groups)
+    groups = tuple(map(_group, response.groups))
     of_rows = (int64s(response.deliveries).tolist(), groups, int64s(response.staleness).tolist())
     return Grant(response.claim_id, meta, *of_rows, response.committed)
 
@@ -94,15 +94,11 @@ def _meta(
         fields=list(fields),
         sequence_lengths=lengths if all(length >= 0 for length in lengths) else None,
         extra_info=extra_info,
-        tags=[msgpack.unpackb(packed) if packed else {} for packed in response.row_tags],
+        tags=[*map(unpacked_tags, response.row_tags)],
         generations=generations_of(response.generations, len(response.sample_ids)),
     )
 
 
-def _group(message: pb.ClaimedGroup) -> ClaimedGroup:
-    return ClaimedGroup(
-        group_id=message.group_id,
-        rows=message.rows,
-        start_weight_version=message.start_weight_version if message.HasField("start_weight_version") else None,
-        end_weight_version=message.end_weight_version if message.HasField("end_weight_version") else None,
-    )
+@compiled_later
+def _group() -> Callable[[pb.ClaimedGroup], ClaimedGroup]:
+    return mapper().reader(ClaimedGroup, pb.ClaimedGroup)

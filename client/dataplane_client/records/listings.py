@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 from dataplane_client.meta import KVBatchMeta
-from dataplane_client.records.mapping import mapper, unpacked_tags
+from dataplane_client.records.mapping import compiled_later, mapper, unpacked_tags
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _STATES = ("untaken", "claimed", "consumed", "delayed", "dead")
@@ -182,8 +181,8 @@ class SessionDescription:
     groups: int
 
 
-@cache
-def _groups() -> Callable[[pb.ListedGroup], SampleGroup]:
+@compiled_later
+def _group() -> Callable[[pb.ListedGroup], SampleGroup]:
     return mapper().reader(SampleGroup, pb.ListedGroup, client="client_name")
 
 
@@ -200,48 +199,36 @@ def sample_page(message: pb.ListSamplesResponse, partition_id: str, task_name: s
         generations=generations_of(message.generations, len(message.sample_ids)),
     )
     states = None if task_name is None else [_STATES[number] for number in message.states]
-    groups = {group.group_id: group for group in map(_groups(), message.groups)}
+    groups = {group.group_id: group for group in map(_group, message.groups)}
     group_ids = message.group_ids or [""] * meta.size
     return SamplePage(meta, states, message.next_page_token or None, [*map(groups.get, group_ids)])
 
 
-@cache
-def _claims() -> Callable[[pb.ListClaimsResponse], ClaimList]:
+@compiled_later
+def claim_list() -> Callable[[pb.ListClaimsResponse], ClaimList]:
     mapper().reader(ClaimDescription, pb.OpenClaim, task_name="task", sessions="session_ids", clients="client_names")
     mapper().reader(WaitingClaim, pb.WaitingClaim, task_name="task", client="client_name")
     return mapper().reader(ClaimList, pb.ListClaimsResponse, open="claims")
 
 
-def claim_list(message: pb.ListClaimsResponse) -> ClaimList:
-    return _claims()(message)
-
-
-@cache
-def _group_lists() -> Callable[[pb.ListGroupsResponse], GroupList]:
+@compiled_later
+def group_list() -> Callable[[pb.ListGroupsResponse], GroupList]:
     mapper().reader(ReservedGroup, pb.ReservedGroup)
     mapper().reader(GivenUpGroup, pb.GivenUpGroup)
     return mapper().reader(GroupList, pb.ListGroupsResponse)
 
 
-def group_list(message: pb.ListGroupsResponse) -> GroupList:
-    return _group_lists()(message)
-
-
-@cache
-def _explanations() -> Callable[[pb.ExplainWaitsResponse], Explanation]:
+@compiled_later
+def explanation() -> Callable[[pb.ExplainWaitsResponse], Explanation]:
     mapper().reader(ExplainedWait, pb.ExplainedWait, task_name="task", client="client_name")
     return mapper().reader(Explanation, pb.ExplainWaitsResponse)
 
 
-def explanation(message: pb.ExplainWaitsResponse) -> Explanation:
-    return _explanations()(message)
-
-
-@cache
-def _sessions() -> Callable[[pb.OpenSessionStatus], SessionDescription]:
+@compiled_later
+def _session() -> Callable[[pb.OpenSessionStatus], SessionDescription]:
     names = {"client": "client_name", "silent_s": "silence", "rows": "claimed_rows", "groups": "open_groups"}
     return mapper().reader(SessionDescription, pb.OpenSessionStatus, **names)
 
 
 def session_list(message: pb.ListSessionsResponse) -> list[SessionDescription]:
-    return [*map(_sessions(), message.sessions)]
+    return [*map(_session, message.sessions)]

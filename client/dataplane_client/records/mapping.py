@@ -5,11 +5,22 @@ Pairs are compiled when the first answer of their kind is read: the command line
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from typing import TypeVar
 
 from dataplane_client.meta import Tag
 from dataplane_client.records.filters import Where, filter_text
 from rl_dataplane.v1.records import Mapper
+
+M = TypeVar("M")
+R = TypeVar("R")
+
+
+def compiled_later(make: Callable[[], Callable[[M], R]]) -> Callable[[M], R]:
+    """Decorate a function that compiles what reads a message: the first message has it compiled."""
+    compiled = cache(make)
+    return lambda message: compiled()(message)
 
 
 @cache

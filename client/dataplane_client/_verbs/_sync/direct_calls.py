@@ -76,8 +76,11 @@ class DirectCalls(FrameCalls):
 
     def _receive(self, connection: LocalConnection, buffers: ReadBuffers, deadline: Deadline) -> None:
         receive = partial(receive_values, connection.take_rest(), buffers)
-        with self._failures("ReadColumns"), self._using(connection):
-            connection.use(receive, deadline.left_s)
+        try:
+            with self._using(connection):
+                connection.use(receive, deadline.left_s)
+        except (OSError, EOFError) as error:
+            raise self._failed("ReadColumns", error) from None
 
     # -- connections ---------------------------------------------------------------------------------------------------
 

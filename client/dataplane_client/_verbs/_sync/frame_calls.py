@@ -19,7 +19,7 @@ from dataplane_client._connect.deadline import Deadline
 from dataplane_client._connect.error_table import translated_status
 from dataplane_client._memory.local_protocol import LOCAL_METHODS, request_frame
 from dataplane_client._verbs._sync.runtime import LocalConnection, Work
-from dataplane_client.errors import DeadlineError, InvalidArgumentError, UnavailableError
+from dataplane_client.errors import DataPlaneError, DeadlineError, InvalidArgumentError, UnavailableError
 from rl_dataplane.v1 import local_pb2 as pb
 
 _IDLE_CONNECTIONS = 64
@@ -74,22 +74,20 @@ class FrameCalls(ABC):
             frame = request_frame(number, request, traceparent if self._traces else "")
         except ValueError as error:
             raise InvalidArgumentError(f"{verb} at {self._target}: {error}") from None
-        with self._failures(verb):
+        try:
             outcome, body = self._exchange(frame, deadline, own, after)
+        except (OSError, EOFError) as error:
+            raise self._failed(verb, error) from None
         if outcome == pb.LOCAL_OUTCOME_ERROR:
             raise translated_status(status_pb2.Status.FromString(body), verb, self._target)
         return response.FromString(body)
 
-    @contextlib.contextmanager
-    def _failures(self, verb: str) -> Iterator[None]:
-        """A block that uses a connection; what ends it becomes an error of this package."""
-        try:
-            yield
-        except TimeoutError:
-            raise DeadlineError(f"{verb} at {self._target}: no answer before the deadline") from None
-        except (OSError, EOFError) as error:
-            why = getattr(error, "strerror", None) or str(error)  # not itself: a circle would keep the arena mapped
-            raise UnavailableError(f"{verb} at {self._target}: the {self._kind} connection broke: {why}") from None
+    def _failed(self, verb: str, error: OSError | EOFError) -> DataPlaneError:
+        """The error of this package for what ended the use of a connection."""
+        if isinstance(error, TimeoutError):
+            return DeadlineError(f"{verb} at {self._target}: no answer before the deadline")
+        why = getattr(error, "strerror", None) or str(error)  # not itself: a circle would keep the arena mapped
+        return UnavailableError(f"{verb} at {self._target}: the {self._kind} connection broke: {why}")
 
     def _exchange(
         self, frame: bytes, deadline: Deadline, own: list[LocalConnection] | None, after: Work | None
