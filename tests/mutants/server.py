@@ -391,7 +391,7 @@ MUTANTS = (
     Mutant(
         "cluster: a lease with some bytes elsewhere does not say so",
         "a reader takes bytes of its own node for those of another",
-        f"{_SERVER}/cluster/coordinator/relay_calls.py",
+        f"{_SERVER}/cluster/coordinator/calls.py",
         "        if (nodes != node).any():\n",
         "        if (nodes != node).all():\n",
         ("tests/cluster/node/test_gateway.py", "tests/cluster/node/test_two_nodes.py"),

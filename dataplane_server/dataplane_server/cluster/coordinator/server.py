@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import cast
 
 from dataplane_server.access.gate import Gate
+from dataplane_server.cluster.coordinator.calls import RelayCalls, on_its_node
+from dataplane_server.cluster.coordinator.endpoint import RelayEndpoint
 from dataplane_server.cluster.coordinator.home_arena import HomeArena
 from dataplane_server.cluster.coordinator.members import Member, Members
 from dataplane_server.cluster.coordinator.mirrors import Mirrors
 from dataplane_server.cluster.coordinator.placing import PlacingShell
-from dataplane_server.cluster.coordinator.relay_calls import RelayCalls, on_its_node
-from dataplane_server.cluster.coordinator.relay_endpoint import RelayEndpoint
 from dataplane_server.cluster.coordinator.remote_values import ClusterValues
 from dataplane_server.cluster.messages import Beat, Registration
 from dataplane_server.config import ServerConfig

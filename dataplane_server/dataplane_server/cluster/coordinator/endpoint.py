@@ -14,8 +14,8 @@ import socket
 from collections.abc import Collection, Mapping
 
 from dataplane_server.accepting import accepting
+from dataplane_server.cluster.coordinator.calls import RelaySession
 from dataplane_server.cluster.coordinator.members import Members
-from dataplane_server.cluster.coordinator.relay_calls import RelaySession
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
