@@ -77,7 +77,7 @@ def _measure(inputs: Path, repeats: int, rounds: int) -> None:
 def _simulate(inputs: dict[str, Any], chart: Path) -> None:
     console = Console(width=None if Console().is_terminal else 140)
     console.print(", ".join(f"{name} {fact}" for name, fact in inputs["machine"].items()), highlight=False)
-    times = ServiceTimes.of_relays(inputs)
+    times = ServiceTimes.of_nodes(inputs)
     limits = {(put, claim): saturation(Workload(1, put, claim), times) for put in _PUTS for claim in _CLAIMS}
     for title, headings, rows in (
         *_calls(inputs["calls_us"]),
@@ -105,7 +105,7 @@ _Rows = list[tuple[str, ...]]
 def _calls(calls: dict[str, list[float]]) -> Iterator[tuple[str, Sequence[str], _Rows]]:
     """Measured: what one call takes, and how many of them fill the loop."""
     sizes = sorted({int(name.split()[2]) for name in calls})
-    for transport in ("relay", "grpc"):
+    for transport in ("node", "grpc"):
         rows = []
         for operation in _OPERATIONS:
             names = [f"{transport} {operation} {size}" for size in sizes]
@@ -183,14 +183,12 @@ def _next_limits(inputs: dict[str, Any], times: ServiceTimes) -> tuple[str, Sequ
     gb_per_s = _TARGET_ROWS_PER_S * _TARGET_ROW_BYTES / 1e9
     node_gb_per_s = max(fetch) / fetch[max(fetch)]["seconds"] / 1e9
     fetches_per_s = _TARGET_ROWS_PER_S / put
-    calls_per_s = _TARGET_ROWS_PER_S * (2 / put + 8 / claim)
     changes_per_s = _TARGET_ROWS_PER_S * (1 / put + 5 / claim)
-    beat_s, gateway_us, connection = interpolated(times.beat, 1_000), inputs["gateway_us"], inputs["relay_connection_bytes"]
+    beat_s, connection = interpolated(times.beat, 1_000), inputs["connection_bytes"]
     flow = f"{gb_per_s:.1f} GB/s; one fetch at a time {node_gb_per_s:.2f} GB/s a node"
     fetched = f"{fetches_per_s:,.0f}/s; {taker_us:.0f} us of the taker's CPU"
     admitted = f"{3_000 * times.heartbeat:.2f} of the loop; 10,000 sessions are the most"
     held = f"{24_000 * connection / 1e6:.0f} MB and 24,000 descriptors for 8,000 clients"
-    relayed = f"{calls_per_s * 8 / 1_000 * gateway_us / 1e6:.2f} of a core"
     rows = [
         ("network into trainers", flow, f"{gb_per_s / node_gb_per_s:.0f} nodes"),
         ("fetches, one for each put of 16", fetched, f"{fetches_per_s * taker_us / 1e6:.1f} cores of takers"),
@@ -200,7 +198,6 @@ def _next_limits(inputs: dict[str, Any], times: ServiceTimes) -> tuple[str, Sequ
             f"{beat_s * 1_000 / BEAT_S:.2f} of each coordinator's loop",
         ),
         ("heartbeats of 10,000 sessions", f"3,000/s of {times.heartbeat * 1e6:.0f} us", admitted),
-        ("actor of a node with 8 ranks of 1,000", f"{gateway_us:.0f} us for a call that it relays", relayed),
         ("connections of clients", f"{connection / 1e3:.1f} kB each, 3 for each client", held),
         ("resident rows", "4,000,000 by default for each coordinator", f"{4e6 / _TARGET_ROWS_PER_S:.0f} s of rows"),
         (
@@ -225,7 +222,9 @@ def _draw(times: ServiceTimes, limits: _Limits, path: Path) -> None:
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
     for put in _PUTS:
-        rates = [limits[put, 64] * share for share in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1)]
+        rates = [
+            limits[put, 64] * share for share in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1)
+        ]
         waits = [1e3 * simulate(Workload(rate, put, 64), times).wait_s(99) for rate in rates]
         axes.plot(rates, waits, marker="o", markersize=3, label=f"puts of {put}")
     axes.axhline(1e3 * TOO_LATE_S, color="#555555", linestyle="--", label="saturated")

@@ -16,7 +16,6 @@ import numpy as np
 from dataplane_client._connect.channel import CHANNEL_OPTIONS
 from dataplane_client._memory.local_protocol import LOCAL_METHODS, LOCAL_WRITES, request_frame
 from dataplane_client._memory.shared_arena import SharedArena
-from dataplane_server.cluster.node.relay import Relay
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 from rl_dataplane.v1 import local_pb2
@@ -31,28 +30,25 @@ ROW_BYTES = TOKENS * (4 + 1 + 4) + 4
 _DEADLINE_S = 20.0
 
 
-class RelayClient:
-    """A client of a node: its calls go to the coordinator as the node's actor relays them."""
+class NodeClient:
+    """A client of a node. It makes all calls at the coordinator, and writes and reads no values.
 
-    def __init__(self, relay: Relay, calls_at_once: int) -> None:
-        self._relay = relay
-        self._handles = 0
-        self._lifeline = self._connect(attaches=True)
-        token = local_pb2.RelayResponse.FromString(_received(self._lifeline)).session
-        self._sockets = [self._joined(token) for _ in range(calls_at_once)]
+    place: the node's socket, and the nonce of its memory.
+    """
 
-    def _connect(self, *, attaches: bool) -> socket.socket:
-        known = self._relay
-        connection = socket.create_connection((known.host, known.port), _DEADLINE_S)
+    def __init__(self, place: tuple[str, bytes], calls_at_once: int) -> None:
+        self._arena = SharedArena(*place)
+        self._sockets = [self._joined() for _ in range(calls_at_once)]
+
+    def _joined(self) -> socket.socket:
+        if self._arena.calls_at is None:
+            raise RuntimeError("this is the socket of no cluster")
+        connection = socket.create_connection(self._arena.calls_at, _DEADLINE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        request = local_pb2.RelayRequest(secret=known.secret, node=known.node, attaches=attaches)
-        connection.sendall(request_frame(local_pb2.LOCAL_METHOD_RELAY, request))
-        return connection
-
-    def _joined(self, token: bytes) -> socket.socket:
-        connection = self._connect(attaches=False)
+        request = local_pb2.JoinRequest(session=self._arena.token)
+        connection.sendall(request_frame(local_pb2.LOCAL_METHOD_JOIN, request))
         _received(connection)
-        return _join(connection, token)
+        return connection
 
     def call(self, verb: str, requests: Sequence[Any]) -> list[Any]:
         """Unary calls."""
@@ -86,31 +82,22 @@ class RelayClient:
             for request, handle in zip(requests, handles, strict=True)
         ]
         self._exchange(local_pb2.LOCAL_METHOD_READ, messages, local_pb2.LocalReadResponse)
-        for handle in handles:
-            release = local_pb2.LetGoRequest(handles=[handle])
-            self._lifeline.sendall(request_frame(local_pb2.LOCAL_METHOD_LET_GO, release))
+        self._arena.release(*handles)
 
     def close(self) -> None:
         """End the client's session."""
-        self._lifeline.sendall(HEAD.pack(0, local_pb2.LOCAL_METHOD_CLIENT_GONE))
-        for connection in (self._lifeline, *self._sockets):
+        for connection in self._sockets:
             connection.close()
+        self._arena._lifeline.close()  # noqa: SLF001  # at once, whatever still refers to it
 
     def _next_handle(self) -> int:
-        self._handles += 1
-        return self._handles
+        return self._arena.next_handle()
 
     def _exchange(self, method: int, requests: Iterable[Any], response: Any) -> list[Any]:
         frames = [request_frame(method, request) for request in requests]
         for connection, frame in zip(self._sockets, frames, strict=False):
             connection.sendall(frame)
         return [response.FromString(_received(one)) for one, _ in zip(self._sockets, frames, strict=False)]
-
-
-def _join(connection: socket.socket, token: bytes) -> socket.socket:
-    connection.sendall(request_frame(local_pb2.LOCAL_METHOD_JOIN, local_pb2.JoinRequest(session=token)))
-    _received(connection)
-    return connection
 
 
 def _received(connection: socket.socket) -> bytes:
@@ -120,26 +107,6 @@ def _received(connection: socket.socket) -> bytes:
     if outcome != local_pb2.LOCAL_OUTCOME_UNSPECIFIED:
         raise RuntimeError(f"the coordinator refused a call: {body!r}")
     return body
-
-
-class GatewayClient(RelayClient):
-    """A client whose calls go through the socket of its node's actor, as those of all clients do."""
-
-    def __init__(self, path: str, nonce: bytes, calls_at_once: int) -> None:
-        self._handles = 0
-        self._arena = SharedArena(path, nonce)
-        self._sockets = [_to_node(path, self._arena.token) for _ in range(calls_at_once)]
-
-    def close(self) -> None:
-        """Leave the node."""
-        for connection in self._sockets:
-            connection.close()
-
-
-def _to_node(path: str, token: bytes) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(path)
-    return _join(connection, token)
 
 
 class GrpcClient:

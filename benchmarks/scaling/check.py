@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.scaling.calls import (
     LOGPROBS,
-    RelayClient,
+    NodeClient,
     claim_request,
     clear_request,
     commit_header,
@@ -26,18 +26,19 @@ from benchmarks.scaling.calls import (
 )
 from benchmarks.scaling.simulation import Workload, quantile
 
-from dataplane_server.cluster.node.relay import Relay
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
 @dataclass
 class RealRun:
-    """Calls so far: their operations, and seconds until their answers."""
+    """producer, consumer: sockets of nodes, and the nonces of their memory. calls: so far; their operations, and seconds
+    until their answers.
+    """
 
     name: str
     workload: Workload
-    producer: Relay
-    consumer: Relay
+    producer: tuple[str, bytes]
+    consumer: tuple[str, bytes]
     calls: list[tuple[str, float]] = field(default_factory=list)
     ending: threading.Event = field(default_factory=threading.Event)
 
@@ -62,7 +63,7 @@ class RealRun:
         }
 
     def _produce(self, number: int, due: float) -> None:
-        client, chance, rows = RelayClient(self.producer, 1), random.Random(number), self.workload.put_rows
+        client, chance, rows = NodeClient(self.producer, 1), random.Random(number), self.workload.put_rows
         for put in range(1 << 30):
             due += chance.expovariate(self.workload.rows_per_s / rows / self.workload.nodes)
             if self._ends_before(due):
@@ -74,7 +75,7 @@ class RealRun:
         client.close()
 
     def _step(self, number: int, began: float) -> None:
-        client, chance, rows = RelayClient(self.consumer, 1), random.Random(-1 - number), self.workload.claim_rows
+        client, chance, rows = NodeClient(self.consumer, 1), random.Random(-1 - number), self.workload.claim_rows
         step_s = rows * self.workload.ranks / self.workload.rows_per_s
         for step in range(1, 1 << 30):
             if self._ends_before(began + step * step_s + chance.random() * self.workload.spread_s):
@@ -96,7 +97,7 @@ class RealRun:
             self._timed("clear", client.call, "ClearSamples", [clear_request(claim)])
         client.close()
 
-    def _claim(self, client: RelayClient, task: str, name: str) -> pb.ClaimSamplesResponse | None:
+    def _claim(self, client: NodeClient, task: str, name: str) -> pb.ClaimSamplesResponse | None:
         """What there is of a batch; None if there is nothing."""
         request = claim_request(task, self.workload.claim_rows, f"{self.name} {task} {name}")
         request.min_size = 1

@@ -1,8 +1,7 @@
 """Measure what a coordinator's event loop does for each call, and what Ray takes to move bytes between nodes.
 
-A local Ray cluster of two nodes runs a real coordinator and real node actors. The benchmark talks to the relay port in
-the place of the node actors, so neither clients nor node actors limit anything. Rows are put on the one node and
-claimed, read and committed on the other.
+A local Ray cluster of two nodes runs a real coordinator and real node actors. The clients of the benchmark do as little
+as they can, so they limit nothing. Rows are put on the one node and claimed, read and committed on the other.
 
 A time is CPU time of the thread that runs the event loop, as the kernel counts it. One sample is the mean of
 CALLS_AT_ONCE calls that come at once, as they do at a coordinator that has much to do; one call alone takes longer,
@@ -35,9 +34,8 @@ from benchmarks.scaling.calls import (
     PARTITION,
     ROW_BYTES,
     TOKENS,
-    GatewayClient,
     GrpcClient,
-    RelayClient,
+    NodeClient,
     claim_request,
     clear_request,
     commit_header,
@@ -59,10 +57,9 @@ from benchmarks.scaling.cluster import (
 )
 from benchmarks.scaling.simulation import Workload
 
-from dataplane_server.cluster.node.byte_lines import ByteLines
-from dataplane_server.cluster.messages import Beat, BytePlace
-from dataplane_server.cluster.node.relay import Relay
 from dataplane_server.cluster.coordinator.starting import Cluster
+from dataplane_server.cluster.messages import Beat, BytePlace
+from dataplane_server.cluster.node.byte_lines import ByteLines
 from dataplane_server.core.calls.values import Run, Runs
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
@@ -77,42 +74,43 @@ def measure(repeats: int, rounds: int) -> dict[str, Any]:
     """All inputs of the simulation."""
     with local_cluster() as (cluster, other):
         place = place_of(cluster, other)
-        consumer, producer = in_coordinator(cluster, _relays)
+        consumer, producer = in_coordinator(cluster, _places)
         calls = _call_times(cluster, producer, consumer, repeats, rounds)
         return {
             "machine": machine.describe(),
             "row": {"tokens": TOKENS, "bytes": ROW_BYTES, "columns": 4},
             "calls_us": {name: _shortened(times) for name, times in sorted(calls.items())},
             "heartbeat_us": min(_heartbeat_us(cluster) for _ in range(repeats)),
-            "relay_connection_bytes": _connection_bytes(cluster, producer),
+            "connection_bytes": _connection_bytes(cluster, producer),
             "check": _check(cluster, producer, consumer),
-            "gateway_us": min(_gateway_us(place, producer) for _ in range(repeats)),
             "fetch": _fetches(cluster, other, place, repeats),
             "beat_us": _beats_us(cluster, repeats),
         }
 
 
-def _relays(coordinator: Any) -> list[Relay]:
-    """How the actors of nodes reach the relay port, that of the coordinator's own node first."""
-    host, port = coordinator._options.host, coordinator._relay_port
-    return [Relay(host, port, member.secret, member.number) for member in coordinator._server.members]
+def _places(coordinator: Any) -> list[tuple[str, bytes]]:
+    """The sockets of nodes and the nonces of their memory, that of the coordinator's own node first."""
+    told = [member.registration for member in coordinator._server.members]
+    return [(one.socket, one.nonce) for one in told]
 
 
 # -- calls -------------------------------------------------------------------------------------------------------------
 
 
-def _call_times(cluster: Cluster, to_producer: Relay, to_consumer: Relay, repeats: int, rounds: int) -> Samples:
+def _call_times(
+    cluster: Cluster, to_producer: tuple[str, bytes], to_consumer: tuple[str, bytes], repeats: int, rounds: int
+) -> Samples:
     """Microseconds by "transport operation rows"."""
     busy = Busy.loop(cluster)
     outside = GrpcClient(cluster.addresses["listen"][0], CALLS_AT_ONCE)
     outside.call("RegisterPartition", [registration()])
-    producer, consumer = RelayClient(to_producer, CALLS_AT_ONCE), RelayClient(to_consumer, CALLS_AT_ONCE)
+    producer, consumer = NodeClient(to_producer, CALLS_AT_ONCE), NodeClient(to_consumer, CALLS_AT_ONCE)
     number = itertools.count()
     best: Samples = {}
     for _, size in itertools.product(range(repeats), SIZES):
         found: Samples = {}
         for _ in range(rounds):
-            _round(_Timed(busy, found, "relay", size), producer, consumer, next(number))
+            _round(_Timed(busy, found, "node", size), producer, consumer, next(number))
             _round(_Timed(busy, found, "grpc", size), outside, outside, next(number))
         _keep_best(best, found)
     _keep_best(best, _scattered_reads(busy, producer, consumer, rounds))
@@ -170,7 +168,7 @@ def _claims(timed: _Timed, operation: str, client: Any, task: str, name: str) ->
         return client.call("ClaimSamples", requests)  # type: ignore[no-any-return]
 
 
-def _scattered_reads(busy: Busy, producer: RelayClient, consumer: RelayClient, rounds: int) -> Samples:
+def _scattered_reads(busy: Busy, producer: NodeClient, consumer: NodeClient, rounds: int) -> Samples:
     """Reads of rows that were put one by one."""
     found: Samples = {}
     for number, size in itertools.product(range(rounds // 4), SIZES[1:]):
@@ -179,7 +177,7 @@ def _scattered_reads(busy: Busy, producer: RelayClient, consumer: RelayClient, r
             producer.finish(
                 producer.reserve("PutSamples", [put_header([one]) for one in ids[first : first + CALLS_AT_ONCE]])
             )
-        timed = _Timed(busy, found, "relay", size)
+        timed = _Timed(busy, found, "node", size)
         claims = _claims(timed, "claim_singles", consumer, LOGPROBS, f"single {number} {size}")
         with timed("read_singles"):
             consumer.read([read_request(claim, LOGPROBS) for claim in claims])
@@ -199,7 +197,9 @@ def _shortened(times: Sequence[float]) -> list[float]:
     return [round(float(part.mean()), 1) for part in parts]
 
 
-def _check(cluster: Cluster, producer: Relay, consumer: Relay, seconds: float = 15.0) -> dict[str, Any]:
+def _check(
+    cluster: Cluster, producer: tuple[str, bytes], consumer: tuple[str, bytes], seconds: float = 15.0
+) -> dict[str, Any]:
     """A workload in real time, for the simulation to agree with; and what the way to an idle coordinator takes."""
     busy = Busy.loop(cluster)
     workload = Workload(3_000.0, 8, 64, nodes=12, ranks=8, sessions=0)
@@ -213,8 +213,8 @@ def _check(cluster: Cluster, producer: Relay, consumer: Relay, seconds: float = 
     return {"workload": asdict(workload), "seconds": seconds, "wire_s": wire_s, "measured": measured}
 
 
-def _clear(relay: Relay) -> None:
-    client = RelayClient(relay, 1)
+def _clear(place: tuple[str, bytes]) -> None:
+    client = NodeClient(place, 1)
     request = pb.ClearSamplesRequest(
         request_id=f"clear {time.monotonic_ns()}", partition_id=PARTITION, whole_partition=True
     )
@@ -283,11 +283,11 @@ def _add_members(coordinator: Any, number: int) -> None:
         members.add(replace(known[0], number=1_000_000 + more, registration=registration))
 
 
-def _connection_bytes(cluster: Cluster, relay: Relay, connections: int = 400) -> int:
-    """What a connection to the relay port takes of the coordinator's memory."""
+def _connection_bytes(cluster: Cluster, place: tuple[str, bytes], connections: int = 400) -> int:
+    """What a client's connection takes of the coordinator's memory."""
     process = Busy.loop(cluster).process
     before = _resident(process)
-    clients = RelayClient(relay, connections)
+    clients = NodeClient(place, connections)
     taken = _resident(process) - before
     clients.close()
     return taken // connections
@@ -305,23 +305,6 @@ def _node_process(place: Mapping[str, Any]) -> int:
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(place["socket"])
         return int(struct.unpack("=3I", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
-
-
-def _gateway_us(place: Mapping[str, Any], relay: Relay, rows: int = 16) -> float:
-    """What the actor of a node does for a call that it relays, in all of its threads."""
-    _clear(relay)
-    client = GatewayClient(place["socket"], place["nonce"], CALLS_AT_ONCE)
-    busy, samples = Busy.whole(_node_process(place)), Samples()
-    for _ in range(20):
-        headers = [
-            put_header([f"gateway-{time.monotonic_ns()}-{call}-{row}" for row in range(rows)])
-            for call in range(CALLS_AT_ONCE)
-        ]
-        with busy.series(samples, "reserve"):
-            handles = client.reserve("PutSamples", headers)
-        client.finish(handles)
-    client.close()
-    return round(min(samples["reserve"]), 1)
 
 
 def _fetches(cluster: Cluster, ray_node: str, place: Mapping[str, Any], repeats: int) -> dict[str, Any]:

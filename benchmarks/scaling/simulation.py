@@ -60,12 +60,12 @@ class ServiceTimes:
     beat: Mapping[int, float]
 
     @classmethod
-    def of_relays(cls, inputs: Mapping[str, Any]) -> ServiceTimes:
+    def of_nodes(cls, inputs: Mapping[str, Any]) -> ServiceTimes:
         """Of calls that come from nodes of the cluster. inputs: as `measure.measure` returns them."""
         calls = {
-            name.removeprefix("relay "): [sample / 1e6 for sample in samples]
+            name.removeprefix("node "): [sample / 1e6 for sample in samples]
             for name, samples in inputs["calls_us"].items()
-            if name.startswith("relay ")
+            if name.startswith("node ")
         }
         beat = {int(nodes): taken / 1e6 for nodes, taken in inputs["beat_us"].items()}
         return cls(calls, inputs["heartbeat_us"] / 1e6, beat)

@@ -373,11 +373,11 @@ MUTANTS = (
         ("tests/cluster/node/test_gateway.py", "tests/cluster/node"),
     ),
     Mutant(
-        "cluster: clients of a node call after their coordinator is gone",
-        "clients wait for answers that never come",
-        f"{_SERVER}/cluster/node/gateway.py",
-        "            connection.lose_upstream()\n",
-        "            pass\n",
+        "cluster: a line that breaks ends what clients hold",
+        "a client goes on to write where other rows are by now",
+        f"{_SERVER}/cluster/coordinator/endpoint.py",
+        "            self._orphans[session.token] = session\n",
+        "            session.end()\n",
         ("tests/cluster/node/test_gateway.py",),
     ),
     Mutant(

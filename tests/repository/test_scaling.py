@@ -42,7 +42,7 @@ def test_as_many_coordinators_are_needed_as_keep_the_busiest_below_its_limit() -
 def test_the_committed_times_predict_how_busy_a_real_coordinator_was() -> None:
     inputs = json.loads(scaling_inputs.read_text())
     check = inputs["check"]
-    workload, times = simulation.Workload(**check["workload"]), simulation.ServiceTimes.of_relays(inputs)
+    workload, times = simulation.Workload(**check["workload"]), simulation.ServiceTimes.of_nodes(inputs)
     simulated = simulation.simulate(workload, times)
     assert check["measured"]["calls_per_s"] == pytest.approx(simulated.calls_per_s, rel=0.1)
     assert simulated.utilisation / 1.5 < check["measured"]["utilisation"] < simulated.utilisation * 1.5

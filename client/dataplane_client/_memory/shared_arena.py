@@ -52,7 +52,7 @@ class SharedArena:
     memory behind it is not to be trusted.
 
     inline_bytes: values of up to this many bytes travel in messages; none do in a cluster. calls_at: host and port
-    where the session may be joined, too, for all calls but reads; None if nowhere.
+    where the session is joined for calls; None for the address.
     """
 
     def __init__(self, address: str, nonce: bytes) -> None:

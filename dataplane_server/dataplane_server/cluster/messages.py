@@ -54,17 +54,17 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The answer to a Registration. secret: proves to the relay port that a connection is of this node's actor.
+    """The answer to a Registration. secret: proves to the coordinator that a line is of this node's actor.
 
-    relay_host, relay_port: where the coordinator serves relayed frames. others: with this node or without it.
+    calls_host, calls_port: where the coordinator takes lines, and calls of clients. others: with or without this node.
     incarnation: of the coordinator's state, which a restart from its log keeps. placed: as in BeatAnswer. mirrors: the
     registration's that the node keeps; it removes the others.
     """
 
     number: int
     secret: bytes
-    relay_host: str
-    relay_port: int
+    calls_host: str
+    calls_port: int
     others: Nodes
     incarnation: str
     placed: int = 0
@@ -103,8 +103,7 @@ class Beat:
 class BeatAnswer:
     """known: whether the coordinator knows the arena; if not, the actor registers again. others: as in Registered, but
     only those that were added since the last answer, as a thousand nodes hear a thousand. placed: how many were added
-    so far. orphans: sessions that lost their relay without a word; what their clients hold stays until a beat says that
-    they are gone.
+    so far. orphans: sessions whose line has ended; what their clients hold stays until a beat says that they are gone.
     """
 
     known: bool

@@ -17,13 +17,14 @@ class CallScope:
     """A `with` block around one call, which begins when this is made. The block calls `end` when the call succeeds.
 
     The block swallows an Exception: `status` is then what to send to the caller. A defect is logged with its stack,
-    which the caller does not see. traceparent: the client's trace context; empty for none.
+    which the caller does not see. metrics: None where nothing counts calls. traceparent: the client's trace context;
+    empty for none.
     """
 
     status: status_pb2.Status
 
     def __init__(
-        self, metrics: Metrics, tracing: Tracing | None, transport: Transport, verb: str, traceparent: str
+        self, metrics: Metrics | None, tracing: Tracing | None, transport: Transport, verb: str, traceparent: str
     ) -> None:
         self._metrics = metrics
         self._tracing = tracing
@@ -39,13 +40,15 @@ class CallScope:
             return
         self._ended = True
         seconds = time.monotonic() - self._began
-        self._metrics.call(self._verb, self._transport, code, seconds)
+        if self._metrics is not None:
+            self._metrics.call(self._verb, self._transport, code, seconds)
         if self._tracing is not None:
             self._tracing.call(self._verb, self._transport, code, seconds, self._traceparent)
 
     def refused(self, reason: Reason, status: status_pb2.Status) -> None:
         """End a call that is refused."""
-        self._metrics.refusal(self._verb, reason.name)
+        if self._metrics is not None:
+            self._metrics.refusal(self._verb, reason.name)
         self.status = status
         self.end(ERROR_TABLE[reason].name)
 

@@ -45,10 +45,15 @@ Handles. A client names each read or write that may hold memory by a number of i
 Memory is held under a handle until LET_GO (or FINISH_WRITE), or until the session ends; there is no timer. A LET_GO
 may overtake the call that it ends: then the call, once it runs, holds nothing.
 
-Clusters. On each node of a cluster, a node actor serves this protocol beside an arena of its own, and relays frames to
-the server over a TCP connection for each connection of a client; see RELAY. Values do not pass there: see
-AttachResponse.bare_messages. The server names places of other nodes in ArenaRuns.nodes; the node actor fetches these
-bytes and names places in its own arena instead, so a client sees nothing of it.
+Clusters. On each node of a cluster, a node actor serves ATTACH, JOIN, LET_GO and FETCH beside an arena of its own. All
+other calls go to the server, over TCP connections that JOIN the session that the node actor opened: AttachResponse
+says where. Values do not pass there, see AttachResponse.bare_messages. The server names places of other nodes in
+ArenaRuns.nodes; the client has its node actor FETCH these bytes, and gets places in its own arena.
+
+Node lines. Each node actor has one connection to the server, which begins with RELAY. On it the node actor says which
+clients have attached (ATTACH, with the name of the session), what they let go (LET_GO, likewise) and which are gone
+(CLIENT_GONE). None of these has a response. If the line ends, the server ends the calls of these clients; but it keeps
+what they hold until it knows that they are gone, as they may still use the memory of their node.
 
 Direct. A server with a direct port (see DirectPort in data_plane.proto) serves this protocol there over TCP, to clients
 of other hosts too. The first request on each connection is DIRECT, which opens a session of that connection alone, so
@@ -102,15 +107,13 @@ class _LocalMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LocalMeth
     LOCAL_METHOD_READ: _LocalMethod.ValueType  # 7
     """LocalReadRequest, LocalReadResponse."""
     LOCAL_METHOD_RELAY: _LocalMethod.ValueType  # 8
-    """RelayRequest, RelayResponse: the first request on a connection of a node actor. All others are of its client, whose
-    ATTACH is not among them.
-    """
+    """RelayRequest, RelayResponse: the first request on a node line."""
     LOCAL_METHOD_CLIENT_GONE: _LocalMethod.ValueType  # 9
-    """An empty body; no response. From a node actor: its client has closed the connection. A connection that ends without
-    it tells nothing of the client.
-    """
+    """ClientGoneRequest; no response. On a node line."""
     LOCAL_METHOD_DIRECT: _LocalMethod.ValueType  # 10
     """DirectRequest, DirectResponse: the first request on a connection to the direct port."""
+    LOCAL_METHOD_FETCH: _LocalMethod.ValueType  # 11
+    """FetchRequest, FetchResponse. At a node actor."""
     LOCAL_METHOD_REGISTER_PARTITION: _LocalMethod.ValueType  # 16
     """As DataPlaneService.RegisterPartition."""
     LOCAL_METHOD_DROP_PARTITION: _LocalMethod.ValueType  # 17
@@ -192,15 +195,13 @@ LOCAL_METHOD_FINISH_WRITE: LocalMethod.ValueType  # 6
 LOCAL_METHOD_READ: LocalMethod.ValueType  # 7
 """LocalReadRequest, LocalReadResponse."""
 LOCAL_METHOD_RELAY: LocalMethod.ValueType  # 8
-"""RelayRequest, RelayResponse: the first request on a connection of a node actor. All others are of its client, whose
-ATTACH is not among them.
-"""
+"""RelayRequest, RelayResponse: the first request on a node line."""
 LOCAL_METHOD_CLIENT_GONE: LocalMethod.ValueType  # 9
-"""An empty body; no response. From a node actor: its client has closed the connection. A connection that ends without
-it tells nothing of the client.
-"""
+"""ClientGoneRequest; no response. On a node line."""
 LOCAL_METHOD_DIRECT: LocalMethod.ValueType  # 10
 """DirectRequest, DirectResponse: the first request on a connection to the direct port."""
+LOCAL_METHOD_FETCH: LocalMethod.ValueType  # 11
+"""FetchRequest, FetchResponse. At a node actor."""
 LOCAL_METHOD_REGISTER_PARTITION: LocalMethod.ValueType  # 16
 """As DataPlaneService.RegisterPartition."""
 LOCAL_METHOD_DROP_PARTITION: LocalMethod.ValueType  # 17
@@ -289,12 +290,17 @@ class AttachRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    SESSION_FIELD_NUMBER: _builtins.int
+    session: _builtins.bytes
+    """On a node line: names the session. Empty elsewhere."""
     def __init__(
         self,
+        *,
+        session: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -324,7 +330,7 @@ class AttachResponse(_message.Message):
     bare_messages: _builtins.bool
     """Whether messages hold no values: PUT and COMMIT always ask for space, and READ always answers with a lease."""
     calls_host: _builtins.str
-    """Where the session may be joined by TCP, too, for all calls but READ; empty and 0 if nowhere."""
+    """In a cluster: where the session is joined for all calls but FETCH. Empty and 0 elsewhere."""
     calls_port: _builtins.int
     """The port of calls_host."""
     def __init__(
@@ -348,7 +354,7 @@ Global___AttachResponse: _TypeAlias = AttachResponse  # noqa: Y015
 
 @_typing.final
 class RelayRequest(_message.Message):
-    """Makes the connection one that relays the requests of a node's client."""
+    """Makes the connection the line of a node's actor."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -356,11 +362,11 @@ class RelayRequest(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     ATTACHES_FIELD_NUMBER: _builtins.int
     secret: _builtins.bytes
-    """What the coordinator gave the node actor."""
+    """What the server gave the node actor."""
     node: _builtins.int
     """The node's number."""
     attaches: _builtins.bool
-    """Whether the client attaches by this connection, which then carries its session. Otherwise the next request is JOIN."""
+    """Unused."""
     def __init__(
         self,
         *,
@@ -385,7 +391,7 @@ class RelayResponse(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     TRACES_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
-    """Names the session for JOIN, if the client attaches."""
+    """Unused."""
     traces: _builtins.bool
     """As in AttachResponse."""
     def __init__(
@@ -401,6 +407,28 @@ class RelayResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RelayResponse: _TypeAlias = RelayResponse  # noqa: Y015
+
+@_typing.final
+class ClientGoneRequest(_message.Message):
+    """A client has closed the connection that attached, or died. It uses the memory of its node no more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    session: _builtins.bytes
+    """Names its session."""
+    def __init__(
+        self,
+        *,
+        session: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientGoneRequest: _TypeAlias = ClientGoneRequest  # noqa: Y015
 
 @_typing.final
 class DirectRequest(_message.Message):
@@ -492,6 +520,9 @@ class LetGoRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HANDLES_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    session: _builtins.bytes
+    """On a node line: names the session. Empty elsewhere."""
     @_builtins.property
     def handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The handles."""
@@ -500,10 +531,11 @@ class LetGoRequest(_message.Message):
         self,
         *,
         handles: _abc.Iterable[_builtins.int] | None = ...,
+        session: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handles", b"handles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handles", b"handles", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -524,8 +556,8 @@ class ArenaRuns(_message.Message):
     sizes: _builtins.bytes
     """Bytes of each run; one little-endian int64 for each run."""
     nodes: _builtins.bytes
-    """From the server to a node actor, if a run is of another node than the reader's: the number of the node in whose arena
-    each run is; one little-endian uint32 for each run.
+    """If a run is of another node than the reader's: the number of the node in whose arena each run is; one little-endian
+    uint32 for each run.
     """
     versions: _builtins.bytes
     """Beside `nodes`: a number of each run that is another one once bytes in it may have been replaced; one little-endian
@@ -748,3 +780,55 @@ class LocalReadResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_place) -> _WhichOneofReturnType_place | None: ...
 
 Global___LocalReadResponse: _TypeAlias = LocalReadResponse  # noqa: Y015
+
+@_typing.final
+class FetchRequest(_message.Message):
+    """Brings bytes of other nodes into the arena of this one, where they stay for as long as the handle is held."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: _builtins.int
+    HANDLE_FIELD_NUMBER: _builtins.int
+    handle: _builtins.int
+    """The handle of the lease."""
+    @_builtins.property
+    def runs(self) -> Global___ArenaRuns:
+        """The lease, with nodes and versions."""
+
+    def __init__(
+        self,
+        *,
+        runs: Global___ArenaRuns | None = ...,
+        handle: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["runs", b"runs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchRequest: _TypeAlias = FetchRequest  # noqa: Y015
+
+@_typing.final
+class FetchResponse(_message.Message):
+    """Response of FETCH."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def runs(self) -> Global___ArenaRuns:
+        """Where the bytes of each run are in the arena of this node."""
+
+    def __init__(
+        self,
+        *,
+        runs: Global___ArenaRuns | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["runs", b"runs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchResponse: _TypeAlias = FetchResponse  # noqa: Y015

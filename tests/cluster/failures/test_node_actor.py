@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,19 +53,22 @@ def test_rows_and_clients_outlive_the_actor(plane: LocalCluster, here: str, clie
         assert other.partition("p").removed_rows.get("lost", 0) == 0
 
 
-def test_only_reads_pass_the_actor(plane: LocalCluster, here: str, client: DataPlaneClient) -> None:
+def test_only_reads_of_other_nodes_need_the_actor(plane: LocalCluster, here: str, client: DataPlaneClient) -> None:
     """It is stopped for less time than it may be silent."""
+    with connect(plane.outside) as outside:
+        _put(outside, "far")
     pid = pid_of(plane.node_actor(here))
     os.kill(pid, signal.SIGSTOP)
     try:
         _put(client, "meanwhile")
         claim = client.claim("p", "train", ["x"], 1)
+        assert _is_whole(client, "meanwhile")
         with pytest.raises(DeadlineError):
-            client.get_samples(["meanwhile"], "p", ["x"], timeout_s=0.2)
+            client.get_samples(["far"], "p", ["x"], timeout_s=0.2)
         assert claim.commit() == 1
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert _is_whole(client, "meanwhile")
+    assert _is_whole(client, "far")
 
 
 @pytest.mark.parametrize("dies", ["node actor", "coordinator", "both"])
@@ -92,6 +96,10 @@ def test_copies_of_other_nodes_stay_where_a_client_reads_them(
     lifeline = Lifeline(plane.where(here)["socket"])
     peer = _join(lifeline)
     lease = peer.call(pb.LOCAL_METHOD_READ, read(1, "far-0"), pb.LocalReadResponse).lease
+    node = Peer(lifeline.socket.getpeername())
+    node.call(pb.LOCAL_METHOD_JOIN, pb.JoinRequest(session=lifeline.attached.session), pb.JoinResponse)
+    fetch = pb.FetchRequest(handle=1, runs=lease)
+    lease = node.call(pb.LOCAL_METHOD_FETCH, fetch, pb.FetchResponse).runs
     places = list(zip(*(np.frombuffer(part, "<i8").tolist() for part in (lease.offsets, lease.sizes)), strict=True))
     with mmap.mmap(lifeline.descriptors[0], lifeline.attached.arena_bytes, prot=mmap.PROT_READ) as memory:
         copy = b"".join(memory[offset : offset + size] for offset, size in places)
@@ -100,6 +108,7 @@ def test_copies_of_other_nodes_stay_where_a_client_reads_them(
         assert all(_is_whole(client, f"far-{number}") for number in range(32))
         assert b"".join(memory[offset : offset + size] for offset, size in places) == copy
     peer.close()
+    node.close()
     lifeline.close()
 
     def keeps_copies() -> int:
@@ -141,15 +150,16 @@ def _fill(client: DataPlaneClient, name: str = "row") -> list[str]:
 
 
 def _join(lifeline: Lifeline) -> Peer:
-    peer = Peer(lifeline.socket.getpeername())
+    """A connection to the coordinator."""
+    peer = Peer(socket.create_connection((lifeline.attached.calls_host, lifeline.attached.calls_port)))
     peer.call(pb.LOCAL_METHOD_JOIN, pb.JoinRequest(session=lifeline.attached.session), pb.JoinResponse)
     return peer
 
 
 @contextmanager
-def _filling(socket: str, size_bytes: int) -> Iterator[None]:
+def _filling(path: str, size_bytes: int) -> Iterator[None]:
     """A block in which a client fills its reservation again and again, whatever becomes of its connections."""
-    lifeline = Lifeline(socket)
+    lifeline = Lifeline(path)
     peer = _join(lifeline)
     lent = peer.call(pb.LOCAL_METHOD_PUT, put(1, size_bytes), pb.LocalWriteResponse).reservation
     offsets, sizes = (np.frombuffer(part, "<i8").tolist() for part in (lent.offsets, lent.sizes))

@@ -1,42 +1,64 @@
-"""One node: its arena and gateway on the test's event loop, and behind the relay an ordinary server in a thread."""
+"""One node and the coordinator's server on the test's event loop, and the memory of another node, which is the home of
+the coordinator: what clients put over gRPC lies there.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from tests.cluster.node.relay_server import RelayServer
 
 from dataplane_client._memory.placement import Destination, adjoining
 from dataplane_client._memory.shared_arena import SharedArena
 from dataplane_client._verbs._async.local_calls import AsyncLocalCalls
 from dataplane_client.client import DataPlaneClient, connect
+from dataplane_server.cluster.coordinator.home_arena import HomeArena
+from dataplane_server.cluster.coordinator.server import ClusterServer
+from dataplane_server.cluster.messages import BytePlace, Registration
 from dataplane_server.cluster.node.cache import Cache
 from dataplane_server.cluster.node.fetching import Fetching
 from dataplane_server.cluster.node.gateway import Gateway
+from dataplane_server.cluster.node.line import Membership
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.values import Runs
 from dataplane_server.storage.arena import Arena
-from dataplane_server.testing import ServerThread
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 
 MIB = 1 << 20
 CACHE_BYTES = 4 * MIB
+NOWHERE = BytePlace("127.0.0.1", 1, b"")
+
+
+def registration(
+    folder: Path, arena: Arena, memory_bytes: int = MIB, former: int = 0, bytes_at: BytePlace = NOWHERE
+) -> Registration:
+    """Of a node whose arena and socket are in a folder."""
+    names = dict.fromkeys(("arena_id", "ray_node", "folder"), str(folder))
+    place: dict[str, Any] = {**names, "socket": f"{folder}/socket", "host": "here", "incarnation": ""}
+    place |= {"proof": arena.proof, "nonce": arena.nonce, "memory_bytes": memory_bytes, "file_bytes": arena.file_bytes}
+    return Registration(**place, former=former, bytes_at=bytes_at)
+
+
+def cluster_server(folder: Path, memory_bytes: int) -> ClusterServer:
+    """A coordinator's server, which is not started yet."""
+    limits = Limits(memory_bytes=memory_bytes, cluster=True)
+    config = ServerConfig(listen=(f"unix://{folder}/grpc.sock",), limits=limits, share_memory=False, http=None)
+    return ClusterServer(config, HomeArena(known=False))
 
 
 class Elsewhere:
-    """Fetches from the server's arena. calls: node, offsets and sizes of each. error: raised instead. go: set to let
-    fetches go on.
+    """Fetches from the other node's arena. calls: node, offsets and sizes of each. error: raised instead. go: set to
+    let fetches go on.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -60,37 +82,58 @@ class Elsewhere:
 class Node:
     """A node with a budget of 1 MiB and a cache behind it."""
 
-    def __init__(self, folder: Path, elsewhere: Elsewhere, relay: RelayServer) -> None:
+    def __init__(self, folder: Path, elsewhere: Elsewhere, server: ClusterServer, port: int) -> None:
+        folder.mkdir()
         self.elsewhere = elsewhere
-        self.relay = relay
-        self.path = folder / "node.sock"
-        self.arena = Arena(MIB + CACHE_BYTES, shared=True)
+        self.server = server
+        self.path = folder / "socket"
+        self.arena = Arena(MIB + CACHE_BYTES, shared=True, file=folder / "arena")
         self.cache = Cache(MIB, CACHE_BYTES)
         self.fetching = Fetching(self.arena, self.cache, elsewhere.take)
         self.gateway = Gateway(self.arena, self.cache, self.fetching)
+        self.gateway.listen_at(self.path, None)
+        member = server.add_node(registration(folder, self.arena), None)
+        self.membership = Membership("127.0.0.1", port, member.secret, member.number)
 
-    async def attach(self, calls_at: tuple[str, int] | None = None) -> AsyncLocalCalls:
-        """A client of this node. calls_at: where it makes calls but reads; None for the node, too."""
-        arena = await asyncio.to_thread(partial(SharedArena, str(self.path), self.arena.nonce))
-        arena.calls_at = calls_at
-        return AsyncLocalCalls("node 1", arena)
+    @property
+    def sessions(self) -> int:
+        """Of this node, at the coordinator."""
+        return self.server.server.metrics.attached_clients
+
+    @property
+    def orphans(self) -> tuple[bytes, ...]:
+        return self.server._endpoint.orphans(self.membership.node)
+
+    async def attach(self) -> AsyncLocalCalls:
+        """A client of this node."""
+        return AsyncLocalCalls(
+            "node 1", await asyncio.to_thread(partial(SharedArena, str(self.path), self.arena.nonce))
+        )
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerThread]:
-    limits = Limits(memory_bytes=16 * MIB)
-    server = ServerThread(ServerConfig(listen=(f"unix://{tmp_path}/server.sock",), limits=limits))
-    yield server
-    server.stop()
+async def coordinator(tmp_path: Path) -> AsyncIterator[tuple[ClusterServer, int, Arena]]:
+    """Its server, the port of its calls, and the memory of its own node, which has the number 1."""
+    home = tmp_path / "home"
+    home.mkdir()
+    server, arena = cluster_server(tmp_path, 16 * MIB), Arena(16 * MIB, shared=True, file=home / "arena")
+    port = server.recover("127.0.0.1")
+    server.make_home(server.add_node(registration(home, arena, 16 * MIB), None))
+    await server.start()
+    yield server, port, arena
+    await server.stop(0.0)
+    server.plane.check_invariants()
+    arena.close()
 
 
 @pytest.fixture
-def producer(server: ServerThread) -> Iterator[DataPlaneClient]:
-    """A client of the server itself. Partition p has rows s0 to s7 with 1000 numbers each in field x."""
-    with connect(server.addresses[0]) as client:
-        client.register_partition("p", ["x"], 8, ["train"])
-        client.put_samples([f"s{i}" for i in range(8)], "p", {"x": rows()})
-        yield client
+async def producer(coordinator: tuple[ClusterServer, int, Arena]) -> AsyncIterator[DataPlaneClient]:
+    """A client over gRPC. Partition p has rows s0 to s7 with 1000 numbers each in field x."""
+    client = await asyncio.to_thread(partial(connect, coordinator[0].server.addresses[0], transport="grpc"))
+    await asyncio.to_thread(client.register_partition, "p", ["x"], 8, ["train"])
+    await asyncio.to_thread(client.put_samples, [f"s{i}" for i in range(8)], "p", {"x": rows()})
+    yield client
+    await asyncio.to_thread(client.close)
 
 
 def rows() -> torch.Tensor:
@@ -98,16 +141,16 @@ def rows() -> torch.Tensor:
 
 
 @pytest.fixture
-async def node(server: ServerThread, producer: DataPlaneClient, tmp_path: Path) -> AsyncIterator[Node]:
-    relay = RelayServer(f"{tmp_path}/server.sock.local")
-    node = Node(tmp_path, Elsewhere(server.server._arena), relay)
-    node.gateway.listen(node.path)
-    node.gateway.use(await relay.start())
+async def node(
+    coordinator: tuple[ClusterServer, int, Arena], producer: DataPlaneClient, tmp_path: Path
+) -> AsyncIterator[Node]:
+    server, port, arena = coordinator
+    node = Node(tmp_path / "node", Elsewhere(arena), server, port)
+    node.gateway.join(node.membership)
+    await node.gateway.link()
     yield node
     await node.gateway.close()
     await node.fetching.close()
-    with contextlib.suppress(TimeoutError):
-        await relay.kill()
     node.arena.close()
 
 

@@ -17,23 +17,23 @@ from typing import cast
 
 import numpy as np
 import pytest
+from google.protobuf.message import Message
 from tests.as_user import user
 from tests.cluster.node.conftest import MIB, Node, eventually, read, rows
-from tests.cluster.node.relay_server import next_frame
 from tests.integration.wire.local_peer import HEAD, Lifeline, Peer, claim
 
+from dataplane_client._connect.deadline import Deadline
 from dataplane_client._memory.shared_arena import SharedArena
 from dataplane_client._verbs._async import local_calls
 from dataplane_client._verbs._async.local_calls import AsyncLocalCalls
 from dataplane_client._verbs._sync.local_calls import LocalCalls
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.errors import OutOfSpaceError, UnavailableError
+from dataplane_client.errors import InvalidArgumentError, OutOfSpaceError, UnavailableError
 from dataplane_server.access.peers import AllowedPeers
 from dataplane_server.cluster.node.gateway import Gateway
-from dataplane_server.cluster.node.relay import Relay, frame_of
-from dataplane_server.cluster.node.relayed import RelayedConnection
+from dataplane_server.cluster.node.line import Membership
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.testing import ServerThread
+from dataplane_server.service.local.local_connection import LocalConnection
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 
@@ -41,7 +41,7 @@ STATUS = plane_pb.GetServerStatusRequest()
 
 
 async def joined(client: AsyncLocalCalls) -> Peer:
-    """A connection of a client for calls, as a peer that says what it likes."""
+    """A connection of a client to its node, as a peer that says what it likes."""
     peer = await asyncio.to_thread(Peer, client._arena.address)
     request = pb.JoinRequest(session=client._arena.token)
     await asyncio.to_thread(peer.call, pb.LOCAL_METHOD_JOIN, request, pb.JoinResponse)
@@ -51,37 +51,23 @@ async def joined(client: AsyncLocalCalls) -> Peer:
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_client_gets_the_memory_of_its_node_and_sends_no_values(node: Node) -> None:
-    arena = (await node.attach())._arena
+async def test_a_client_gets_the_memory_of_its_node_and_calls_the_coordinator(node: Node) -> None:
+    client = await node.attach()
+    arena = client._arena
     assert (arena.inline_bytes, arena.can_write) == (0, True)
+    assert arena.calls_at == (node.membership.host, node.membership.port)
     arena.writable[5] = 77
     assert node.arena.memory[5] == 77
-    assert node.gateway.clients == 1
+    assert (await client.unary("GetServerStatus", STATUS, 20.0)).nodes[1].number == node.membership.node
+    assert (node.gateway.clients, node.sessions) == (1, 1)
 
 
-async def test_a_client_is_told_where_to_call_the_coordinator(node: Node) -> None:
-    arena = await asyncio.to_thread(partial(SharedArena, str(node.path), node.arena.nonce))
-    assert arena.calls_at == (cast("Relay", node.gateway.relay).host, cast("Relay", node.gateway.relay).port)
-
-
-async def test_calls_take_the_way_through_the_node_where_the_coordinator_cannot_be_reached(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_cannot_reach_the_coordinator_finds_that_at_once(node: Node) -> None:
+    client = await node.attach()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        closed = server.getsockname()[:2]
-    client = await node.attach(closed)
-    await client.unary("GetServerStatus", STATUS, 20.0)
-    asked = []
-
-    def drops(address: tuple[str, int], *_: float) -> socket.socket:
-        asked.append(address)
-        raise TimeoutError
-
-    monkeypatch.setattr(local_calls, "opened", drops)
-    await asyncio.gather(*(client.unary("GetServerStatus", STATUS, 20.0) for _ in range(2)))
-    await asyncio.gather(*(client.unary("GetServerStatus", STATUS, 20.0) for _ in range(3)))
-    assert asked == [closed], "once is enough"
-    assert (await read(client, 0) == rows()[0].numpy()).all()
+        client._arena.calls_at = server.getsockname()[:2]
+    with pytest.raises(ConnectionRefusedError):
+        await client.reach(20.0)
 
 
 async def test_a_call_whose_connection_broke_does_not_keep_the_memory_mapped(node: Node) -> None:
@@ -95,7 +81,7 @@ async def test_a_call_whose_connection_broke_does_not_keep_the_memory_mapped(nod
         with pytest.raises(UnavailableError, match="the server closed the connection"):
             calls.unary("GetServerStatus", STATUS, 20.0)
 
-    calling = asyncio.create_task(asyncio.to_thread(call, LocalCalls("node 1", arena)))
+    calling = asyncio.create_task(asyncio.to_thread(call, LocalCalls("this node", arena)))
     del arena
     gc.disable()
     try:
@@ -110,21 +96,40 @@ async def test_a_call_whose_connection_broke_does_not_keep_the_memory_mapped(nod
         listener.close()
 
 
-async def test_the_coordinator_learns_that_a_client_is_gone(node: Node, server: ServerThread) -> None:
-    client = await node.attach()
+async def test_the_coordinator_learns_that_a_client_is_gone(node: Node) -> None:
+    client, other = await node.attach(), await node.attach()
     await client.unary("GetServerStatus", STATUS, 20.0)
     await client.close()
     client._arena._lifeline.close()
-    await node.relay.until(lambda: node.relay.gone == 2)
-    assert (node.relay.lost, node.gateway.clients, node.gateway.former_clients) == (0, 0, 0)
+    await eventually(lambda: node.sessions == 1)
+    assert (node.orphans, node.gateway.clients, node.gateway.former_clients) == ((), 1, 0)
+    await other.unary("GetServerStatus", STATUS, 20.0)
+
+
+async def test_a_client_that_is_gone_holds_no_memory_of_its_node(node: Node) -> None:
+    client = await node.attach()
+    column = plane_pb.Column(
+        name="x", kind=plane_pb.FIELD_KIND_DENSE, data_type=plane_pb.DATA_TYPE_INT64, row_shape=[1000]
+    )
+    header = plane_pb.PutSamplesHeader(partition_id="p", sample_ids=["mine"], request_id="put", columns=[column])
+    request = pb.LocalPutRequest(header=header, handle=1)
+    call = client._call("PutSamples", pb.LOCAL_METHOD_PUT, request, pb.LocalWriteResponse, Deadline(20.0), "")
+    assert (await call).HasField("reservation")
+
+    def used() -> int:
+        return node.server.plane.nodes()[1].used
+
+    assert used() == 8000
+    client._arena._lifeline.close()
+    await eventually(lambda: not used())
 
 
 async def test_a_call_ends_when_its_client_leaves_it(node: Node) -> None:
     client = await node.attach()
     call = asyncio.create_task(client.unary("ClaimSamples", claim(99), 60.0))
-    await eventually(lambda: pb.LOCAL_METHOD_CLAIM_SAMPLES in node.relay.methods)
+    await eventually(lambda: node.server.plane.totals().waiting_claims == 1)
     call.cancel()
-    await node.relay.until(lambda: node.relay.gone == 1)
+    await eventually(lambda: not node.server.plane.totals().waiting_claims)
 
 
 @pytest.mark.parametrize(
@@ -147,13 +152,10 @@ async def test_a_connection_begins_with_a_session(node: Node, method: int, body:
 @pytest.mark.parametrize(
     "frame",
     [
-        HEAD.pack((20 << 20) + 1, pb.LOCAL_METHOD_READ),
-        HEAD.pack(0, pb.LOCAL_METHOD_CLIENT_GONE),
-        HEAD.pack(0, pb.LOCAL_METHOD_RELAY),
+        HEAD.pack((20 << 20) + 1, pb.LOCAL_METHOD_FETCH),
         HEAD.pack(1, pb.LOCAL_METHOD_LET_GO) + b"\xff",
-        HEAD.pack(0, pb.LOCAL_METHOD_GET_SERVER_STATUS) * 2,
     ],
-    ids=["too large", "not of clients", "a second RELAY", "malformed", "two calls at once"],
+    ids=["too large", "malformed"],
 )
 async def test_a_client_that_breaks_the_protocol_loses_its_connection(node: Node, frame: bytes) -> None:
     client = await node.attach()
@@ -180,35 +182,44 @@ async def test_a_client_without_a_session_or_half_way_through_a_request_is_close
         here, there = socket.socketpair()
         with here:
             here.sendall(part)
-            await loop.connect_accepted_socket(partial(RelayedConnection, node.gateway, there, 0.02), there)
+            await loop.connect_accepted_socket(partial(LocalConnection, node.gateway, there, 0.02), there)
             assert await asyncio.to_thread(here.recv, 1) == b""
 
 
-async def test_a_client_sends_no_faster_than_the_coordinator_reads(node: Node) -> None:
-    reads, ended, got = asyncio.Event(), asyncio.Event(), bytearray()
+async def test_a_client_lets_go_no_faster_than_the_coordinator_reads(node: Node) -> None:
+    reads, got = asyncio.Event(), bytearray()
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await next_frame(reader)
-        writer.write(frame_of(pb.LOCAL_OUTCOME_UNSPECIFIED, pb.RelayResponse(session=b"s").SerializeToString()))
+        writer.write(HEAD.pack(0, pb.LOCAL_OUTCOME_UNSPECIFIED))
         await reads.wait()
         while data := await reader.read(1 << 20):
             got.extend(data)
         writer.close()
-        ended.set()
 
     server = await asyncio.start_server(slow, "127.0.0.1", 0, limit=1 << 16)
-    node.gateway.use(Relay("127.0.0.1", server.sockets[0].getsockname()[1], b"", 1))
+    node.gateway.join(Membership("127.0.0.1", server.sockets[0].getsockname()[1], b"", 2))
+    await node.gateway.link()
     peer = await asyncio.to_thread(Lifeline, str(node.path))
-    sent = frame_of(pb.LOCAL_METHOD_LET_GO, pb.LetGoRequest(handles=range(500)).SerializeToString()) * 20_000
-    sending = asyncio.create_task(asyncio.to_thread(peer.socket.sendall, sent))
-    await eventually(lambda: any(connection._full for connection in node.gateway.connections))
+    handles = range(500)
+    frame = _frame(pb.LOCAL_METHOD_LET_GO, pb.LetGoRequest(handles=handles))
+    sending = asyncio.create_task(asyncio.to_thread(peer.socket.sendall, frame * 8_000))
+    await eventually(lambda: bool(node.gateway._held_back))
     assert node.gateway.buffers.held_bytes < 2 * MIB
     reads.set()
     await sending
+    session = peer.attached.session
     peer.close()
-    await ended.wait()
-    assert got == sent + frame_of(pb.LOCAL_METHOD_CLIENT_GONE, b"")
+    gone = _frame(pb.LOCAL_METHOD_CLIENT_GONE, pb.ClientGoneRequest(session=session))
+    await eventually(lambda: got.endswith(gone))
+    let_go = _frame(pb.LOCAL_METHOD_LET_GO, pb.LetGoRequest(handles=handles, session=session))
+    assert len(got) > 8_000 * len(let_go)
+    assert got.count(let_go) == 8_000
     server.close()
+
+
+def _frame(method: int, message: Message) -> bytes:
+    body = message.SerializeToString()
+    return HEAD.pack(len(body), method) + body
 
 
 # -- reads -------------------------------------------------------------------------------------------------------------
@@ -226,7 +237,6 @@ async def test_bytes_that_may_have_been_replaced_are_fetched_anew(node: Node, pr
     client = await node.attach()
     await read(client, 3)
     await asyncio.to_thread(producer.put_samples, ["s3"], "p", {"x": rows()[:1]})
-    node.relay.version += 1
     assert np.array_equal(await read(client, 3), rows()[0].numpy())
 
 
@@ -282,13 +292,37 @@ async def test_a_client_that_dies_holds_nothing(node: Node) -> None:
     assert len(view)
 
 
+async def test_runs_that_are_no_lease_are_refused(node: Node) -> None:
+    one, none = np.ones(1, "<i8").tobytes(), b""
+    node_one = np.ones(1, "<u4").tobytes()
+    sizes = [np.array([size], "<i8").tobytes() for size in (0, -1, 1 << 62)]
+    wrong = [
+        pb.ArenaRuns(nodes=node_one, offsets=one, sizes=one, versions=none),
+        pb.ArenaRuns(nodes=none, offsets=one, sizes=one, versions=one),
+        pb.ArenaRuns(nodes=node_one, offsets=sizes[1], sizes=one, versions=one),
+        *(pb.ArenaRuns(nodes=node_one, offsets=one, sizes=size, versions=one) for size in sizes),
+    ]
+    client = await node.attach()
+    for handle, runs in enumerate(wrong):
+        with pytest.raises((InvalidArgumentError, OutOfSpaceError)):
+            await client._node.fetch(handle, runs, Deadline(20.0), "")
+    assert node.cache.used_bytes == 0
+    assert np.array_equal(await read(client, 0), rows()[0].numpy())
+
+
+async def test_other_calls_are_refused_at_the_node(node: Node) -> None:
+    with closing(await joined(await node.attach())) as peer:
+        reason, said = await asyncio.to_thread(peer.refused, pb.LOCAL_METHOD_GET_SERVER_STATUS)
+    assert (reason, said) == ("INVALID_REQUEST", "unknown method")
+
+
 # -- the coordinator's end ---------------------------------------------------------------------------------------------
 
 
 async def test_attached_clients_outlive_the_coordinator_as_former_ones(node: Node) -> None:
     client, other = await node.attach(), await node.attach()
     view = await read(client, 0, views=True)
-    await node.relay.kill()
+    await node.server.stop(0.0)
     await eventually(lambda: node.gateway.former_clients == 2)
     assert node.gateway.clients == 0
     with pytest.raises(UnavailableError):
@@ -301,29 +335,89 @@ async def test_attached_clients_outlive_the_coordinator_as_former_ones(node: Nod
 
 
 async def test_without_a_coordinator_clients_are_told_to_come_back(node: Node) -> None:
-    node.gateway.lose_relay()
+    node.gateway.leave()
     with pytest.raises(ConnectionResetError):
         await node.attach()
-    await node.relay.kill()
-    node.gateway.use(await node.relay.start())
+    node.gateway.join(node.membership)
+    await node.gateway.link()
+    assert np.array_equal(await read(await node.attach(), 6), rows()[6].numpy())
+
+
+async def test_a_line_that_breaks_ends_calls_but_not_what_clients_hold(node: Node) -> None:
     client = await node.attach()
-    assert np.array_equal(await read(client, 6), rows()[6].numpy())
+    view = await read(client, 0, views=True)
+    token = client._arena.token
+    call = asyncio.create_task(client.unary("ClaimSamples", claim(99), 60.0))
+    await eventually(lambda: node.server.plane.totals().waiting_claims == 1)
+    assert node.gateway._line is not None
+    cast("asyncio.Transport", node.gateway._line._transport).abort()
+    with pytest.raises(UnavailableError):
+        await call
+    await eventually(lambda: node.orphans == (token,))
+    with pytest.raises(UnavailableError, match="ended the session"):
+        await client.unary("GetServerStatus", STATUS, 20.0)
+    await node.gateway.link()
+    again = await node.attach()
+    assert np.array_equal(await read(again, 1), rows()[1].numpy())
+    assert node.gateway.has(token)
+    del view
+    client._arena._lifeline.close()
+    await eventually(lambda: not node.gateway.has(token))
+    assert node.orphans == (token,)
+    node.server._endpoint.release_orphans(node.orphans)
+    await eventually(lambda: not node.orphans and node.sessions == 1)
+
+
+async def test_a_second_line_of_a_node_takes_the_place_of_the_first(node: Node) -> None:
+    client = await node.attach()
+    other = Gateway(node.arena, node.cache, node.fetching)
+    other.join(node.membership)
+    await other.link()
+    await eventually(lambda: node.gateway.former_clients == 1)
+    assert node.orphans == (client._arena.token,)
+    await other.close()
+
+
+async def test_a_node_without_the_secret_has_no_line(node: Node) -> None:
+    node.gateway.join(replace(node.membership, secret=bytes(16)))
+    await node.gateway.link()
+    with pytest.raises(ConnectionResetError):
+        await node.attach()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [HEAD.pack(0, pb.LOCAL_METHOD_READ), HEAD.pack(1, pb.LOCAL_METHOD_ATTACH) + b"\xff", HEAD.pack(21 << 20, 1)],
+    ids=["a call", "malformed", "too large"],
+)
+async def test_a_line_that_breaks_the_protocol_is_closed(node: Node, frame: bytes) -> None:
+    request = pb.RelayRequest(secret=node.membership.secret, node=node.membership.node)
+    with closing(Peer(await _connected(node))) as line:
+        await asyncio.to_thread(line.call, pb.LOCAL_METHOD_RELAY, request, pb.RelayResponse)
+        line.socket.sendall(frame)
+        assert await asyncio.to_thread(lambda: line.ended)
+    with closing(Peer(await _connected(node))) as line:
+        assert (await asyncio.to_thread(line.refused, pb.LOCAL_METHOD_JOIN, b""))[0] == "INVALID_REQUEST"
+
+
+async def _connected(node: Node) -> socket.socket:
+    address = (node.membership.host, node.membership.port)
+    return await asyncio.to_thread(socket.create_connection, address)
 
 
 async def test_a_new_coordinator_makes_all_copies_old(node: Node) -> None:
     await read(await node.attach(), 0)
-    assert node.gateway.relay is not None
-    node.gateway.use(replace(node.gateway.relay))
+    node.gateway.join(node.membership)
+    await node.gateway.link()
     await read(await node.attach(), 0)
     assert len(node.elsewhere.calls) == 2
 
 
-async def test_the_coordinator_is_not_told_that_clients_are_gone_when_the_node_ends(node: Node) -> None:
+async def test_the_coordinator_does_not_hear_that_clients_are_gone_when_the_node_ends(node: Node) -> None:
     client = await node.attach()
     await client.unary("GetServerStatus", STATUS, 20.0)
     await node.gateway.close()
-    await node.relay.until(lambda: node.relay.lost == 2)
-    assert node.relay.gone == 0
+    await eventually(lambda: node.orphans == (client._arena.token,))
     assert not node.path.exists()
 
 
@@ -335,7 +429,7 @@ async def test_the_socket_has_its_mode_and_takes_the_place_of_a_dead_one(node: N
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(path))
     gateway = Gateway(node.arena, node.cache, node.fetching)
-    gateway.listen(path, 0o640)
+    gateway.listen_at(path, 0o640)
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     await gateway.close()
     assert not path.exists()
@@ -344,11 +438,12 @@ async def test_the_socket_has_its_mode_and_takes_the_place_of_a_dead_one(node: N
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become other users")
 async def test_another_user_is_refused_if_the_gateway_does_not_admit_it(node: Node) -> None:
     gateway = Gateway(node.arena, node.cache, node.fetching, AllowedPeers(frozenset({2000})))
-    gateway.relay = node.gateway.relay
+    gateway.join(node.membership)
+    await gateway.link()
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)  # noqa: PTH101, S103  # others come in; paths are not for asynchronous functions
         path = Path(folder) / "node.sock"
-        gateway.listen(path, 0o666)
+        gateway.listen_at(path, 0o666)
         ends = [await asyncio.to_thread(user(uid).run, attach, str(path), node.arena.nonce) for uid in (2000, 3000)]
         await gateway.close()
     assert ends == ["attached", "this socket serves only certain users and groups, not user 3000"]

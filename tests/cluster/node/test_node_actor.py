@@ -17,10 +17,10 @@ from dataplane_client._memory.shared_arena import SharedArena
 from dataplane_server.cluster.messages import Beat, BeatAnswer, BytePlace, Registered, Registration
 from dataplane_server.cluster.node.actor import NodeActor, NodeOptions
 from dataplane_server.cluster.node.byte_lines import ByteLines
-from dataplane_server.cluster.node.relay import frame_of
 from dataplane_server.core.calls.values import Runs
 from dataplane_server.core.rows.regions import NODE_SHIFT
 from rl_dataplane.v1 import local_pb2 as pb
+from rl_dataplane.v1.local_frames import HEAD
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("ray")]
 
@@ -42,13 +42,13 @@ class Coordinator:
         number = self._numbers.setdefault(registration.arena_id, len(self._numbers) + 1)
         self._known.add(registration.arena_id)
         self._places[number] = registration.bytes_at
-        relays = await asyncio.start_server(self._attach, "127.0.0.1", 0)
+        lines = await asyncio.start_server(self._hear, "127.0.0.1", 0)
         await self._note(self._registrations, registration)
-        return Registered(number, b"secret", "127.0.0.1", relays.sockets[0].getsockname()[1], self._places, "")
+        return Registered(number, b"secret", "127.0.0.1", lines.sockets[0].getsockname()[1], self._places, "")
 
-    async def _attach(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
-        writer.write(frame_of(pb.LOCAL_OUTCOME_UNSPECIFIED, pb.RelayResponse(session=b"s").SerializeToString()))
+        writer.write(HEAD.pack(0, pb.LOCAL_OUTCOME_UNSPECIFIED))
         await reader.read()
 
     async def beat(self, beat: Beat) -> BeatAnswer:

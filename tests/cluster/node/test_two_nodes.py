@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tests.cluster.node.conftest import MIB, eventually
+from tests.cluster.node.conftest import MIB, cluster_server, eventually, registration
 
 from dataplane_client import aio
 from dataplane_client._connect.locator import NodePlace
 from dataplane_client.errors import CorruptedError
 from dataplane_client.meta import KVBatchMeta
-from dataplane_server.cluster.coordinator.home_arena import HomeArena
 from dataplane_server.cluster.coordinator.server import ClusterServer
-from dataplane_server.cluster.messages import Registration
 from dataplane_server.cluster.node.byte_lines import ByteLines
 from dataplane_server.cluster.node.byte_port import BytePort
 from dataplane_server.cluster.node.cache import Cache
 from dataplane_server.cluster.node.fetching import Fetching
 from dataplane_server.cluster.node.gateway import Gateway
-from dataplane_server.cluster.node.relay import Relay
-from dataplane_server.config import ServerConfig
-from dataplane_server.core.calls.limits import Limits
+from dataplane_server.cluster.node.line import Membership
 from dataplane_server.core.calls.values import Runs
 from dataplane_server.storage.arena import Arena
-
-CLUSTER = Limits(memory_bytes=MIB, cluster=True)
 
 
 class Node:
@@ -46,21 +41,19 @@ class Node:
         cache = Cache(MIB, MIB)
         self.fetching = Fetching(self.arena, cache, self._take)
         self.gateway = Gateway(self.arena, cache, self.fetching)
-        self.gateway.listen(folder / "socket")
+        self.gateway.listen_at(folder / "socket", None)
         self.port, self.lines = BytePort(lambda number: self.arena if number == self.number else None), ByteLines()
         self.bytes_at = self.port.listen("127.0.0.1")
 
     async def _take(self, node: int, runs: Runs, into: Sequence[memoryview]) -> None:
         await self.lines.read(self.others[node].bytes_at, node, runs, into)
 
-    def register(self, server: ClusterServer, port: int) -> None:
-        arena, names = self.arena, dict.fromkeys(("arena_id", "ray_node", "folder"), str(self.folder))
-        place: dict[str, Any] = {**names, "socket": f"{self.folder}/socket", "host": "here", "incarnation": ""}
-        place |= {"proof": arena.proof, "nonce": arena.nonce, "memory_bytes": MIB, "file_bytes": arena.file_bytes}
-        registration = Registration(**place, former=self.gateway.former_clients, bytes_at=self.bytes_at)
-        member = server.add_node(registration, None)
+    async def register(self, server: ClusterServer, port: int) -> None:
+        told = registration(self.folder, self.arena, bytes_at=self.bytes_at)
+        member = server.add_node(told, None)
         self.number, self.others[member.number] = member.number, self
-        self.gateway.use(Relay("127.0.0.1", port, member.secret, member.number))
+        self.gateway.join(Membership("127.0.0.1", port, member.secret, member.number))
+        await self.gateway.link()
 
     async def connect(self, server: ClusterServer) -> aio.AsyncDataPlaneClient:
         """A client on this node."""
@@ -102,15 +95,14 @@ class Cluster:
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     async with contextlib.AsyncExitStack() as closing:
-        config = ServerConfig(listen=(f"unix://{tmp_path}/grpc.sock",), limits=CLUSTER, share_memory=False, http=None)
-        server = ClusterServer(config, HomeArena(known=False))
+        server = cluster_server(tmp_path, MIB)
         port = server.recover("127.0.0.1")
         closing.push_async_callback(server.stop, 0.5)
         others: dict[int, Node] = {}
         nodes = [Node(tmp_path / name, others) for name in ("a", "b")]
         for node in nodes:
             closing.push_async_callback(node.close)
-            node.register(server, port)
+            await node.register(server, port)
         server.make_home(next(iter(server.members)))
         await server.start()
         clients = [await closing.enter_async_context(await node.connect(server)) for node in nodes]
@@ -155,3 +147,15 @@ async def test_a_byte_that_changes_on_a_node_is_refused_by_name(cluster: Cluster
     memory[bytes(memory).index(values.numpy().tobytes()) + 4000] ^= 1
     with pytest.raises(CorruptedError, match="'hashed', sample 's1', field 'x'"):
         await reader.get_samples(["s1"], "hashed", ["x"])
+
+
+async def test_a_client_that_cannot_reach_the_coordinator_uses_grpc(cluster: Cluster) -> None:
+    await cluster.put(0, "s", 7)
+    node = cluster.nodes[1]
+    assert node.gateway.membership is not None
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        node.gateway.membership = replace(node.gateway.membership, port=server.getsockname()[1])
+    async with await node.connect(cluster.server) as client:
+        values = (await client.get_samples(["s"], "p", ["x"], layout="auto"))["x"]
+        assert int(values[0, 0]) == 7
+        assert client.transport == "grpc"

@@ -25,39 +25,34 @@ from dataplane_client.errors import InternalError
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 
-_CONNECT_S = 2.0
 _NOTICE_S = 10
 """Until a coordinator whose host is gone has no calls under way."""
 _LONG_COPY_BYTES = 2 << 20
 
 
 class AsyncLocalCalls(AsyncSessionCalls):
-    """The calls of one attached session. In a cluster, connections are to the coordinator, which saves the way through
-    the actor of the client's node; but reads go there, as it may have to fetch values.
+    """The calls of one attached session. In a cluster they are made at the coordinator; the actor of the client's node
+    fetches what a read has on other nodes.
     """
-
-    _reaches_coordinator = True
 
     def __init__(self, target: str, arena: SharedArena) -> None:
         super().__init__(target, arena)
-        self._reads = None if arena.calls_at is None else AsyncSessionCalls(target, arena)
+        self._node = AsyncSessionCalls(target, arena)
 
     async def close(self) -> None:
         await super().close()
-        if self._reads is not None:
-            await self._reads.close()
+        await self._node.close()
+
+    async def reach(self, timeout_s: float) -> None:
+        """OSError if calls are made elsewhere than at the local socket, and that cannot be reached."""
+        if self._arena.calls_at is not None:
+            self._put_back(await self._take_connection(Deadline(timeout_s)))
 
     async def _open_connection(self, deadline: Deadline) -> LocalConnection:
-        """Where there is no coordinator, the local socket decides what that means."""
-        if self._arena.calls_at is not None and self._reaches_coordinator:
-            try:
-                connect = partial(opened, self._arena.calls_at, min(deadline.left_s, _CONNECT_S), _NOTICE_S)
-                return LocalConnection(await run_in_thread(connect))
-            except TimeoutError:  # something between drops what this host sends
-                self._reaches_coordinator = False
-            except OSError:
-                pass
-        return await super()._open_connection(deadline)
+        if self._arena.calls_at is None:
+            return await super()._open_connection(deadline)
+        connect = partial(opened, self._arena.calls_at, deadline.left_s, _NOTICE_S)
+        return LocalConnection(await run_in_thread(connect))
 
     def takes(self, write: RowWrite) -> bool:
         """Whether these values can be written: in the message, or into memory that this process may write."""
@@ -100,12 +95,15 @@ class AsyncLocalCalls(AsyncSessionCalls):
         self, request: plane_pb.ReadColumnsRequest, destination: Destination, timeout_s: float, traceparent: str = ""
     ) -> list[PlacedColumn]:
         """Read columns."""
-        handle = self._arena.next_handle()
+        deadline, handle = Deadline(timeout_s), self._arena.next_handle()
         message = pb.LocalReadRequest(request=request, handle=handle, inline_bytes=self._arena.inline_bytes)
         n_rows, leased = len(request.sample_ids), True
+        number, response = pb.LOCAL_METHOD_READ, pb.LocalReadResponse
         try:
-            found = await (self._reads or self).lease(message, Deadline(timeout_s), traceparent)
-            leased = found.HasField("lease")
+            found = await self._call("ReadColumns", number, message, response, deadline, traceparent)
+            leased, lease = found.HasField("lease"), found.lease
+            if lease.nodes:
+                lease = await self._node.fetch(handle, lease, deadline, traceparent)
             layouts = column_layouts(found.header, request)
             check = digest_check(found.header, request, f"ReadColumns at {self._target}")
             if not leased:
@@ -114,7 +112,7 @@ class AsyncLocalCalls(AsyncSessionCalls):
                     buffers.copy_all(found.values)
                 return buffers.columns
             with self._blame_server():
-                runs = (int64s(found.lease.offsets), int64s(found.lease.sizes))
+                runs = (int64s(lease.offsets), int64s(lease.sizes))
                 lends = destination.views and check is None  # what lies in shared memory may still be changed
                 views = leased_columns(self._arena, handle, layouts, n_rows, *runs) if lends else None
             if views is not None:

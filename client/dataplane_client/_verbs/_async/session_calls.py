@@ -1,4 +1,4 @@
-"""Connections that join an attached session at the server's local socket, and the call that always takes one: read."""
+"""Connections that join an attached session at the local socket of its memory, and the call that always takes one."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ class AsyncSessionCalls(AsyncFrameCalls):
         super().__init__(target, traces=arena.traces)
         self._arena = arena
 
-    async def lease(self, request: pb.LocalReadRequest, deadline: Deadline, traceparent: str) -> pb.LocalReadResponse:
-        """Have values kept in memory for the handle of the request, or in the response."""
-        number, response = pb.LOCAL_METHOD_READ, pb.LocalReadResponse
-        return await self._call("ReadColumns", number, request, response, deadline, traceparent)
+    async def fetch(self, handle: int, runs: pb.ArenaRuns, deadline: Deadline, traceparent: str) -> pb.ArenaRuns:
+        """Have bytes of other nodes brought into this node's memory and kept for a handle. Where they are there."""
+        number, request = pb.LOCAL_METHOD_FETCH, pb.FetchRequest(handle=handle, runs=runs)
+        fetched = await self._call("ReadColumns", number, request, pb.FetchResponse, deadline, traceparent)
+        return fetched.runs
 
     async def _exchange(
         self, frame: bytes, deadline: Deadline, own: list[LocalConnection] | None, after: Work | None
@@ -40,7 +41,7 @@ class AsyncSessionCalls(AsyncFrameCalls):
         join = request_frame(pb.LOCAL_METHOD_JOIN, pb.JoinRequest(session=self._arena.token))
         outcome, _ = await connection.exchange(join, deadline.left_s)
         if outcome == pb.LOCAL_OUTCOME_ERROR:
-            raise ConnectionError("the server has ended the session")
+            raise ConnectionResetError("the server has ended the session")
 
     async def _open_connection(self, deadline: Deadline) -> LocalConnection:
         """A new connection. A full backlog is no error: it means that many callers connect at once, so it waits."""

@@ -311,7 +311,7 @@ class AsyncTransport:
         status = await self._grpc.unary("GetServerStatus", pb.GetServerStatusRequest(), deadline.left_s)
         found: AsyncLocalCalls | AsyncDirectCalls | None = None
         if choice != "direct":
-            found = await self._attached(status)
+            found = await self._attached(status, min(deadline.left_s, _CONNECT_S))
         if found is None and choice != "shm":
             found = await self._direct(
                 status, deadline.left_s if choice == "direct" else min(deadline.left_s, _CONNECT_S)
@@ -321,10 +321,12 @@ class AsyncTransport:
         else:
             await self._use_local(found)
 
-    async def _attached(self, status: pb.GetServerStatusResponse) -> AsyncLocalCalls | None:
+    async def _attached(self, status: pb.GetServerStatusResponse, timeout_s: float) -> AsyncLocalCalls | None:
         """Calls through the server's memory; None if it cannot be shared, and need not be."""
         try:
-            return AsyncLocalCalls(self.target, await run_in_thread(partial(attach, self._locator.place, status)))
+            local = AsyncLocalCalls(self.target, await run_in_thread(partial(attach, self._locator.place, status)))
+            await local.reach(timeout_s)
+            return local
         except OSError as error:
             message, run = f"{self.target}: its memory cannot be shared: {error}", status.shared_memory.nonce
             if isinstance(error, ConnectionRefusedError) and run != self._refused_by:

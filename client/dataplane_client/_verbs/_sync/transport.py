@@ -307,7 +307,7 @@ class Transport:
         status = self._grpc.unary("GetServerStatus", pb.GetServerStatusRequest(), deadline.left_s)
         found: LocalCalls | DirectCalls | None = None
         if choice != "direct":
-            found = self._attached(status)
+            found = self._attached(status, min(deadline.left_s, _CONNECT_S))
         if found is None and choice != "shm":
             found = self._direct(status, deadline.left_s if choice == "direct" else min(deadline.left_s, _CONNECT_S))
         if found is None:
@@ -315,10 +315,12 @@ class Transport:
         else:
             self._use_local(found)
 
-    def _attached(self, status: pb.GetServerStatusResponse) -> LocalCalls | None:
+    def _attached(self, status: pb.GetServerStatusResponse, timeout_s: float) -> LocalCalls | None:
         """Calls through the server's memory; None if it cannot be shared, and need not be."""
         try:
-            return LocalCalls(self.target, run_in_thread(partial(attach, self._locator.place, status)))
+            local = LocalCalls(self.target, run_in_thread(partial(attach, self._locator.place, status)))
+            local.reach(timeout_s)
+            return local
         except OSError as error:
             message, run = f"{self.target}: its memory cannot be shared: {error}", status.shared_memory.nonce
             if isinstance(error, ConnectionRefusedError) and run != self._refused_by:

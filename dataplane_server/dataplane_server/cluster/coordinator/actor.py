@@ -68,11 +68,11 @@ class Coordinator:
         self._server: ClusterServer | None = None
         self._failure: LostLogError | None = None
         self._unseen: set[str] = set()  # nodes of Ray that may have rows of another log
-        self._relay_port = 0
+        self._calls_port = 0
         self._nodes = RayNodes()
         self._actors: dict[str, Any] = {}  # of nodes, by their ids in Ray
         self._silent_since: dict[int, float] = {}  # nodes of the core, without an actor that is heard
-        self._relaying, self._serving = asyncio.Event(), asyncio.Event()
+        self._listening, self._serving = asyncio.Event(), asyncio.Event()
         self._locked: int | None = None
         self._ray_node = this_node()
         self._life = asyncio.get_running_loop().create_task(self._live())
@@ -143,7 +143,7 @@ class Coordinator:
         if registration.ray_node == self._ray_node:
             server.make_home(member)
             await self._start(server)
-        host, port, members = self._options.host, self._relay_port, server.members
+        host, port, members = self._options.host, self._calls_port, server.members
         kept = server.mirrors.returned(member)
         others, placed = members.placed_since(0), members.placed
         return Registered(member.number, member.secret, host, port, others, server.plane.incarnation, placed, kept)
@@ -180,8 +180,8 @@ class Coordinator:
         return BeatAnswer(True, members.placed_since(beat.placed), server.orphans(member), members.placed)
 
     async def _recovered(self) -> ClusterServer:
-        await self._until(self._relaying)
-        assert self._server is not None  # noqa: S101  # it relays
+        await self._until(self._listening)
+        assert self._server is not None  # noqa: S101  # it listens
         return self._server
 
     async def stop(self) -> None:
@@ -212,11 +212,11 @@ class Coordinator:
         home = HomeArena(known=known)
         life = await next_life(self._config, threading.Event(), home)
         self._server = ClusterServer(self._config, home, life, mirrored=self._options.mirrored)
-        self._relay_port = self._server.recover(self._options.host)
+        self._calls_port = self._server.recover(self._options.host)
         if life is not None and life.recovery is None and not self._config.accept_loss:
             await self._look_after_nodes(self._server)
             self._unseen = set(self._actors)
-        self._relaying.set()
+        self._listening.set()
         while True:
             await self._look_after_nodes(self._server)
             await asyncio.sleep(_LOOK_S)

@@ -1,7 +1,7 @@
 """Puts, commits and reads of clients that map the arena of their own node.
 
 As `service.local.local_calls`, but this process does not have the bytes: messages hold no values, places are those that
-the node knows, and a read names bytes of other nodes for the node actor to fetch.
+the node knows, and a read names bytes of other nodes for the client to have fetched.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from rl_dataplane.v1 import local_pb2 as pb
 _MOST_HINTS = 1024
 
 
-class RelaySession(LocalSession):
+class ClusterSession(LocalSession):
     """A client of a node."""
 
-    def __init__(self, shell: Shell, node: int) -> None:
-        super().__init__(shell)
+    def __init__(self, shell: Shell, node: int, token: bytes) -> None:
+        super().__init__(shell, token=token)
         self.node = node
 
 
-class RelayCalls(LocalCalls):
+class ClusterCalls(LocalCalls):
     """The methods whose values lie on nodes."""
 
     def __init__(self, shell: Shell, values: ClusterValues, metrics: Metrics, members: Members) -> None:
@@ -91,7 +91,7 @@ class RelayCalls(LocalCalls):
         plan = self._shell.apply(translate.rows.read(request.request))
         session.hold(request.handle, Lease(plan.ticket))
         response = pb.LocalReadResponse(header=translate.rows.read_header(plan))
-        node = cast("RelaySession", session).node
+        node = cast("ClusterSession", session).node
         response.lease.CopyFrom(self._lease(plan.runs, node))
         self._members.local_read_bytes[node] += _bytes_on(node, response.lease)
         self._metrics.carried("ReadColumns", "shm", plan.size_bytes)
@@ -121,7 +121,7 @@ def on_its_node(method: LocalMethod) -> LocalMethod:
     """A method whose calls are made on the node of their session."""
 
     def call(message: Any, session: LocalSession) -> Message | Awaitable[Message]:
-        node = cast("RelaySession", session).node
+        node = cast("ClusterSession", session).node
         with acting_on(node):
             answer = method.call(message, session)
         return answer if isinstance(answer, Message) else _on(node, answer)

@@ -1,9 +1,9 @@
-"""The port where node actors relay the frames of their clients, and the sessions of these clients. Clients make most
-calls here themselves, by connections that join their sessions.
+"""The port where clients of all nodes call the coordinator, and where the lines of node actors end.
 
-A connection that says that its client is gone ends what the client holds. One that ends without a word tells that the
-node actor has gone: its clients still map the arena, and may read and write there. So what they hold stays until the
-node has been asked for these clients and knows that they are gone, or is lost.
+A node actor says on its line which clients have attached, and these join their sessions here. When a client is gone,
+the node actor says so, and what the client holds ends. A line that ends says nothing of the clients: they still map the
+arena, and may read and write there. So their calls end, but what they hold stays until the node has been asked for
+these clients and knows that they are gone, or is lost.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import hmac
 import socket
 from collections.abc import Collection, Mapping
 
+from google.protobuf.message import Message
+
 from dataplane_server.accepting import accepting
-from dataplane_server.cluster.coordinator.calls import RelaySession
+from dataplane_server.cluster.coordinator.calls import ClusterSession
 from dataplane_server.cluster.coordinator.members import Members
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.observe.metrics import Metrics
@@ -22,14 +24,13 @@ from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.local.frame_endpoint import FrameEndpoint
 from dataplane_server.service.local.local_connection import LocalConnection
 from dataplane_server.service.local.local_methods import LocalMethod
-from dataplane_server.service.local.local_session import LocalSession
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.turns import Turn
 from rl_dataplane.v1 import local_pb2 as pb
 
 
-class RelayEndpoint(FrameEndpoint[RelaySession]):
-    """Serves the relays of all nodes: `start`, later `close` once."""
+class ClusterEndpoint(FrameEndpoint[ClusterSession]):
+    """Serves all nodes: `start`, later `close` once."""
 
     def __init__(
         self,
@@ -40,98 +41,143 @@ class RelayEndpoint(FrameEndpoint[RelaySession]):
         tracing: Tracing | None = None,
     ) -> None:
         super().__init__(shell, metrics, methods, tracing)
+        self._shell = shell
         self._members = members
-        self._orphans: list[RelaySession] = []  # of node actors that have gone
+        self._lines: dict[int, ClusterConnection] = {}  # by node
+        self._orphans: dict[bytes, ClusterSession] = {}  # of lines that have ended
 
     def start(self, host: str) -> int:
         """Listen on a port that the system chooses. Returns it. OSError."""
         listener = socket.create_server((host, 0), backlog=1024)
         listener.setblocking(False)
-        self._accepting.append(accepting(listener, "relay", self._serve))
+        self._accepting.append(accepting(listener, "cluster", self._serve))
         return int(listener.getsockname()[1])
 
     async def _serve(self, peer: socket.socket) -> None:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await asyncio.get_running_loop().connect_accepted_socket(lambda: RelayConnection(self, peer), peer)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: ClusterConnection(self, peer), peer)
 
     async def close(self) -> None:
         await self.drain(0.0)
         await super().close()
-        for session in self._orphans:
-            session.end()
+        self.release_orphans(list(self._orphans))
 
-    # -- sessions ------------------------------------------------------------------------------------------------------
+    # -- lines ---------------------------------------------------------------------------------------------------------
 
-    def admit(self, request: pb.RelayRequest) -> RelaySession | None:
-        """A connection of a node's actor: a session if a client attaches by it. Refusal UNAUTHENTICATED."""
+    def admit(self, request: pb.RelayRequest, line: ClusterConnection) -> None:
+        """A node's actor has a line, in place of its last one. Refusal UNAUTHENTICATED."""
         try:
             secret = self._members.get(request.node).secret
         except Refusal:
             secret = b""
         if not secret or not hmac.compare_digest(request.secret, secret):
             raise Refusal(Reason.UNAUTHENTICATED, f"this is not the secret of node {request.node}")
-        if not request.attaches:
-            return None
-        return self._open(RelaySession(self._shell, request.node))
+        self.end_line(request.node, self._lines.get(request.node))
+        self._lines[request.node] = line
 
-    def orphan(self, session: LocalSession) -> None:
-        """Keep what a client holds whose node actor is gone."""
-        found = self._forget(session)
-        if found is not None:
-            self._orphans.append(found)
+    def end_line(self, node: int, line: ClusterConnection | None) -> None:
+        """The line of a node is over, if it is still this one: keep what its clients hold."""
+        if line is None or self._lines.get(node) is not line:
+            return
+        del self._lines[node]
+        line.close()
+        for session in self._of(node):
+            self._forget(session)
+            self._orphans[session.token] = session
+
+    def hear(self, node: int, said: Message) -> None:
+        """What a node's actor says on its line."""
+        token = said.session  # type: ignore[attr-defined]  # all three have it
+        if isinstance(said, pb.AttachRequest):
+            self._open(ClusterSession(self._shell, node, token))
+        elif (session := self._sessions.get(token)) is None or session.node != node:
+            return
+        elif isinstance(said, pb.LetGoRequest):
+            session.release(said.handles)
+        else:
+            self.end(session)
+
+    def _of(self, node: int) -> list[ClusterSession]:
+        return [session for session in self._sessions.values() if session.node == node]
+
+    # -- orphans -------------------------------------------------------------------------------------------------------
 
     def orphans(self, node: int) -> tuple[bytes, ...]:
-        """Tokens of the sessions whose clients may still use the arena of this node."""
-        return tuple(session.token for session in self._orphans if session.node == node)
+        """Tokens of the sessions without a line whose clients may still use the arena of this node."""
+        return tuple(session.token for session in self._orphans.values() if session.node == node)
 
-    def release(self, tokens: Collection[bytes]) -> None:
-        """The clients of these orphans use the arena no more."""
-        gone = [session for session in self._orphans if session.token in tokens]
-        self._orphans = [session for session in self._orphans if session.token not in tokens]
-        for session in gone:
-            session.end()
+    def release_orphans(self, tokens: Collection[bytes]) -> None:
+        """The clients of these sessions use the arena no more."""
+        for token in tokens:
+            if (session := self._orphans.pop(token, None)) is not None:
+                session.end()
 
     def lose(self, node: int) -> None:
         """End all sessions of a node that is lost."""
-        for session in [one for one in self._sessions.values() if one.node == node]:
+        for session in self._of(node):
             self.end(session)
-        self.release(self.orphans(node))
+        self.release_orphans(self.orphans(node))
+        self.end_line(node, self._lines.get(node))
 
 
-class RelayConnection(LocalConnection):
-    """A connection of a node actor for one of a client, or one by which a client joins its session."""
+_SAID: Mapping[int, type[Message]] = {
+    pb.LOCAL_METHOD_ATTACH: pb.AttachRequest,
+    pb.LOCAL_METHOD_LET_GO: pb.LetGoRequest,
+    pb.LOCAL_METHOD_CLIENT_GONE: pb.ClientGoneRequest,
+}
 
-    def __init__(self, endpoint: RelayEndpoint, peer: socket.socket) -> None:
+
+class ClusterConnection(LocalConnection):
+    """A connection by which a client joins its session, or a line. node: whose line it is; 0 if it is none."""
+
+    def __init__(self, endpoint: ClusterEndpoint, peer: socket.socket) -> None:
         super().__init__(endpoint, peer)
-        self._relays = endpoint
-        self._is_relay = False
-        self._is_gone = False  # the client, for certain
+        self.node = 0
+        self._cluster = endpoint
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        if self.node:
+            self._cluster.end_line(self.node, self)
 
     def _open(self, method: int, body: bytes) -> None:
-        if self._is_relay or method == pb.LOCAL_METHOD_JOIN:
-            return super()._open(method, body)
-        if method != pb.LOCAL_METHOD_RELAY:
-            return self.close()
+        if method == pb.LOCAL_METHOD_JOIN:
+            super()._open(method, body)
+        elif method == pb.LOCAL_METHOD_RELAY:
+            self._begin_line(body)
+        else:
+            self.close()
+
+    def _begin_line(self, body: bytes) -> None:
         try:
-            request = self._relays.messages.parse(pb.RelayRequest, body, "frame body")
-            self.session = self._relays.admit(request)
+            request = self._cluster.messages.parse(pb.RelayRequest, body, "frame body")
+            self._cluster.admit(request, self)
         except Refusal as refusal:
             return self._send_refusal(refusal)
-        self._is_relay, self._attached = True, self.session is not None
-        token = b"" if self.session is None else self.session.token
-        response = pb.RelayResponse(session=token, traces=self._relays.traces)
-        self._send(pb.LOCAL_OUTCOME_UNSPECIFIED, response.SerializeToString())
-        return None
+        self.node = request.node
+        response = pb.RelayResponse(traces=self._cluster.traces)
+        return self._send(pb.LOCAL_OUTCOME_UNSPECIFIED, response.SerializeToString())
+
+    @property
+    def _is_open(self) -> bool:
+        return super()._is_open or self.node > 0
+
+    def _serve_next(self, turn: Turn | None = None) -> None:
+        """A line is read to its end: a client may join as soon as its node says that it has attached."""
+        if not self.node:
+            return super()._serve_next(turn)
+        while self._transport is not None and (head := self._next_head()) is not None:
+            self._take(head[1], self._take_body(head[0]), Turn.NOW)
+        if self._transport is not None:
+            self._transport.resume_reading()
+        self._note_held()
+        return self._note_stall(stalled=self._stalls())
 
     def _take(self, method: int, body: bytes, turn: Turn) -> None:
-        if method == pb.LOCAL_METHOD_CLIENT_GONE and self._is_relay:
-            self._is_gone = True
-            self.close()
-        else:
-            super()._take(method, body, turn)
-
-    def _end_session(self, session: LocalSession) -> None:
-        if self._is_gone:
-            self._relays.end(session)
-        else:
-            self._relays.orphan(session)
+        if not self.node:
+            return super()._take(method, body, turn)
+        try:
+            said = self._cluster.messages.parse(_SAID[method], body, "frame body")
+        except (Refusal, KeyError):
+            return self.close()
+        return self._cluster.hear(self.node, said)

@@ -25,7 +25,7 @@ SILENT_S = 2.0
 
 @dataclass
 class Member:
-    """A node whose actor has registered. actor: its handle. secret: that its relays know. heard_at: monotonic, s."""
+    """A node whose actor has registered. actor: its handle. secret: that its actor knows. heard_at: monotonic, s."""
 
     number: int
     registration: Registration

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import cast
 
 from dataplane_server.access.gate import Gate
-from dataplane_server.cluster.coordinator.calls import RelayCalls, on_its_node
-from dataplane_server.cluster.coordinator.endpoint import RelayEndpoint
+from dataplane_server.cluster.coordinator.calls import ClusterCalls, on_its_node
+from dataplane_server.cluster.coordinator.endpoint import ClusterEndpoint
 from dataplane_server.cluster.coordinator.home_arena import HomeArena
 from dataplane_server.cluster.coordinator.members import Member, Members
 from dataplane_server.cluster.coordinator.mirrors import Mirrors
@@ -71,8 +71,9 @@ class ClusterParts:
 
 
 class ClusterServer:
-    """The coordinator: a server, the members of the cluster, and their relays. home: the server's arena, which a life
-    was begun with, if there is one. mirrored: whether each node gets a mirror.
+    """The coordinator: a server, the members of the cluster, and the port for them and their clients.
+
+    home: the server's arena, which a life was begun with, if there is one. mirrored: whether each node gets a mirror.
     """
 
     def __init__(
@@ -84,24 +85,24 @@ class ClusterServer:
         self.members, self.mirrors = parts.members, parts.mirrors
         if life is not None:
             home.holders = lambda: self.members.holders
-        calls = RelayCalls(server.shell, parts.cluster_values, server.metrics, self.members)
+        calls = ClusterCalls(server.shell, parts.cluster_values, server.metrics, self.members)
         methods = local_methods(calls, server.servicer, server.gate)
         methods = {number: on_its_node(method) for number, method in methods.items()}
-        self._relays = RelayEndpoint(server.shell, server.metrics, self.members, methods, server.tracing)
+        self._endpoint = ClusterEndpoint(server.shell, server.metrics, self.members, methods, server.tracing)
         self._log = get_log()
 
     # -- its life ------------------------------------------------------------------------------------------------------
 
     def recover(self, host: str) -> int:
-        """Let nodes relay that have registered. Returns the relay port."""
-        return self._relays.start(host)
+        """Take lines of nodes that have registered, and calls of their clients. Returns the port."""
+        return self._endpoint.start(host)
 
     async def start(self) -> None:
         await self.server.start()
 
     async def stop(self, grace_s: float | None = None) -> None:
-        self._relays.draining = True
-        await asyncio.gather(self.server.stop(_GRACE_S if grace_s is None else grace_s), self._relays.close())
+        self._endpoint.draining = True
+        await asyncio.gather(self.server.stop(_GRACE_S if grace_s is None else grace_s), self._endpoint.close())
         await asyncio.gather(self._parts.cluster_values.close(), self.mirrors.close())
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
@@ -134,17 +135,17 @@ class ClusterServer:
         member = self.members.of_arena(beat.arena_id)
         if member is not None:
             member.hear(beat)
-            self._relays.release(beat.gone)
+            self._endpoint.release_orphans(beat.gone)
         return member
 
     def orphans(self, member: Member) -> tuple[bytes, ...]:
         """As in BeatAnswer."""
-        return self._relays.orphans(member.number)
+        return self._endpoint.orphans(member.number)
 
     def lose_node(self, number: int, why: str) -> None:
         """A node is gone, and the rows with it of which it had a value, unless it has a mirror."""
         self.members.remove(number)
-        self._relays.lose(number)
+        self._endpoint.lose(number)
         rows = self.server.shell.apply(LoseNode(number))
         self._log.warning("node_lost", node=number, rows=rows, why=why)
         self.mirrors.place_ended()

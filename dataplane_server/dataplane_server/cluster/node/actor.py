@@ -30,7 +30,7 @@ from dataplane_server.cluster.node.fetching import Fetching
 from dataplane_server.cluster.node.folder import NodeFolder, default_folder, sweep
 from dataplane_server.cluster.node.gateway import Gateway
 from dataplane_server.cluster.node.kept_mirrors import KeptMirrors
-from dataplane_server.cluster.node.relay import Relay
+from dataplane_server.cluster.node.line import Membership
 from dataplane_server.cluster.ray_nodes import this_address, this_node
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Copy, Int64Array, Run, Runs
@@ -76,7 +76,7 @@ class NodeActor:
         self._cache.closed = bool(self._arena.holders())
         self._fetching = Fetching(self._arena, self._cache, self._take)
         self._gateway = Gateway(self._arena, self._cache, self._fetching)
-        self._gateway.listen(self._folder.socket, options.socket_mode)
+        self._gateway.listen_at(self._folder.socket, options.socket_mode)
         self._lines = ByteLines()
         self._mirrors = KeptMirrors(self._folder.path, self._lines)
         self._port = BytePort(self._arena_of)
@@ -94,7 +94,7 @@ class NodeActor:
     @property
     def _number(self) -> int:
         """Of this node; 0 while no coordinator knows it."""
-        return 0 if self._gateway.relay is None else self._gateway.relay.node
+        return 0 if self._gateway.membership is None else self._gateway.membership.node
 
     def _arena_of(self, node: int) -> Arena | None:
         return self._arena if node == self._number else self._mirrors.arena_of(node)
@@ -119,7 +119,7 @@ class NodeActor:
 
     async def _write_for(self, secret: bytes, work: Coroutine[Any, Any, A]) -> A:
         """Write to memory, unless this node has another coordinator by now."""
-        if self._gateway.relay is None or self._gateway.relay.secret != secret:
+        if self._gateway.membership is None or self._gateway.membership.secret != secret:
             work.close()
             raise Refusal(Reason.NODE_LOST, "this node has another coordinator now", node=self._number)
         task = asyncio.get_running_loop().create_task(work)
@@ -185,6 +185,7 @@ class NodeActor:
                 coordinator = coordinator or await asyncio.to_thread(self._find_coordinator)
                 if not known:
                     await self._register(coordinator)
+                await self._gateway.link()
                 known = await self._beat(coordinator)
                 pause_s = BEAT_S if known else _AGAIN_S
             except (RayError, ValueError):  # it has ended for good, is not there yet, or takes no node
@@ -197,7 +198,7 @@ class NodeActor:
         return ray.get_actor(self._options.coordinator, self._options.namespace)
 
     async def _register(self, coordinator: Any) -> None:
-        self._gateway.lose_relay()  # before former clients are counted
+        self._gateway.leave()  # before former clients are counted
         await asyncio.gather(*self._writing, return_exceptions=True)
         registration = Registration(
             arena_id=self._arena_id,
@@ -221,8 +222,8 @@ class NodeActor:
         self._folder.incarnation = registered.incarnation
         for name in set(registration.mirrors) - set(registered.mirrors):
             self._mirrors.drop(name)
-        host, port = registered.relay_host, registered.relay_port
-        self._gateway.use(Relay(host, port, registered.secret, registered.number))
+        host, port = registered.calls_host, registered.calls_port
+        self._gateway.join(Membership(host, port, registered.secret, registered.number))
 
     def _begin_anew(self) -> NoReturn:
         """End the process, so that Ray starts it with another arena. Clients keep the mapping of this one."""
@@ -236,7 +237,7 @@ class NodeActor:
         beat = Beat(
             arena_id=self._arena_id,
             former=former,
-            gone=() if former else tuple(token for token in self._orphans if not self._gateway.has(token)),
+            gone=() if self._arena.holders() else tuple(one for one in self._orphans if not self._gateway.has(one)),
             clients=self._gateway.clients,
             fetched_bytes=self._fetching.fetched_bytes,
             fetches=self._fetching.fetches,

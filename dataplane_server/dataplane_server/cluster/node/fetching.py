@@ -40,10 +40,15 @@ class Fetching:
     async def place(self, lease: pb.ArenaRuns, own_node: int) -> list[CachedRun]:
         """Replace the runs of other nodes in a lease by places in this node's arena. Returns copies that the caller
         holds until it releases them to the cache. Refusal LIMIT_REACHED if they do not fit into the cache, NODE_LOST if
-        a node cannot be reached.
+        a node cannot be reached, INVALID_REQUEST if this is no lease.
         """
+        count = len(lease.nodes) // 4
+        if {len(lease.offsets), len(lease.sizes), len(lease.versions), 2 * len(lease.nodes)} != {8 * count}:
+            raise Refusal(Reason.INVALID_REQUEST, "runs: an offset, a size, a version and a node are needed for each")
         nodes, offsets = np.frombuffer(lease.nodes, "<u4"), np.frombuffer(lease.offsets, "<i8").copy()
         sizes, versions = np.frombuffer(lease.sizes, "<i8"), np.frombuffer(lease.versions, "<i8")
+        if count and (offsets.min() < 0 or sizes.min() <= 0):
+            raise Refusal(Reason.INVALID_REQUEST, "runs: one has a negative offset, or a size below 1")
         remote = np.flatnonzero(nodes != own_node)
         columns = (column[remote].tolist() for column in (nodes, offsets, sizes, versions))
         runs = list(map(RemoteRun._make, zip(*columns, strict=True)))

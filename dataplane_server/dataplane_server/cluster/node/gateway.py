@@ -1,7 +1,12 @@
-"""The Unix socket of a node, by which its clients reach the coordinator and the node's memory.
+"""The Unix socket of a node: it gives clients the memory of the node, and fetches for them what lies on other nodes.
 
-The gateway accepts clients at all times. While there is no coordinator, it closes their connections before any answer;
-so clients know that a server is about to be there, and try again.
+Clients make all other calls at the coordinator, by connections that join the sessions that begin here. The coordinator
+hears of these sessions by the node's line: when a client attaches, what it lets go, and that it has gone. If the line
+ends, so do the calls of the clients, who attach again. But a client that has attached stays a *former* client until it
+closes its lifeline, as until then it may use the memory that it mapped.
+
+While there is no line, connections are closed before any answer. So clients know that a server is about to be there,
+and try again.
 """
 
 from __future__ import annotations
@@ -9,143 +14,150 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from dataplane_server.accepting import accepting
-from dataplane_server.access.peers import AllowedPeers, peer_of
-from dataplane_server.cluster.node.cache import Cache
+from dataplane_server.access.peers import AllowedPeers
+from dataplane_server.cluster.node.cache import Cache, CachedRun
 from dataplane_server.cluster.node.fetching import Fetching
-from dataplane_server.cluster.node.relay import Relay, frame_of
-from dataplane_server.cluster.node.relayed import RelayedConnection
-from dataplane_server.cluster.node.session import NodeSession
-from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.service.binding import files_of_mode
-from dataplane_server.service.error_table import status_of
-from dataplane_server.service.local.local_buffers import LocalBuffers
-from dataplane_server.service.messages.parsing import Messages
-from dataplane_server.service.socket_files import SocketFile
+from dataplane_server.cluster.node.line import Membership, NodeLine
+from dataplane_server.service.local.frame_endpoint import Connection
+from dataplane_server.service.local.handles import Handles
+from dataplane_server.service.local.local_endpoint import LocalEndpoint
+from dataplane_server.service.local.local_methods import LocalMethod
 from dataplane_server.storage.arena import Arena
 from rl_dataplane.v1 import local_pb2 as pb
 
 
-class Gateway:
-    """`listen`, then `use` each coordinator, then `close`. peers: whom the socket admits, if its file lets them."""
+class NodeSession(Handles[Sequence[CachedRun]]):
+    """A client of a node: the copies of other nodes' bytes that it uses. free: takes those that it uses no more."""
+
+    def __init__(self, free: Callable[[Iterable[CachedRun]], None]) -> None:
+        super().__init__()
+        self._free = free
+
+    def _end(self, held: Sequence[CachedRun]) -> None:
+        self._free(held)
+
+
+class Gateway(LocalEndpoint):
+    """`listen_at`, `join` each coordinator, `link` now and then, and `close` once. membership: None while there is no
+    coordinator. peers: whom the socket admits, if its file lets them.
+    """
 
     def __init__(self, arena: Arena, cache: Cache, fetching: Fetching, peers: AllowedPeers | None = None) -> None:
-        self.relay: Relay | None = None
-        self.connections: set[RelayedConnection] = set()
-        self.buffers = LocalBuffers()
-        self.messages = Messages(Limits())
-        self._arena = arena
+        fetch = LocalMethod("Fetch", pb.FetchRequest, self._fetch)
+        super().__init__(None, arena, None, {pb.LOCAL_METHOD_FETCH: fetch}, abstract=False, peers=peers)
+        self.membership: Membership | None = None
         self._cache = cache
         self._fetching = fetching
-        self._peers = peers or AllowedPeers()
-        self._sessions: dict[bytes, NodeSession] = {}
-        self._file: SocketFile | None = None
-        self._accepting: asyncio.Task[None] | None = None
+        self._line: NodeLine | None = None
+        self._is_full = False  # the line is
+        self._held_back: set[Connection] = set()  # until it is not
+        self._former: dict[bytes, Handles[Any]] = {}
 
-    def listen(self, path: Path, mode: int | None = None) -> None:
-        """Listen at a path where only this gateway may, with a file of this mode (None: the umask decides). Raises
-        OSError.
-        """
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listener.setblocking(False)
-            if path.is_socket():  # of a node actor that was killed
-                path.unlink()
-            with files_of_mode(mode):
-                listener.bind(str(path))
-            listener.listen(1024)
-        except BaseException:
-            listener.close()
-            raise
-        self._file = SocketFile.at(path)
-        self._accepting = accepting(listener, "node", self._serve)
+    async def _serve(self, allowed: AllowedPeers, peer: socket.socket) -> None:
+        if self._line is None:
+            peer.close()
+        else:
+            await super()._serve(allowed, peer)
 
-    async def _serve(self, peer: socket.socket) -> None:
-        found = peer_of(peer)
-        if self._peers.allows(found):
-            await asyncio.get_running_loop().connect_accepted_socket(partial(RelayedConnection, self, peer), peer)
-            return
-        message = f"this socket serves only certain users and groups, not user {found.uid}"
-        status = status_of(Refusal(Reason.UNAUTHENTICATED, message))
-        with peer, contextlib.suppress(OSError):
-            peer.send(frame_of(pb.LOCAL_OUTCOME_ERROR, status.SerializeToString()))
+    async def _fetch(self, request: pb.FetchRequest, session: NodeSession) -> pb.FetchResponse:
+        copies = await self._fetching.place(request.runs, 0 if self.membership is None else self.membership.node)
+        session.hold(request.handle, copies)
+        return pb.FetchResponse(runs=request.runs)
 
     # -- the coordinator -----------------------------------------------------------------------------------------------
 
-    def use(self, relay: Relay) -> None:
-        """Relay to a coordinator that has registered this node just now. Its node numbers and versions are its own."""
-        self.lose_relay()
+    def join(self, membership: Membership) -> None:
+        """A coordinator has registered this node just now. Its node numbers and versions are its own."""
+        self.leave()
         self._cache.forget_all()
-        self.relay = relay
+        self.membership = membership
 
-    def lose_relay(self) -> None:
-        """The coordinator is gone, or does not know this node any more: clients that are attached are former ones."""
-        self.relay = None
-        for connection in list(self.connections):
-            connection.lose_upstream()
+    def leave(self) -> None:
+        """The coordinator is gone, or does not know this node any more."""
+        self.membership = None
+        self._end_line()
 
-    @property
-    def clients(self) -> int:
-        """How many are attached."""
-        return len(self._sessions)
+    async def link(self) -> None:
+        """Have a line to the coordinator, if one can be had within 2 s."""
+        if self._line is None and self.membership is not None:
+            with contextlib.suppress(OSError, asyncio.TimeoutError):
+                self._line = await NodeLine.open(self.membership, self)
+                self.traces = self._line.traces
 
-    def has(self, token: bytes) -> bool:
-        """Whether the client of a session is attached."""
-        return token in self._sessions
+    def line_lost(self, line: NodeLine) -> None:
+        if line is self._line:
+            self._end_line()
 
-    @property
-    def former_clients(self) -> int:
-        return sum(connection.is_former for connection in self.connections)
+    def line_full(self, *, full: bool) -> None:
+        self._is_full = full
+        if not full:
+            held_back, self._held_back = self._held_back, set()
+            for connection in held_back:
+                connection.resume_writing()
+
+    def _end_line(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
+        for session in list(self._sessions.values()):
+            self._forget(session)
+            self._former[session.token] = session
+        for connection in [one for one in self.connections if not one.is_lifeline]:
+            connection.close()
+        self.line_full(full=False)
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
-    def attach(self, peer: socket.socket, relayed: pb.RelayResponse) -> NodeSession:
-        """Send the arena to a client for which the coordinator has opened a session."""
-        response = pb.AttachResponse(
-            session=relayed.session,
-            arena_bytes=self._arena.file_bytes,
-            traces=relayed.traces,
-            proof=self._arena.proof,
-            bare_messages=True,
-        )
-        if self.relay is not None:
-            response.calls_host, response.calls_port = self.relay.host, self.relay.port
-        frame = frame_of(pb.LOCAL_OUTCOME_UNSPECIFIED, response.SerializeToString())
-        session = NodeSession(relayed.session, self._cache.release)
-        self._sessions[session.token] = session
-        with contextlib.suppress(OSError):  # its connection tells that the client is gone
-            socket.send_fds(peer, [frame], self._arena.descriptors())
-        return session
+    @property
+    def clients(self) -> int:
+        """How many are attached, without former ones."""
+        return len(self._sessions)
 
-    def session(self, token: bytes) -> NodeSession:
-        session = self._sessions.get(token)
-        if session is None:
-            raise Refusal(Reason.INVALID_REQUEST, "unknown session: its client must attach first")
-        return session
+    @property
+    def former_clients(self) -> int:
+        return len(self._former)
 
-    def disconnect(self, session: NodeSession) -> None:
-        """End the calls of a session that the coordinator or the client has left."""
-        if self._sessions.pop(session.token, None) is not None:
-            for connection in [c for c in self.connections if c.session is session and not c.is_lifeline]:
-                connection.close()
+    def has(self, token: bytes) -> bool:
+        """Whether the client of a session may still use the memory."""
+        return token in self._sessions or token in self._former
 
-    async def place(self, lease: pb.ArenaRuns, handle: int, session: NodeSession) -> None:
-        """Bring the bytes of a lease to this node, and keep them for the handle. Refusal if that fails."""
-        relay = self.relay
-        copies = await self._fetching.place(lease, 0 if relay is None else relay.node)
-        session.hold(handle, copies)
+    def _new_session(self, *, writable: bool) -> NodeSession:
+        return NodeSession(self._cache.release)
+
+    def _greeting(self, session: Handles[Any]) -> pb.AttachResponse:
+        response = super()._greeting(session)
+        response.bare_messages = True
+        if self.membership is not None:
+            response.calls_host, response.calls_port = self.membership.host, self.membership.port
+        return response
+
+    def _open(self, session: Handles[Any]) -> Handles[Any]:
+        if self._line is not None:
+            self._line.send(pb.LOCAL_METHOD_ATTACH, pb.AttachRequest(session=session.token))
+        return super()._open(session)
+
+    def release(self, session: Handles[Any], handles: Sequence[int], connection: Connection) -> None:
+        super().release(session, handles, connection)
+        if self._line is not None and session.token in self._sessions:
+            self._line.send(pb.LOCAL_METHOD_LET_GO, pb.LetGoRequest(handles=handles, session=session.token))
+            if self._is_full:
+                self._held_back.add(connection)
+                connection.pause_writing()
+
+    def end(self, session: Handles[Any]) -> None:
+        if self._former.pop(session.token, None) is not None:
+            session.end()
+        elif self._line is not None and session.token in self._sessions:
+            self._line.send(pb.LOCAL_METHOD_CLIENT_GONE, pb.ClientGoneRequest(session=session.token))
+        super().end(session)
+
+    # ------------------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Stop listening and close all connections. The coordinator is not told that the clients are gone."""
-        if self._file is not None:
-            self._file.remove()
-        if self._accepting is not None:
-            self._accepting.cancel()
-            await asyncio.gather(self._accepting, return_exceptions=True)
-        self.lose_relay()
-        for connection in list(self.connections):
-            connection.close()
+        """Stop listening and close all connections. The coordinator does not hear that the clients are gone."""
+        self.leave()
+        await self.drain(0.0)
+        await super().close()

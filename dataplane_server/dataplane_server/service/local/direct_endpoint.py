@@ -18,7 +18,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from google.protobuf.message import Message
 
@@ -36,9 +36,9 @@ from dataplane_server.service.error_table import status_of
 from dataplane_server.service.grpc.value_streams import MAX_STREAMS, network_of
 from dataplane_server.service.local.direct_calls import PLACE_S, DirectSession, Line, Reading, places
 from dataplane_server.service.local.frame_endpoint import FrameEndpoint
+from dataplane_server.service.local.handles import Handles
 from dataplane_server.service.local.local_connection import LocalConnection, body_of
 from dataplane_server.service.local.local_methods import LocalMethod
-from dataplane_server.service.local.local_session import LocalSession
 from dataplane_server.service.messages.frames import SLOWEST_BYTES_S, STALL_TIMEOUT_S
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.values import Values
@@ -65,6 +65,7 @@ class DirectEndpoint(FrameEndpoint[DirectSession]):
         tracing: Tracing | None = None,
     ) -> None:
         super().__init__(shell, metrics, methods, tracing, "direct")
+        self._shell = shell
         self.nonce = secrets.token_bytes(16)
         self.values = values
         self.stall_timeout_s = STALL_TIMEOUT_S
@@ -134,7 +135,7 @@ class DirectConnection(LocalConnection):
                 raise Refusal(Reason.UNAUTHENTICATED, "another run of the server; ask for its status again")
         except Refusal as refusal:
             return self._send_refusal(refusal)
-        self.session, self._attached = self._direct.admit(self), True
+        self.session, self.is_lifeline = self._direct.admit(self), True
         response = pb.DirectResponse(traces=self._direct.traces)
         return self._send(pb.LOCAL_OUTCOME_UNSPECIFIED, response.SerializeToString())
 
@@ -143,7 +144,7 @@ class DirectConnection(LocalConnection):
 
     # -- values that come ----------------------------------------------------------------------------------------------
 
-    def _serve(self, number: int, body: bytes, session: LocalSession) -> None:
+    def _serve(self, number: int, body: bytes, session: Handles[Any]) -> None:
         if number & ~TRACED == pb.LOCAL_METHOD_FINISH_WRITE:
             self._begun = bytes(self._received)
             self._received.clear()

@@ -4,43 +4,53 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.observe.metrics import Metrics, Transport
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.call_scope import CallScope
+from dataplane_server.service.local.handles import Handles
 from dataplane_server.service.local.local_buffers import LocalBuffers
 from dataplane_server.service.local.local_methods import LocalMethod
-from dataplane_server.service.local.local_session import LocalSession
 from dataplane_server.service.messages.parsing import Messages
 from dataplane_server.service.shell import Shell
+from dataplane_server.service.turns import Turns
 
-S = TypeVar("S", bound=LocalSession)
+S = TypeVar("S", bound=Handles[Any])
 
 _DRAIN_TICK_S = 0.01
 
 
 class Connection(Protocol):
-    """A connection that was accepted. session: None before the first request. call: the call that waits."""
+    """A connection that was accepted. session: None before the first request. is_lifeline: whether the session ends
+    with it. call: the call that waits.
+    """
 
-    session: LocalSession | None
+    session: Handles[Any] | None
+    is_lifeline: bool
     call: asyncio.Task[None] | None
+
+    def pause_writing(self) -> None: ...
+
+    def resume_writing(self) -> None: ...
 
     def close(self) -> None: ...
 
 
 class FrameEndpoint(Generic[S]):
     """Its connections use what is public. begin_call: takes a verb and a trace context. unstable: what an answer has to
-    wait for before it leaves. traces: whether requests may carry a trace context.
+    wait for before it leaves. traces: whether requests may carry a trace context. shell, metrics: None where there is
+    no core, as on a node of a cluster.
     """
 
     def __init__(
         self,
-        shell: Shell,
-        metrics: Metrics,
+        shell: Shell | None,
+        metrics: Metrics | None,
         methods: Mapping[int, LocalMethod],
         tracing: Tracing | None,
         transport: Transport = "shm",
@@ -49,23 +59,22 @@ class FrameEndpoint(Generic[S]):
         self.begin_call: Callable[[str, str], CallScope] = partial(CallScope, metrics, tracing, transport)
         self.connections: set[Connection] = set()
         self.buffers = LocalBuffers()
-        self.messages = Messages(shell.plane.limits)
+        self.messages = Messages(Limits() if shell is None else shell.plane.limits)
         self.draining = False
-        self.unstable = shell.unstable
-        self.turns = shell.turns
+        self.unstable: Callable[[], Awaitable[None] | None] = _stable if shell is None else shell.unstable
+        self.turns = Turns() if shell is None else shell.turns
         self.traces = tracing is not None
-        self._shell = shell
         self._metrics = metrics
         self._sessions: dict[bytes, S] = {}
         self._accepting: list[asyncio.Task[None]] = []
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
-    def attach(self, peer: socket.socket) -> LocalSession:
+    def attach(self, peer: socket.socket) -> Handles[Any]:
         """Open a session for a client that asks for memory."""
         raise Refusal(Reason.INVALID_REQUEST, "no client attaches here")
 
-    def session(self, token: bytes) -> LocalSession:
+    def session(self, token: bytes) -> Handles[Any]:
         session = self._sessions.get(token)
         if session is None:
             raise Refusal(Reason.INVALID_REQUEST, "unknown session: its client must attach first")
@@ -73,19 +82,28 @@ class FrameEndpoint(Generic[S]):
 
     def _open(self, session: S) -> S:
         self._sessions[session.token] = session
-        self._metrics.attached_clients += 1
+        self._count(1)
         return session
 
-    def end(self, session: LocalSession) -> None:
+    def _count(self, clients: int) -> None:
+        if self._metrics is not None:
+            self._metrics.attached_clients += clients
+
+    def release(self, session: Handles[Any], handles: Sequence[int], connection: Connection) -> None:
+        """A client lets go what it holds under handles. connection: by which it said so."""
+        session.release(handles)
+
+    def end(self, session: Handles[Any]) -> None:
         """End a session whose client is gone, and the client's calls."""
         if self._forget(session) is not None:
             session.end()
 
-    def _forget(self, session: LocalSession) -> S | None:
+    def _forget(self, session: Handles[Any]) -> S | None:
+        """Know a session no more, and end its calls."""
         found = self._sessions.pop(session.token, None)
         if found is not None:
-            self._metrics.attached_clients -= 1
-            for connection in [one for one in self.connections if one.session is session]:
+            self._count(-1)
+            for connection in [one for one in self.connections if one.session is session and not one.is_lifeline]:
                 connection.close()
         return found
 
@@ -115,3 +133,7 @@ class FrameEndpoint(Generic[S]):
     def _busy(self) -> bool:
         calls = self.turns.n_waiting or any(connection.call is not None for connection in self.connections)
         return bool(calls) or any(session.writes for session in self._sessions.values())
+
+
+def _stable() -> None:
+    """Nothing to wait for."""

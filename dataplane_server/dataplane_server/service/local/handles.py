@@ -1,4 +1,4 @@
-"""What a client of shared memory holds, by handles: numbers of its choice.
+"""The session of a client: what it holds, by handles, which are numbers of its choice.
 
 A hold lasts until the client releases its handle, or is gone; there are no timeouts. A client may release a handle
 before the call that gives it a hold is served: then that hold ends at once.
@@ -6,6 +6,7 @@ before the call that gives it a hold is served: then that hold ends at once.
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -19,12 +20,18 @@ _REMEMBERED_HANDLES = 4096
 
 
 class Handles(ABC, Generic[H]):
-    """The holds of one client."""
+    """The holds of one client. token: names its session."""
 
-    def __init__(self) -> None:
+    def __init__(self, token: bytes | None = None) -> None:
+        self.token = token or secrets.token_bytes(16)
         self._held: dict[int, H] = {}
         self._released: OrderedDict[int, None] = OrderedDict()  # before the calls that create them
         self._ended = False
+
+    @property
+    def writes(self) -> int:
+        """How many reservations the client holds."""
+        return 0
 
     @abstractmethod
     def _end(self, held: H) -> None:

@@ -22,8 +22,8 @@ from dataplane_server.core.calls.refusal import Reason, Refusal, draining
 from dataplane_server.service.call_scope import CallScope
 from dataplane_server.service.error_table import status_of
 from dataplane_server.service.local.frame_endpoint import FrameEndpoint
+from dataplane_server.service.local.handles import Handles
 from dataplane_server.service.local.local_methods import UNKNOWN_METHOD
-from dataplane_server.service.local.local_session import LocalSession
 from dataplane_server.service.messages.frames import STALL_TIMEOUT_S
 from dataplane_server.service.turns import Turn
 from rl_dataplane.v1 import local_pb2 as pb
@@ -37,17 +37,19 @@ MAX_FIRST_BODY_BYTES = 64
 
 
 class LocalConnection(asyncio.Protocol):
-    """The asyncio protocol of one connection. session: None before the first request. call: the call that waits."""
+    """The asyncio protocol of one connection. session: None before the first request. is_lifeline: whether the session
+    ends with it. call: the call that waits.
+    """
 
     def __init__(
         self, endpoint: FrameEndpoint[Any], peer: socket.socket, stall_timeout_s: float = STALL_TIMEOUT_S
     ) -> None:
-        self.session: LocalSession | None = None
+        self.session: Handles[Any] | None = None
+        self.is_lifeline = False
         self.call: asyncio.Task[None] | None = None
         self._endpoint = endpoint
         self._peer = peer
         self._stall_timeout_s = stall_timeout_s
-        self._attached = False
         self._received = bytearray()
         self._unsent = False  # part of the last response is still here
         self._scheduled = False  # the next request will be served in a later pass of the event loop
@@ -69,11 +71,8 @@ class LocalConnection(asyncio.Protocol):
         self._note_stall(stalled=False)
         if self.call is not None:
             asyncio.get_running_loop().call_soon(self.call.cancel)  # once it has begun, so that it ends what it holds
-        if self._attached and self.session is not None:
-            self._end_session(self.session)
-
-    def _end_session(self, session: LocalSession) -> None:
-        self._endpoint.end(session)
+        if self.is_lifeline and self.session is not None:
+            self._endpoint.end(self.session)
 
     def pause_writing(self) -> None:
         """Serve and read no more requests until the peer has read its response."""
@@ -122,7 +121,12 @@ class LocalConnection(asyncio.Protocol):
 
     def _stalls(self) -> bool:
         """Whether the peer has to send something soon."""
-        return self.session is None or (bool(self._received) and not self._unsent)
+        return not self._is_open or (bool(self._received) and not self._unsent)
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether its first request was taken."""
+        return self.session is not None
 
     def _serve_scheduled(self) -> None:
         self._scheduled = False
@@ -148,7 +152,7 @@ class LocalConnection(asyncio.Protocol):
         if len(self._received) < HEAD.size:
             return None
         size, method = HEAD.unpack_from(self._received)
-        if size > (MAX_BODY_BYTES if self.session is not None else MAX_FIRST_BODY_BYTES) or self.call is not None:
+        if size > (MAX_BODY_BYTES if self._is_open else MAX_FIRST_BODY_BYTES) or self.call is not None:
             self._received.clear()
             self.close()
             return None
@@ -194,7 +198,7 @@ class LocalConnection(asyncio.Protocol):
         try:
             if method == pb.LOCAL_METHOD_ATTACH:
                 self.session = self._endpoint.attach(self._peer)
-                self._attached = True
+                self.is_lifeline = True
             elif method == pb.LOCAL_METHOD_JOIN:
                 token = self._endpoint.messages.parse(pb.JoinRequest, body, _WHAT).session
                 self.session = self._endpoint.session(token)
@@ -207,15 +211,16 @@ class LocalConnection(asyncio.Protocol):
     def _send_refusal(self, refusal: Refusal) -> None:
         self._send(pb.LOCAL_OUTCOME_ERROR, status_of(refusal).SerializeToString())
 
-    def _release(self, session: LocalSession, body: bytes) -> None:
+    def _release(self, session: Handles[Any], body: bytes) -> None:
         try:
-            session.release(self._endpoint.messages.parse(pb.LetGoRequest, body, _WHAT).handles)
+            handles = self._endpoint.messages.parse(pb.LetGoRequest, body, _WHAT).handles
         except Refusal:
-            self.close()  # this method has no response
+            return self.close()  # this method has no response
+        return self._endpoint.release(session, handles, self)
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
-    def _serve(self, number: int, body: bytes, session: LocalSession) -> None:
+    def _serve(self, number: int, body: bytes, session: Handles[Any]) -> None:
         """Serve a call: at once, or in a task if it waits."""
         traceparent = ""
         if number & TRACED and len(body) >= TRACEPARENT_BYTES:  # else it is an unknown method

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 from dataplane_server.accepting import accepting
 from dataplane_server.access.peers import OWN_USER, AllowedPeers, Peer, peer_of
@@ -20,6 +21,7 @@ from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.binding import files_of_mode
 from dataplane_server.service.error_table import status_of
 from dataplane_server.service.local.frame_endpoint import FrameEndpoint
+from dataplane_server.service.local.handles import Handles
 from dataplane_server.service.local.local_connection import LocalConnection
 from dataplane_server.service.local.local_methods import LocalMethod
 from dataplane_server.service.local.local_session import LocalSession
@@ -32,7 +34,7 @@ from rl_dataplane.v1.local_frames import FILE_SUFFIX, HEAD
 _LOG_REFUSED_EVERY_S = 60.0
 
 
-class LocalEndpoint(FrameEndpoint[LocalSession]):
+class LocalEndpoint(FrameEndpoint[Handles[Any]]):
     """Serves clients of this host: `listen_*`, later `drain` and `close` once.
 
     abstract: whether clients find the memory behind a TCP address, by an abstract socket; every process of the network
@@ -42,9 +44,9 @@ class LocalEndpoint(FrameEndpoint[LocalSession]):
 
     def __init__(
         self,
-        shell: Shell,
+        shell: Shell | None,
         arena: Arena,
-        metrics: Metrics,
+        metrics: Metrics | None,
         methods: Mapping[int, LocalMethod],
         tracing: Tracing | None = None,
         *,
@@ -53,6 +55,7 @@ class LocalEndpoint(FrameEndpoint[LocalSession]):
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         super().__init__(shell, metrics, methods, tracing)
+        self._shell = shell
         self.abstract_name = f"rl-dataplane-{secrets.token_hex(16)}" if abstract else ""
         self.refused_peers = 0
         self._arena = arena
@@ -76,14 +79,17 @@ class LocalEndpoint(FrameEndpoint[LocalSession]):
         """
         file = Path(path + FILE_SUFFIX)
         try:
-            if file.is_socket():  # of a killed server: a running one would still have the gRPC socket
-                file.unlink()
-            with files_of_mode(mode):
-                self._listen(str(file), self._peers)
+            self.listen_at(file, mode)
         except OSError as error:
             self._log.warning("local_listen_failed", path=str(file), error=str(error))
-        else:
-            self._files.append(SocketFile.at(file))
+
+    def listen_at(self, file: Path, mode: int | None) -> None:
+        """Listen at a path where only this server may. OSError."""
+        if file.is_socket():  # of a killed server: a running one would still have the gRPC socket
+            file.unlink()
+        with files_of_mode(mode):
+            self._listen(str(file), self._peers)
+        self._files.append(SocketFile.at(file))
 
     def _listen(self, address: str, allowed: AllowedPeers) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -120,21 +126,28 @@ class LocalEndpoint(FrameEndpoint[LocalSession]):
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
-    def attach(self, peer: socket.socket) -> LocalSession:
+    def attach(self, peer: socket.socket) -> Handles[Any]:
         """Send the arena to a client, for writing if it may, and open a session for it."""
         writable = self.may_write()
-        session = LocalSession(self._shell, writable=writable)
-        response = pb.AttachResponse(
+        session = self._open(self._new_session(writable=writable))
+        response = self._greeting(session)
+        body = response.SerializeToString()
+        reading, writing = self._arena.descriptors()
+        descriptors = [reading, writing] if writable else [reading]
+        with contextlib.suppress(OSError):  # its connection will show that the client is gone
+            socket.send_fds(peer, [HEAD.pack(len(body), pb.LOCAL_OUTCOME_UNSPECIFIED) + body], descriptors)
+        return session
+
+    def _new_session(self, *, writable: bool) -> Handles[Any]:
+        return LocalSession(cast("Shell", self._shell), writable=writable)
+
+    def _greeting(self, session: Handles[Any]) -> pb.AttachResponse:
+        return pb.AttachResponse(
             session=session.token,
             arena_bytes=self._arena.file_bytes,
             traces=self.traces,
             proof=self._arena.proof,
         )
-        body = response.SerializeToString()
-        reading, writing = self._arena.descriptors()
-        descriptors = [reading, writing] if writable else [reading]
-        socket.send_fds(peer, [HEAD.pack(len(body), pb.LOCAL_OUTCOME_UNSPECIFIED) + body], descriptors)
-        return self._open(session)
 
     # -- shutdown ------------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ class LocalMethod:
 
     verb: str
     request: type[Message]
-    call: Callable[[Any, LocalSession], Message | Awaitable[Message]]
+    call: Callable[[Any, Any], Message | Awaitable[Message]]
 
     @property
     def is_urgent(self) -> bool:

@@ -5,7 +5,6 @@ A reservation's handle also ends when the client finishes the write; see `handle
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -39,15 +38,13 @@ class SharedReservation:
 class LocalSession(Handles[Lease | SharedReservation]):
     """One attached client. writable: whether it may map the arena for writing."""
 
-    def __init__(self, shell: Shell, *, writable: bool = True) -> None:
-        super().__init__()
-        self.token = secrets.token_bytes(16)
+    def __init__(self, shell: Shell, *, writable: bool = True, token: bytes | None = None) -> None:
+        super().__init__(token)
         self.writable = writable
         self._shell = shell
 
     @property
     def writes(self) -> int:
-        """How many reservations the client holds."""
         return sum(isinstance(held, SharedReservation) for held in self._held.values())
 
     def reservation(self, handle: int) -> SharedReservation:
