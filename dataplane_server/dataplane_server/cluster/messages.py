@@ -15,7 +15,7 @@ BEAT_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class BytePlace:
-    """Where a node gives bytes to other nodes; see `byte_port`."""
+    """Where a node gives bytes to other nodes; see `node.port`."""
 
     host: str
     port: int

@@ -83,12 +83,12 @@ class ArenaValues:
             yield frame
 
 
-def cut_into(places: Iterable[memoryview], values: bytes) -> None:
+def cut_into(places: Iterable[memoryview], values: bytes | bytearray) -> None:
     """Write values to places that have their size, one after the other."""
-    begin = 0
+    begin, source = 0, memoryview(values)
     for place in places:
         end = begin + len(place)
-        place[:], begin = values[begin:end], end
+        place[:], begin = source[begin:end], end
 
 
 def digests_of(memory: memoryview, offsets: Int64Array, sizes: Int64Array) -> bytes:

@@ -63,6 +63,9 @@ lease, which ends with the last byte. These bytes are no part of a frame's body.
 before its bytes have been read, the server closes the connection. Bytes that take longer than a minute and a second
 for each 64 KiB, or of which none comes for a minute, end the connection.
 
+Node ports. Node actors fetch from each other at direct ports of their own, by FETCH: its values are in the response, or
+follow its frame like those of READ.
+
 Memory. A client writes only to the runs of a reservation that it holds, and only until it finishes or releases the
 reservation. It reads only the runs of a lease that it holds.
 """
@@ -113,7 +116,7 @@ class _LocalMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LocalMeth
     LOCAL_METHOD_DIRECT: _LocalMethod.ValueType  # 10
     """DirectRequest, DirectResponse: the first request on a connection to the direct port."""
     LOCAL_METHOD_FETCH: _LocalMethod.ValueType  # 11
-    """FetchRequest, FetchResponse. At a node actor."""
+    """FetchRequest, FetchResponse. At a node actor, and at its direct port."""
     LOCAL_METHOD_REGISTER_PARTITION: _LocalMethod.ValueType  # 16
     """As DataPlaneService.RegisterPartition."""
     LOCAL_METHOD_DROP_PARTITION: _LocalMethod.ValueType  # 17
@@ -201,7 +204,7 @@ LOCAL_METHOD_CLIENT_GONE: LocalMethod.ValueType  # 9
 LOCAL_METHOD_DIRECT: LocalMethod.ValueType  # 10
 """DirectRequest, DirectResponse: the first request on a connection to the direct port."""
 LOCAL_METHOD_FETCH: LocalMethod.ValueType  # 11
-"""FetchRequest, FetchResponse. At a node actor."""
+"""FetchRequest, FetchResponse. At a node actor, and at its direct port."""
 LOCAL_METHOD_REGISTER_PARTITION: LocalMethod.ValueType  # 16
 """As DataPlaneService.RegisterPartition."""
 LOCAL_METHOD_DROP_PARTITION: LocalMethod.ValueType  # 17
@@ -783,27 +786,37 @@ Global___LocalReadResponse: _TypeAlias = LocalReadResponse  # noqa: Y015
 
 @_typing.final
 class FetchRequest(_message.Message):
-    """Brings bytes of other nodes into the arena of this one, where they stay for as long as the handle is held."""
+    """From a client: brings bytes of other nodes into the arena of its own, where they stay for as long as the handle is held.
+    From another node actor: asks for bytes of this node, or of one whose mirror is here.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUNS_FIELD_NUMBER: _builtins.int
     HANDLE_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    INLINE_BYTES_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    """The handle of the lease."""
+    """From a client: the handle of the lease."""
+    node: _builtins.int
+    """From a node actor: the number of the node."""
+    inline_bytes: _builtins.int
+    """From a node actor: the response contains values of up to this many bytes, at most 1 MiB; larger values follow it."""
     @_builtins.property
     def runs(self) -> Global___ArenaRuns:
-        """The lease, with nodes and versions."""
+        """From a client: the lease, with nodes and versions. From a node actor: runs of one node."""
 
     def __init__(
         self,
         *,
         runs: Global___ArenaRuns | None = ...,
         handle: _builtins.int = ...,
+        node: _builtins.int = ...,
+        inline_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["runs", b"runs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "inline_bytes", b"inline_bytes", "node", b"node", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -816,19 +829,25 @@ class FetchResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUNS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    values: _builtins.bytes
+    """For a node actor: the bytes of all runs, in their order."""
     @_builtins.property
     def runs(self) -> Global___ArenaRuns:
-        """Where the bytes of each run are in the arena of this node."""
+        """For a client: where the bytes of each run are in the arena of its node."""
 
     def __init__(
         self,
         *,
         runs: Global___ArenaRuns | None = ...,
+        values: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["runs", b"runs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["place", b"place", "runs", b"runs", "values", b"values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["place", b"place", "runs", b"runs", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_place: _TypeAlias = _typing.Literal["runs", "values"]  # noqa: Y015
+    _WhichOneofArgType_place: _TypeAlias = _typing.Literal["place", b"place"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_place) -> _WhichOneofReturnType_place | None: ...
 
 Global___FetchResponse: _TypeAlias = FetchResponse  # noqa: Y015

@@ -12,8 +12,8 @@ from tests.cluster.node.conftest import eventually
 
 from dataplane_server.cluster.messages import BytePlace, Mirrored
 from dataplane_server.cluster.node.byte_lines import ByteLines
-from dataplane_server.cluster.node.byte_port import BytePort
 from dataplane_server.cluster.node.kept_mirrors import KeptMirrors
+from dataplane_server.cluster.node.port import NodePort
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Run, Runs
 from dataplane_server.storage.arena import Arena
@@ -141,10 +141,10 @@ async def test_the_next_life_of_the_actor_has_the_mirrors(mirrors: KeptMirrors, 
 async def test_other_nodes_read_the_newest_mirror_of_a_node(mirrors: KeptMirrors, source: Source) -> None:
     await mirrors.make("newer", 3, SIZE)
     await mirrors.follow("newer", PLACE, source.write(16, b"one"))
-    port, lines, read = BytePort(mirrors.arena_of), ByteLines(), bytearray(3)
-    place = port.listen("127.0.0.1")
+    port, lines, read = NodePort(mirrors.arena_of), ByteLines(), bytearray(3)
+    place = port.open("127.0.0.1")
     await lines.read(place, 3, Runs.of([Run(16, 3)]), [memoryview(read)])
     assert read == b"one"
-    with pytest.raises(Refusal, match="OTHER_NODE"):
+    with pytest.raises(Refusal, match="this is not node 4"):
         await lines.read(place, 4, Runs.of([Run(16, 3)]), [memoryview(read)])
     await asyncio.gather(lines.close(), port.close())

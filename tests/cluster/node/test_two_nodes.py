@@ -19,11 +19,11 @@ from dataplane_client.errors import CorruptedError
 from dataplane_client.meta import KVBatchMeta
 from dataplane_server.cluster.coordinator.server import ClusterServer
 from dataplane_server.cluster.node.byte_lines import ByteLines
-from dataplane_server.cluster.node.byte_port import BytePort
 from dataplane_server.cluster.node.cache import Cache
 from dataplane_server.cluster.node.fetching import Fetching
 from dataplane_server.cluster.node.gateway import Gateway
 from dataplane_server.cluster.node.line import Membership
+from dataplane_server.cluster.node.port import NodePort
 from dataplane_server.core.calls.values import Runs
 from dataplane_server.storage.arena import Arena
 
@@ -42,8 +42,8 @@ class Node:
         self.fetching = Fetching(self.arena, cache, self._take)
         self.gateway = Gateway(self.arena, cache, self.fetching)
         self.gateway.listen_at(folder / "socket", None)
-        self.port, self.lines = BytePort(lambda number: self.arena if number == self.number else None), ByteLines()
-        self.bytes_at = self.port.listen("127.0.0.1")
+        self.port, self.lines = NodePort(lambda number: self.arena if number == self.number else None), ByteLines()
+        self.bytes_at = self.port.open("127.0.0.1")
 
     async def _take(self, node: int, runs: Runs, into: Sequence[memoryview]) -> None:
         await self.lines.read(self.others[node].bytes_at, node, runs, into)

@@ -24,13 +24,13 @@ from dataplane_server.cluster.asking import awaited
 from dataplane_server.cluster.messages import BEAT_S, Beat, BeatAnswer, BytePlace, Mirrored, Registered, Registration
 from dataplane_server.cluster.node.arena_bytes import ByteArray, gather, in_thread_if_long, scatter, touch
 from dataplane_server.cluster.node.byte_lines import ByteLines
-from dataplane_server.cluster.node.byte_port import BytePort
 from dataplane_server.cluster.node.cache import Cache
 from dataplane_server.cluster.node.fetching import Fetching
 from dataplane_server.cluster.node.folder import NodeFolder, default_folder, sweep
 from dataplane_server.cluster.node.gateway import Gateway
 from dataplane_server.cluster.node.kept_mirrors import KeptMirrors
 from dataplane_server.cluster.node.line import Membership
+from dataplane_server.cluster.node.port import NodePort
 from dataplane_server.cluster.ray_nodes import this_address, this_node
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Copy, Int64Array, Run, Runs
@@ -79,8 +79,8 @@ class NodeActor:
         self._gateway.listen_at(self._folder.socket, options.socket_mode)
         self._lines = ByteLines()
         self._mirrors = KeptMirrors(self._folder.path, self._lines)
-        self._port = BytePort(self._arena_of)
-        self._bytes_at = self._port.listen(this_address())
+        self._port = NodePort(self._arena_of)
+        self._bytes_at = self._port.open(this_address())
         self._others: dict[int, BytePlace] = {}
         self._placed = 0  # how many of them
         self._orphans: tuple[bytes, ...] = ()  # of which the coordinator has asked

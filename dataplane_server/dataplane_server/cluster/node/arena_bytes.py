@@ -14,14 +14,23 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dataplane_server.core.calls.values import Int64Array, Run
+from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import Int64Array, Run, Runs
 from dataplane_server.core.rows.ranges import merged_runs
 from dataplane_server.storage.arena import Arena
+from rl_dataplane.v1 import local_pb2 as pb
 
 A = TypeVar("A")
 ByteArray = npt.NDArray[np.uint8]
 
 _LONG_BYTES = 2 << 20
+
+
+def runs_of(message: pb.ArenaRuns) -> Runs:
+    """Refusal INVALID_REQUEST unless there is a size for each offset."""
+    if len(message.offsets) != len(message.sizes) or len(message.sizes) % 8:
+        raise Refusal(Reason.INVALID_REQUEST, "runs: one size, of 8 bytes, is needed for each offset")
+    return Runs(np.frombuffer(message.offsets, "<i8"), np.frombuffer(message.sizes, "<i8"))
 
 
 async def gather(arena: Arena, offsets: Int64Array, sizes: Int64Array) -> ByteArray:

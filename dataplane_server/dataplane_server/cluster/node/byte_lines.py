@@ -1,4 +1,4 @@
-"""Lines to the byte ports of other nodes, and the bytes that come by them; `byte_port` says what a line carries.
+"""Lines to the ports of other nodes, and the bytes that come by them; see `port`.
 
 A line that no read uses is kept for the next one. If it has ended meanwhile, because the node's actor was restarted,
 the read takes a new line, once.
@@ -15,16 +15,23 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import numpy as np
+from google.protobuf.message import DecodeError, Message
+from google.rpc import status_pb2
 
 from dataplane_server.arena_streams import in_thread
 from dataplane_server.cluster.messages import BytePlace
-from dataplane_server.cluster.node.byte_port import REQUEST, STALL_S, Given
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Runs
-from rl_dataplane.byte_streams import receive_pieces
+from dataplane_server.service.local.local_calls import arena_runs
+from dataplane_server.service.values import cut_into
+from rl_dataplane.byte_streams import prepare_line, receive_pieces
+from rl_dataplane.v1 import local_pb2 as pb
+from rl_dataplane.v1.local_frames import HEAD, MAX_BODY_BYTES
 
 _CONNECT_S = 5.0
+_STALL_S = 30.0
+"""A read fails if nothing comes for so long."""
+_INLINE_BYTES = 64 << 10
 _THREADS = 32
 """Some may wait for a node that hangs."""
 _MOST_IDLE = 256
@@ -52,38 +59,50 @@ class ByteLines:
     def _read(self, place: BytePlace, node: int, runs: Runs, into: Sequence[memoryview]) -> None:
         kept = self._kept(place)
         try:
-            given = self._ask(kept or self._opened(place), place, node, runs, into)
-        except (OSError, EOFError) as error:
+            refused = self._ask(kept or self._opened(place), place, node, runs, into)
+        except (OSError, EOFError, DecodeError) as error:
             if kept is None or self._closed:
                 why = str(error) or "it closed the connection"
                 raise Refusal(Reason.NODE_LOST, f"node {node} does not answer: {why}", node=node) from None
             self._read(place, node, runs, into)  # other kept lines have ended as well, so this ends
             return
-        if given != Given.OK:
-            raise Refusal(Reason.NODE_LOST, f"the actor at {place.host} answers: {given.name}", node=node)
+        if refused is not None:
+            raise Refusal(Reason.NODE_LOST, f"the actor at {place.host} answers: {refused}", node=node)
 
-    def _ask(self, line: socket.socket, place: BytePlace, node: int, runs: Runs, into: Sequence[memoryview]) -> Given:
-        """Blocks until the bytes are there. Keeps the line, unless it raises."""
-        with self._lock:
-            self._used.add(line)
+    def _ask(
+        self, line: socket.socket, place: BytePlace, node: int, runs: Runs, into: Sequence[memoryview]
+    ) -> str | None:
+        """Why the other node refuses, or None. Blocks until the bytes are there. Keeps the line, unless it raises."""
+        self._use(line)
         try:
-            table = np.array([runs.offsets, runs.sizes], "<i8")
-            line.sendall(REQUEST.pack(node, len(runs)) + table.tobytes())
-            given = Given(_received(line, 1)[0])
-            if given == Given.OK:
-                _fill(line, into)
+            request = pb.FetchRequest(runs=arena_runs(runs), node=node, inline_bytes=_INLINE_BYTES)
+            outcome, body = _exchanged(line, pb.LOCAL_METHOD_FETCH, request)
+            refused = status_pb2.Status.FromString(body).message if outcome == pb.LOCAL_OUTCOME_ERROR else None
+            if refused is None:
+                _take(line, pb.FetchResponse.FromString(body), into)
         except BaseException:
             self._forget(line)
             raise
         self._keep(place, line)
-        return given
+        return refused
 
     def _opened(self, place: BytePlace) -> socket.socket:
         line = socket.create_connection((place.host, place.port), _CONNECT_S)
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        line.settimeout(STALL_S)
-        line.sendall(place.secret)
+        self._use(line)
+        try:
+            prepare_line(line)
+            line.settimeout(_STALL_S)
+            outcome, _ = _exchanged(line, pb.LOCAL_METHOD_DIRECT, pb.DirectRequest(nonce=place.secret))
+            if outcome == pb.LOCAL_OUTCOME_ERROR:
+                raise ConnectionRefusedError("another actor is there")
+        except BaseException:
+            self._forget(line)
+            raise
         return line
+
+    def _use(self, line: socket.socket) -> None:
+        with self._lock:
+            self._used.add(line)
 
     def _kept(self, place: BytePlace) -> socket.socket | None:
         with self._lock:
@@ -121,23 +140,30 @@ class ByteLines:
         await asyncio.to_thread(self._threads.shutdown)
 
 
+def _exchanged(line: socket.socket, method: int, request: Message) -> tuple[int, bytes]:
+    """LocalOutcome and body of the response to a request."""
+    body = request.SerializeToString()
+    line.sendall(HEAD.pack(len(body), method) + body)
+    size, outcome = HEAD.unpack(_received(line, HEAD.size))
+    if size > MAX_BODY_BYTES:
+        raise EOFError(f"it announced a response of {size} bytes")
+    return outcome, bytes(_received(line, size))
+
+
 def _received(line: socket.socket, size: int) -> bytearray:
     received = bytearray(size)
     receive_pieces(line, [memoryview(received)])
     return received
 
 
-def _fill(line: socket.socket, into: Sequence[memoryview]) -> None:
-    """Receive as many bytes as buffers have. EOFError if the line ends before."""
+def _take(line: socket.socket, response: pb.FetchResponse, into: Sequence[memoryview]) -> None:
+    """Fill buffers with the values in a response, or with those that follow it. EOFError if there are not as many."""
     size_bytes = sum(map(len, into))
-    if size_bytes < _SMALL_BYTES * (len(into) - 1):
-        _scatter(_received(line, size_bytes), into)
+    if response.HasField("values"):
+        if len(response.values) != size_bytes:
+            raise EOFError(f"{len(response.values)} of {size_bytes} bytes came")
+        cut_into(into, response.values)
+    elif size_bytes < _SMALL_BYTES * (len(into) - 1):
+        cut_into(into, _received(line, size_bytes))
     else:
         receive_pieces(line, into)
-
-
-def _scatter(data: bytearray, into: Sequence[memoryview]) -> None:
-    at, source = 0, memoryview(data)
-    for view in into:
-        view[:] = source[at : at + len(view)]
-        at += len(view)

@@ -14,6 +14,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from dataplane_server.cluster.node.arena_bytes import runs_of
 from dataplane_server.cluster.node.cache import Cache, CachedRun, RemoteRun
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Runs
@@ -42,24 +43,24 @@ class Fetching:
         holds until it releases them to the cache. Refusal LIMIT_REACHED if they do not fit into the cache, NODE_LOST if
         a node cannot be reached, INVALID_REQUEST if this is no lease.
         """
-        count = len(lease.nodes) // 4
-        if {len(lease.offsets), len(lease.sizes), len(lease.versions), 2 * len(lease.nodes)} != {8 * count}:
-            raise Refusal(Reason.INVALID_REQUEST, "runs: an offset, a size, a version and a node are needed for each")
-        nodes, offsets = np.frombuffer(lease.nodes, "<u4"), np.frombuffer(lease.offsets, "<i8").copy()
-        sizes, versions = np.frombuffer(lease.sizes, "<i8"), np.frombuffer(lease.versions, "<i8")
-        if count and (offsets.min() < 0 or sizes.min() <= 0):
+        runs = runs_of(lease)
+        if {len(lease.versions), 2 * len(lease.nodes)} != {len(lease.sizes)}:
+            raise Refusal(Reason.INVALID_REQUEST, "runs: a node and a version are needed for each")
+        offsets, sizes = runs.offsets.copy(), runs.sizes
+        nodes, versions = np.frombuffer(lease.nodes, "<u4"), np.frombuffer(lease.versions, "<i8")
+        if len(sizes) and (offsets.min() < 0 or sizes.min() <= 0):
             raise Refusal(Reason.INVALID_REQUEST, "runs: one has a negative offset, or a size below 1")
         remote = np.flatnonzero(nodes != own_node)
         columns = (column[remote].tolist() for column in (nodes, offsets, sizes, versions))
-        runs = list(map(RemoteRun._make, zip(*columns, strict=True)))
-        copies = self._hold(runs)
+        wanted = list(map(RemoteRun._make, zip(*columns, strict=True)))
+        copies = self._hold(wanted)
         try:
             await self._filled(copies)
         except BaseException:
             self._cache.release(copies)
             raise
         places = {copy.run: copy.offset for copy in copies}
-        offsets[remote] = [places[run] for run in runs]
+        offsets[remote] = [places[run] for run in wanted]
         lease.offsets = offsets.tobytes()
         lease.ClearField("nodes")
         lease.ClearField("versions")

@@ -6,8 +6,9 @@ a thread of this process writes or reads them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, cast
 
 from dataplane_server.core.calls.answers import ReadPlan, Reservation
@@ -41,17 +42,20 @@ class Line(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Rows pinned under a ticket of the core, whose bytes follow the response."""
+    """What follows a response. pieces: the bytes of some of the runs. end: called when all of them have left, or never
+    will.
+    """
 
-    ticket: int
     runs: Runs
+    pieces: Callable[[Runs], Sequence[memoryview]]
+    end: Callable[[], object]
 
 
 class DirectSession(LocalSession):
-    """The client of one connection. reading: what it is to get next."""
+    """The client of one connection. reading: what it is to get next. shell: None where clients hold nothing."""
 
-    def __init__(self, shell: Shell, line: Line) -> None:
-        super().__init__(shell)
+    def __init__(self, shell: Shell | None, line: Line) -> None:
+        super().__init__(cast("Shell", shell))
         self.line = line
         self.reading: Reading | None = None
 
@@ -63,7 +67,7 @@ class DirectSession(LocalSession):
     def end(self) -> None:
         super().end()
         if (reading := self.take_reading()) is not None:
-            self._shell.apply(EndRead(reading.ticket))
+            reading.end()
 
 
 class DirectCalls(LocalCalls):
@@ -89,7 +93,8 @@ class DirectCalls(LocalCalls):
             return self._finish(reservation, shared.applied, once, value_digests)
 
     def _lend(self, plan: ReadPlan, handle: int, session: LocalSession) -> None:
-        cast("DirectSession", session).reading = Reading(plan.ticket, plan.runs)
+        end = partial(self._shell.apply, EndRead(plan.ticket))
+        cast("DirectSession", session).reading = Reading(plan.runs, self._values.pieces, end)
 
     def _located(self, runs: Sequence[Run]) -> pb.ArenaRuns:
         return pb.ArenaRuns()

@@ -15,7 +15,7 @@ import contextlib
 import hmac
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, cast
@@ -27,7 +27,6 @@ from dataplane_server.access.gate import Credentials, Gate
 from dataplane_server.arena_streams import in_thread, send_runs
 from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import EndRead
 from dataplane_server.core.calls.values import Runs
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
@@ -52,14 +51,14 @@ SLOW_S = 5.0
 class DirectEndpoint(FrameEndpoint[DirectSession]):
     """`listen`, later `drain` and `close` once. nonce: what a client knows from the server's status. stall_timeout_s:
     how long a client may send or take nothing where it has to, in seconds. slow_s: the same while values pass; it must
-    move SLOWEST_BYTES_S for as long, too.
+    move SLOWEST_BYTES_S for as long, too. sending: places for the streams of values that leave at the same time.
     """
 
     def __init__(
         self,
-        shell: Shell,
-        values: Values,
-        metrics: Metrics,
+        shell: Shell | None,
+        values: Values | None,
+        metrics: Metrics | None,
         methods: Mapping[int, LocalMethod],
         gate: Gate,
         tracing: Tracing | None = None,
@@ -102,10 +101,6 @@ class DirectEndpoint(FrameEndpoint[DirectSession]):
     def admit(self, line: Line) -> DirectSession:
         """A session for the client of a connection."""
         return self._open(DirectSession(self._shell, line))
-
-    def end_reading(self, reading: Reading) -> None:
-        """All bytes have left, or never will."""
-        self._shell.apply(EndRead(reading.ticket))
 
     async def close(self) -> None:
         await super().close()
@@ -153,7 +148,7 @@ class DirectConnection(LocalConnection):
 
     async def receive(self, reservation: Reservation) -> None:
         begun, self._begun = self._begun or b"", None
-        places = iter(self._direct.values.places(reservation.runs))
+        places = iter(cast("Values", self._direct.values).places(reservation.runs))
         fill = partial(_fill, begun, places)
         try:
             if len(begun) > reservation.size_bytes:
@@ -188,7 +183,7 @@ class DirectConnection(LocalConnection):
             try:
                 await self._send_values(body_of(response), reading)
             finally:
-                self._direct.end_reading(reading)
+                reading.end()
             call.end()
             self.call = None
             return self._go_on()
@@ -197,7 +192,7 @@ class DirectConnection(LocalConnection):
 
     async def _send_values(self, body: bytes, reading: Reading) -> None:
         head = HEAD.pack(len(body), pb.LOCAL_OUTCOME_UNSPECIFIED) + body
-        send = partial(_send, head, reading.runs, self._direct.values.pieces)
+        send = partial(_send, head, reading.runs, reading.pieces)
         async with self._direct.sending.place(PLACE_S, self.network):
             try:
                 await self._in_thread(send)
@@ -237,7 +232,7 @@ def _rests(begun: bytes, pieces: Iterator[memoryview]) -> Iterator[memoryview]:
 
 
 def _send(
-    head: bytes, runs: Runs, pieces: Callable[[Runs], list[memoryview]], line: socket.socket, until: Pace
+    head: bytes, runs: Runs, pieces: Callable[[Runs], Sequence[memoryview]], line: socket.socket, until: Pace
 ) -> None:
     send_pieces(line, [memoryview(head)], until)
     send_runs(line, runs, pieces, until)

@@ -19,7 +19,7 @@ from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import SHARED_METHODS
 
-_URGENT = frozenset({"CommitClaim", "FinishWrite", "ReleaseClaim", "FinishGroup", "AbortGroup"})
+_URGENT = frozenset({"CommitClaim", "FinishWrite", "ReleaseClaim", "FinishGroup", "AbortGroup", "Fetch"})
 _SERVICE = plane_pb.DESCRIPTOR.services_by_name["DataPlaneService"]
 
 

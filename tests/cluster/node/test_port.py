@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from tests.cluster.node.conftest import eventually
+from tests.integration.wire.local_peer import HEAD, Peer
 
 from dataplane_server.cluster.messages import BytePlace
 from dataplane_server.cluster.node.byte_lines import ByteLines
-from dataplane_server.cluster.node.byte_port import REQUEST, BytePort
+from dataplane_server.cluster.node.port import NodePort
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Run, Runs
 from dataplane_server.storage.arena import Arena
+from rl_dataplane.v1 import local_pb2 as pb
 
 MIB = 1 << 20
 SIZE = 48 * MIB
@@ -37,8 +39,8 @@ class Other:
 
     def begin(self) -> None:
         """Its actor listens, at a new place."""
-        self.port = BytePort(lambda number: self.arena if number == self.number else None)
-        self.place = self.port.listen("127.0.0.1")
+        self.port = NodePort(lambda number: self.arena if number == self.number else None)
+        self.place = self.port.open("127.0.0.1")
 
     async def read(self, runs: Runs, *sizes: int) -> bytes:
         """sizes: of the buffers; by default one takes all."""
@@ -80,7 +82,7 @@ async def test_reads_at_the_same_time_do_not_mix(other: Other) -> None:
     "run", [Run(SIZE - 1, 2), Run(-1, 1), Run(0, SIZE + 1), Run(1 << 62, 1), Run(1 << 62, 1 << 62)]
 )
 async def test_a_run_outside_the_arena_is_refused(other: Other, run: Run) -> None:
-    with pytest.raises(Refusal, match="OUTSIDE"):
+    with pytest.raises(Refusal, match="outside of the arena"):
         await other.lines.read(other.place, NODE, Runs.of([run]), [memoryview(bytearray(1))])
 
 
@@ -88,7 +90,7 @@ async def test_an_arena_that_is_another_node_now_gives_nothing(other: Other) -> 
     runs = Runs.of([Run(0, 8)])
     await other.read(runs)
     other.number = 0
-    with pytest.raises(Refusal, match="OTHER_NODE") as caught:
+    with pytest.raises(Refusal, match="this is not node 7") as caught:
         await other.read(runs)
     assert caught.value.reason is Reason.NODE_LOST
     other.number = NODE
@@ -97,7 +99,7 @@ async def test_an_arena_that_is_another_node_now_gives_nothing(other: Other) -> 
 
 async def test_who_does_not_know_the_secret_gets_nothing(other: Other) -> None:
     stranger = replace(other.place, secret=bytes(16))
-    with pytest.raises(Refusal, match="does not answer"):
+    with pytest.raises(Refusal, match="another actor is there"):
         await other.lines.read(stranger, NODE, Runs.of([Run(0, 8)]), [memoryview(bytearray(8))])
 
 
@@ -113,18 +115,34 @@ async def test_a_line_that_ended_is_replaced(other: Other) -> None:
 
 
 async def test_what_is_no_request_ends_its_line_alone(other: Other) -> None:
-    too_many = other.place.secret + REQUEST.pack(NODE, (1 << 20) + 1)
-    for sent in (bytes(100), too_many, b""):
-        reader, writer = await asyncio.open_connection(other.place.host, other.place.port)
-        writer.write(sent)
-        writer.write_eof()
-        with contextlib.suppress(ConnectionResetError):
-            assert await asyncio.wait_for(reader.read(), 10) == b""
-        writer.close()
-        with contextlib.suppress(ConnectionResetError):
-            await writer.wait_closed()
+    too_large = HEAD.pack((20 << 20) + 1, pb.LOCAL_METHOD_FETCH)
+    for sent in (b"\xff" * 100, too_large, b""):
+        with closing(await _greeted(other)) as peer:
+            peer.socket.sendall(sent)
+            peer.socket.shutdown(socket.SHUT_WR)
+            assert await asyncio.to_thread(lambda: peer.ended)
     runs = Runs.of([Run(0, 8)])
     assert await other.read(runs) == other.expected(runs)
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [pb.ArenaRuns(offsets=bytes(8)), pb.ArenaRuns(offsets=bytes(7), sizes=bytes(7))],
+    ids=["an offset without a size", "part of a number"],
+)
+async def test_runs_that_do_not_belong_together_are_refused(other: Other, runs: pb.ArenaRuns) -> None:
+    with closing(await _greeted(other)) as peer:
+        request = pb.FetchRequest(node=NODE, runs=runs)
+        reason, said = await asyncio.to_thread(peer.refused, pb.LOCAL_METHOD_FETCH, request)
+    assert reason == "INVALID_REQUEST"
+    assert "one size, of 8 bytes" in said
+
+
+async def _greeted(other: Other) -> Peer:
+    peer = Peer(await asyncio.to_thread(socket.create_connection, (other.place.host, other.place.port)))
+    request = pb.DirectRequest(nonce=other.place.secret)
+    await asyncio.to_thread(peer.call, pb.LOCAL_METHOD_DIRECT, request, pb.DirectResponse)
+    return peer
 
 
 async def test_a_read_that_is_cancelled_writes_nothing_afterwards(other: Other) -> None:
