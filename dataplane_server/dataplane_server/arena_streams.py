@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
@@ -19,11 +18,14 @@ _CHUNK_BYTES = 8 << 20
 
 
 def send_runs(
-    line: socket.socket, runs: Runs, pieces: Callable[[Runs], Sequence[memoryview]], until: float | Pace = math.inf
+    line: socket.socket, head: bytes, runs: Runs, pieces: Callable[[Runs], Sequence[memoryview]], until: float | Pace
 ) -> None:
-    """Send the bytes of runs. pieces: the bytes of some of them. OSError."""
+    """Send a head and the bytes of runs. pieces: the bytes of some of them. OSError."""
+    unsent = memoryview(head)
     for chunk in in_chunks(runs, _CHUNK_BYTES):
-        send_pieces(line, pieces(chunk), until)
+        send_pieces(line, [unsent, *pieces(chunk)], until)
+        unsent = unsent[:0]
+    send_pieces(line, [unsent], until)
 
 
 async def in_thread(threads: Executor, work: Callable[[], A]) -> A:

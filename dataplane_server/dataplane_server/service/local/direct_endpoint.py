@@ -15,7 +15,7 @@ import contextlib
 import hmac
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, cast
@@ -27,7 +27,6 @@ from dataplane_server.access.gate import Credentials, Gate
 from dataplane_server.arena_streams import in_thread, send_runs
 from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.values import Runs
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.call_scope import CallScope
@@ -41,7 +40,7 @@ from dataplane_server.service.local.local_methods import LocalMethod
 from dataplane_server.service.messages.frames import SLOWEST_BYTES_S, STALL_TIMEOUT_S
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.values import Values
-from rl_dataplane.byte_streams import Pace, prepare_line, receive_pieces, send_pieces
+from rl_dataplane.byte_streams import Pace, prepare_line, receive_pieces
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import HEAD, TRACED
 
@@ -192,10 +191,9 @@ class DirectConnection(LocalConnection):
 
     async def _send_values(self, body: bytes, reading: Reading) -> None:
         head = HEAD.pack(len(body), pb.LOCAL_OUTCOME_UNSPECIFIED) + body
-        send = partial(_send, head, reading.runs, reading.pieces)
         async with self._direct.sending.place(PLACE_S, self.network):
             try:
-                await self._in_thread(send)
+                await self._in_thread(lambda line, pace: send_runs(line, head, reading.runs, reading.pieces, pace))
             except OSError:
                 self.close()
                 raise asyncio.CancelledError from None  # the caller has gone
@@ -229,13 +227,6 @@ def _rests(begun: bytes, pieces: Iterator[memoryview]) -> Iterator[memoryview]:
         size = min(len(rest), len(piece))
         piece[:size], rest = rest[:size], rest[size:]
         yield piece[size:]
-
-
-def _send(
-    head: bytes, runs: Runs, pieces: Callable[[Runs], Sequence[memoryview]], line: socket.socket, until: Pace
-) -> None:
-    send_pieces(line, [memoryview(head)], until)
-    send_runs(line, runs, pieces, until)
 
 
 def _name_of(peer: socket.socket) -> str:
