@@ -201,7 +201,7 @@ class CoreCaller(Caller):
         self.apply(DropPartition(self.core.request_id(), "p"))
 
     def listed(self, where: str | None = None) -> str:
-        page = self.core.plane.list_samples("p", "", [], terms(where), 1000, 0, self.core.now)
+        page = self._did(lambda: self.core.plane.list_samples("p", "", [], terms(where), 1000, 0, self.core.now))
         return "".join(page.sample_ids)
 
     def sizes(self, ids: str, field: str) -> Sequence[int]:

@@ -221,6 +221,20 @@ def test_a_wrong_filter_is_refused_by_the_place_of_its_term(caller: Caller, wher
             act()
 
 
+def test_a_filter_that_takes_a_field_for_a_tag_is_refused(via: AnyCaller) -> None:
+    """While rows are there, and none of them has a tag of that name. A draw says it beside the rows that do not fit."""
+    assert (via.listed("a > 0"), via.clear(where="a > 0")) == ("", 0)
+    via.put("xy", tags={"std": 1})
+    for act in (lambda: via.listed("std > 0 or a > 0"), lambda: via.clear("x", where="a > 0")):
+        with via.refuses("INVALID_REQUEST", "'a' is a field", "none of the 2 rows"):
+            act()
+    assert (via.listed("a is null"), via.listed("c > 0")) == ("xy", "")
+    with via.refuses("TOO_FEW_ROWS", "none has the tag 'a' or 'c' (a filter sees tags, and 'a' is a field)"):
+        via.draw(where="a > 0 and c > 0")
+    via.put("x", tags={"a": 1})
+    assert via.listed("a > 0") == "x"
+
+
 # -- clears and puts ---------------------------------------------------------------------------------------------------
 
 

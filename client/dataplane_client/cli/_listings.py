@@ -56,10 +56,11 @@ def show_samples(request: pb.ListSamplesRequest, most: int, address: str, output
             page = _take_page(server, request)
             rows += _rows_of(page)
             request.page_token, more = page.next_page or 0, page.next_page is not None
+        absence = "" if rows else _absence(server, request)
     if output == "json":
         print_json(rows)
         return
-    print_text(_sample_table(rows, bool(request.task)) if rows else "no samples")
+    print_text(_sample_table(rows, bool(request.task)) if rows else f"no samples{absence}")
     if more:
         print_text(f"there are more than {most:,}: see --limit")
 
@@ -95,6 +96,18 @@ def _parsed_tag(text: str) -> tuple[str, Tag]:
 
 def _take_page(server: Server, request: pb.ListSamplesRequest) -> SamplePage:
     return sample_page(server.call("ListSamples", request), request.partition_id, request.task or None)
+
+
+def _absence(server: Server, request: pb.ListSamplesRequest) -> str:
+    """Which tags of the filter no row has: they may be mistyped. Filters for the absence of a tag do not count."""
+    compared = [term for term in request.where.terms if term.operator != pb.FILTER_OPERATOR_IS_NULL]
+    absent = []
+    for tag in dict.fromkeys(term.tag for term in compared if term.tag):
+        present = _filter(f"tags[{tag!r}] is not null")
+        asked = pb.ListSamplesRequest(partition_id=request.partition_id, where=present, page_size=1)
+        if not server.call("ListSamples", asked).sample_ids:
+            absent.append(repr(tag))
+    return f": no row has the tag {' or '.join(absent)}" if absent else ""
 
 
 def _rows_of(page: SamplePage) -> Iterable[SampleRow]:

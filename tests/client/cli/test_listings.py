@@ -58,6 +58,14 @@ def test_samples_are_chosen_by_tags_and_states(client: DataPlaneClient, flags: l
     assert [row["sample_id"] for row in rows] == ids
 
 
+def test_tags_of_a_filter_that_no_row_has_are_named(client: DataPlaneClient) -> None:
+    asked = ("samples", "p", "-s", client.target, "--where")
+    assert run(*asked, "sdt > 0 and note > 'z'") == (0, "no samples: no row has the tag 'sdt'\n")
+    assert run(*asked, "note > 'z' or age_s > 600") == (0, "no samples\n")
+    code, text = run(*asked, "y > 0")
+    assert (code, "'y' is a field" in text) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("flags", "rule"),
     [

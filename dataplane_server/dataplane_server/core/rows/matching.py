@@ -7,13 +7,14 @@ up once.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dataplane_server.core.calls.filters import Filter, Term
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import BoolArray, Slots
 from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.rows.tag_columns import Float64Array, TagValues
@@ -47,6 +48,31 @@ def fitting(rows: RowTable, where: Filter, slots: Slots, now: float | None, *, k
                 known[subject] = rows.tag_values(term.subject, slots, keep=keep) if fact is None else fact
             results.append(_compared(term, known[subject]))
     return results.pop() if results else np.ones(len(slots), np.bool_)
+
+
+def absent_tags(rows: RowTable, where: Filter, slots: Slots) -> list[str]:
+    """Tags that a filter compares and none of the rows has: misspelt ones, or names of fields."""
+    compared = {term.subject for term in where if term.subject and not term.of_row and term.operator != "is null"}
+    nulls = {tag: fitting(rows, (Term("is null", tag),), slots, None, keep=False) for tag in compared}
+    return sorted(tag for tag, is_null in nulls.items() if is_null.all())
+
+
+def absence_text(absent: Collection[str], fields: Collection[str]) -> str:
+    """A part of a sentence about rows that do not fit a filter. fields: of the partition."""
+    named = [tag for tag in absent if tag in fields]
+    absence = f"; none has the tag {' or '.join(map(repr, absent))}" if absent else ""
+    return f"{absence} (a filter sees tags, and {' and '.join(map(repr, named))} is a field)" if named else absence
+
+
+def check_sees_tags(rows: RowTable, fields: Collection[str], where: Filter) -> None:
+    """Refuse a filter that compares a field as if it were a tag. A tag of a row may have the name of a field."""
+    slots = np.flatnonzero(rows["alive"])
+    for tag in absent_tags(rows, where, slots) if len(slots) else ():
+        if tag in fields:
+            message = (
+                f"a filter sees tags: {tag!r} is a field, and none of the {len(slots)} rows has a tag of that name"
+            )
+            raise Refusal(Reason.INVALID_REQUEST, message)
 
 
 def _fact(rows: RowTable, name: str, slots: Slots, now: float | None) -> TagValues:

@@ -21,7 +21,7 @@ from dataplane_server.core.calls.listings import (
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Slots
 from dataplane_server.core.rows.group_table import Group
-from dataplane_server.core.rows.matching import fitting
+from dataplane_server.core.rows.matching import check_sees_tags, fitting
 from dataplane_server.core.state.claim_table import ClaimTable
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
@@ -61,6 +61,7 @@ def list_samples(
     oldest = _oldest(partition, np.flatnonzero(chosen), most + 1)
     fit = oldest
     if where:
+        check_sees_tags(rows, partition.definition.fields, where)
         fit = oldest[:most]
         fit = fit[fitting(rows, where, fit, now, keep=False)]
     listed, more = fit[:page_size], fit[page_size:] if len(fit) > page_size else oldest[most:]

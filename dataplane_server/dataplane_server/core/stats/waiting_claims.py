@@ -18,11 +18,11 @@ from typing import NamedTuple
 import numpy as np
 
 from dataplane_server.core.calls.causes import ExplainedWait, Finding, counted, seconds_text
-from dataplane_server.core.calls.filters import Filter, Term
+from dataplane_server.core.calls.filters import Filter
 from dataplane_server.core.calls.names import UNKNOWN_VERSION
 from dataplane_server.core.calls.requests import ClaimCall, unit_of
 from dataplane_server.core.calls.values import BoolArray, Slots
-from dataplane_server.core.rows.matching import fitting
+from dataplane_server.core.rows.matching import absence_text, absent_tags
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.stats.evidence import NEW_ROWS, WRITES, Evidence, WaitingCall
 from dataplane_server.core.stats.history import Latest
@@ -202,15 +202,8 @@ class _Diagnosis:
 
     def _absent_tags(self, where: Filter) -> str:
         """Which tags a filter compares that no untaken row has: misspelt ones, or fields, which filters do not see."""
-        slots: Slots = np.flatnonzero(self._untaken)
-        compared = {term.subject for term in where if term.subject and not term.of_row and term.operator != "is null"}
-        nulls = {tag: fitting(self._rows, (Term("is null", tag),), slots, None, keep=False) for tag in compared}
-        absent = sorted(tag for tag, is_null in nulls.items() if is_null.all())
-        fields = [tag for tag in absent if tag in self._partition.definition.fields]
-        absence = f"; none has the tag {' or '.join(map(repr, absent))}" if absent else ""
-        return (
-            f"{absence} (a filter sees tags, and {' and '.join(map(repr, fields))} is a field)" if fields else absence
-        )
+        absent = absent_tags(self._rows, where, np.flatnonzero(self._untaken))
+        return absence_text(absent, self._partition.definition.fields)
 
     def _amount(self, mask: BoolArray) -> int:
         """How much the claim could have besides if these rows were ready: rows, or groups, of which each row counts."""

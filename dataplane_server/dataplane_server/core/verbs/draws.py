@@ -17,7 +17,7 @@ from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import DrawSamples
 from dataplane_server.core.calls.values import Slots
 from dataplane_server.core.rows.drawing import MOST_DRAWS, Sieve, draw_weighted, is_priority, smallest, weights_of
-from dataplane_server.core.rows.matching import fitting
+from dataplane_server.core.rows.matching import absence_text, absent_tags, fitting
 from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.rows.tag_columns import Float64Array
 from dataplane_server.core.state.partition import Partition
@@ -101,7 +101,8 @@ def _sieve(partition: Partition, call: DrawSamples, now: float) -> Sieve:
         often = f"were drawn {call.max_times_sampled} times (max_times_sampled)"
         sieve.keep(rows["draws"][sieve.slots] < call.max_times_sampled, often)
     if call.where:
-        sieve.keep(fitting(rows, call.where, sieve.slots, now), "do not fit the filter (where)")
+        absent = absence_text(absent_tags(rows, call.where, sieve.slots), partition.definition.fields)
+        sieve.keep(fitting(rows, call.where, sieve.slots, now), f"do not fit the filter (where){absent}")
     if call.priority_tag:
         priorities = rows.tag_numbers(call.priority_tag, sieve.slots)
         sieve.keep(is_priority(priorities), f"have no positive number in tag {call.priority_tag!r}")

@@ -32,7 +32,7 @@ from dataplane_server.core.calls.requests import (
 )
 from dataplane_server.core.calls.values import Definition, Slots
 from dataplane_server.core.rows.fields import check_may_replace
-from dataplane_server.core.rows.matching import fitting
+from dataplane_server.core.rows.matching import check_sees_tags, fitting
 from dataplane_server.core.state.descriptions import describe_partition
 from dataplane_server.core.state.partition import Partition, definition_bytes
 from dataplane_server.core.state.state import PARTITION_DROPPED, Fact, State
@@ -165,6 +165,7 @@ class Partitions:
             check_generations(call.sample_ids, call.generations)
             slots = partition.find_same(call.sample_ids, call.generations)
         if call.where:
+            check_sees_tags(partition.rows, partition.definition.fields, call.where)
             slots = slots[fitting(partition.rows, call.where, slots, now)]
         ids = None if call.sample_ids is None and not call.where else partition.rows.ids(slots)
         self._state.report(Fact("cleared", call.partition_id, ids))
