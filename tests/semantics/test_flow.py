@@ -484,7 +484,7 @@ def test_a_description_tells_the_policy_that_was_set(client: DataPlaneClient, po
 def test_a_policy_that_the_client_cannot_send_is_refused_before_anything_changes(client: DataPlaneClient) -> None:
     client.register_partition("p", ["x"], 0, ["train"])
     wrong: list[tuple[dict[str, TaskPolicy], dict[str, Any], str]] = [
-        ({}, {"max_rows": 0}, "set_policies of 'p': max_rows must be"),
+        ({}, {"max_rows": 0}, "FlowPolicy: max_rows must be"),
         ({}, {"max_bytes": 1 << 62}, "max_bytes must be"),
         ({}, {"max_versions": -1}, "max_versions must be"),
         ({}, {"when_full": "wait"}, "when_full must be one of"),
@@ -493,11 +493,13 @@ def test_a_policy_that_the_client_cannot_send_is_refused_before_anything_changes
         ({}, {"max_rows": 1, "evict_where": "score < 3"}, "evict_where needs when_full 'evict', got 'block'"),
         ({}, {"band": flow.DrawBand("1", 0.0, 9.0)}, "a band has three numbers"),  # type: ignore[arg-type]
         ({"train": TaskPolicy(rows_per_version=4)}, {}, "rows_per_version paces producers by max_staleness"),
-        ({"train": TaskPolicy(1, rows_per_version=-1)}, {}, "task 'train': rows_per_version must be"),
     ]
     for tasks, of_flow, words in wrong:
         with pytest.raises(InvalidArgumentError, match=words):
             client.set_policies("p", tasks, flow=flow.FlowPolicy(**of_flow))
+    for given, told in (({"train": {"max_staleness": 1}}, None), ({}, {"max_rows": 1})):
+        with pytest.raises(InvalidArgumentError, match="must be a (Task|Flow)Policy, got"):
+            client.set_policies("p", given, flow=told)  # type: ignore[arg-type]
     described = client.partition("p")
     assert (described.flow, described.task("train").policy) == (flow.FlowPolicy(), TaskPolicy())
 

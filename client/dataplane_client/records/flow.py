@@ -56,8 +56,13 @@ class FlowPolicy:
     evict_where: Where | None = None
     band: DrawBand | None = None
 
+    def __post_init__(self) -> None:
+        flow_message(self, "FlowPolicy")  # refuses what is wrong where it is written, not at set_policies
+
 
 def flow_message(flow: FlowPolicy, where: str) -> pb.FlowPolicy:
+    if not isinstance(flow, FlowPolicy):
+        raise InvalidArgumentError(f"{where}: flow must be a FlowPolicy, got {flow!r}")
     when_full = checked_choice("when_full", flow.when_full, WhenFull, where)
     evict_first = checked_choice("evict_first", flow.evict_first, EvictFirst, where)
     return pb.FlowPolicy(

@@ -56,6 +56,9 @@ class TaskPolicy:
     when_excluded: WhenExcluded = "withhold"
     rows_per_version: int = 0
 
+    def __post_init__(self) -> None:
+        policy_message(self, "TaskPolicy")  # refuses what is wrong where it is written, not at set_policies
+
 
 def policy_message(policy: TaskPolicy, where: str) -> pb.TaskPolicy:
     if not isinstance(policy, TaskPolicy):
