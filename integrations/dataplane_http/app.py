@@ -143,9 +143,10 @@ async def put_samples(partition: Name, body: models.Put, caller: Calling) -> mod
 @router.post("/v1/partitions/{partition}/groups")
 async def reserve_group(partition: Name, body: models.Reservation, caller: Calling) -> models.Reserved:
     """Reserve a group, hidden until it is finished, and removed when no request names it for lease_s."""
+    given = body.model_dump(exclude={"group_id", "sample_ids", "wait_s", "lease_s"})
     with caller.groups.room():
         named = (partition, body.group_id, body.sample_ids)
-        group = await caller.client.reserve_group(*named, weight_version=body.weight_version, timeout_s=body.wait_s)
+        group = await caller.client.reserve_group(*named, **given, timeout_s=body.wait_s)
         caller.groups.add(group.reservation_id, group, body.lease_s)
     return models.Reserved(reservation_id=group.reservation_id, lease_s=body.lease_s)
 
@@ -156,6 +157,13 @@ async def put_into_group(reservation_id: str, body: models.Samples, caller: Call
     with caller.groups.using(reservation_id) as hold:
         rows = await _rows_of(caller, hold.handle.meta.partition_id, body)
         return models.Done(rows=(await hold.handle.add(**rows, timeout_s=_CALL_S)).size)
+
+
+@router.post("/v1/groups/{reservation_id}/fail")
+async def fail_samples(reservation_id: str, body: models.Fail, caller: Calling) -> models.Done:
+    """Remove rows of a reserved group whose generation failed."""
+    with caller.groups.using(reservation_id) as hold:
+        return models.Done(rows=await hold.handle.fail(body.sample_ids, body.reason, timeout_s=_CALL_S))
 
 
 @router.post("/v1/groups/{reservation_id}/keep")

@@ -110,13 +110,26 @@ class Abort(Body):
 
 
 class Reservation(Body):
-    """A group to reserve. weight_version: with which its generation begins."""
+    """A group to reserve, as `reserve_group` of the Python client does. weight_version: with which its generation begins.
+    At its deadline the server ends it, with the rows that are complete if they are min_rows.
+    """
 
     group_id: str
     sample_ids: Annotated[list[str], FailFast(), Field(max_length=MAX_CLAIMED)] = []
     weight_version: Version | None = None
+    deadline_s: float | None = None
+    min_rows: int | None = None
+    complete_fields: Names = []
+    max_regenerations: int | None = None
     wait_s: Wait = WAIT_S
     lease_s: Lease = LEASE_S
+
+
+class Fail(Body):
+    """Samples of a group whose generation failed."""
+
+    sample_ids: Annotated[list[str], FailFast(), Field(max_length=MAX_CLAIMED)]
+    reason: str = ""
 
 
 class Finish(Body):

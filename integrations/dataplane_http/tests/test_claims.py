@@ -202,3 +202,19 @@ def test_a_group_that_is_aborted_or_left_leaves_nothing(
     answer = ask("POST", f"/v1/groups/{left}/finish", {})
     assert (answer.error, left in answer.body["error"]["message"]) == ((409, "GROUP_FENCED"), True)
     assert client.partition("p").rows == 0
+
+
+def test_a_group_ends_at_its_deadline_without_samples_that_failed_or_are_late(
+    ask: Ask, client: DataPlaneClient, partition: str, eventually: Any
+) -> None:
+    terms = {"sample_ids": list("abc"), "deadline_s": 0.5, "min_rows": 1, "complete_fields": ["reward"]}
+    at = f"/v1/groups/{reserve(ask, **terms, max_regenerations=0)}"
+    assert ask("POST", f"{at}/samples", {"samples": [{"sample_id": "a", "fields": {"reward": 1.0}}]}).status == 200
+    assert ask("POST", f"{at}/fail", {"sample_ids": ["b"], "reason": "no answer"}).body == {"rows": 1}
+    eventually(lambda: client.partition("p").open_groups == 0)
+    assert ask("POST", f"{at}/samples", {"samples": [{"sample_id": "c"}]}).error == (409, "GROUP_FENCED")
+    with client.claim("p", "train", ["reward"], 1, whole_groups=True) as whole:
+        assert (whole.meta.sample_ids, whole.tags[0]["missing_rows"]) == (["a"], 2)
+        client.clear_samples(["a"], "p")
+    again = ask("POST", "/v1/partitions/p/groups", {"group_id": "g", "min_rows": 1})
+    assert (again.error, "min_rows" in again.body["error"]["message"]) == ((400, "INVALID_REQUEST"), True)
