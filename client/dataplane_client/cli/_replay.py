@@ -15,15 +15,20 @@ import typer
 
 from dataplane_client.cli._options import Format
 
+SOCKET_FOLDER = "replay-"
+"""How the folder of a replay's socket begins; the socket is named by the moment."""
 _NO_SCREENS = ("bench", "doctor", "replay")
 _SIGNALLED = 128
 """A shell's exit code for a process that a signal ended, less the signal."""
 
 
-def replay_calls(path: str, until: str | None, sample_id: str | None, check: bool, output: Format) -> int:
-    """Print the calls, or the result of the check. Returns the exit code."""
+def replay_calls(
+    path: str, until: str | None, sample_id: str | None, most: int | None, check: bool, output: Format
+) -> int:
+    """Print the calls, at most the last `most`, or the result of the check. Returns the exit code."""
     flags = [
         *_option("--sample", sample_id),
+        *_option("--limit", None if most is None else str(most)),
         *(["--check"] if check else []),
         *(["--json"] if output == "json" else []),
     ]
@@ -37,7 +42,7 @@ def replay_screen(
     """Run the command of a screen against a server that shows a moment. commands: runs a command by its arguments."""
     if screen[0] in _NO_SCREENS:
         raise typer.BadParameter(f"{screen[0]!r} shows no state of a server; see dataplane --help for commands that do")
-    with tempfile.TemporaryDirectory(prefix="replay-") as folder:
+    with tempfile.TemporaryDirectory(prefix=SOCKET_FOLDER) as folder:
         command = _command(path, until, "--serve-in", folder)
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:  # noqa: S603
             assert process.stdout is not None  # noqa: S101  # for the type checker

@@ -12,6 +12,7 @@ import json
 import math
 import signal
 import sys
+from collections import deque
 from pathlib import Path
 
 from dataplane_server.collection import without_collection
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     parser.add_argument("--until")
     parser.add_argument("--sample")
+    parser.add_argument("--limit", type=int)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve-in", type=Path, metavar="FOLDER")
@@ -53,14 +55,15 @@ def _run(flags: argparse.Namespace) -> int:
         return _check(covered, as_json=flags.json)
     if flags.serve_in is not None:
         return _serve(covered, covered.last if until is None else until, flags.serve_in)
-    return _tell(covered, until, flags.sample, as_json=flags.json)
+    return _tell(covered, until, flags.sample, flags.limit, as_json=flags.json)
 
 
-def _tell(covered: Covered, until: float | None, sample_id: str | None, *, as_json: bool) -> int:
+def _tell(covered: Covered, until: float | None, sample_id: str | None, most: int | None, *, as_json: bool) -> int:
     if until is not None:
         covered.start_before(until)  # ValueError if there is none
     past, head = Past(covered, covered.starts[0]), ""
-    for entry in tell(past, past.turns(covered.end, math.inf if until is None else until), sample_id):
+    entries = tell(past, past.turns(covered.end, math.inf if until is None else until), sample_id)
+    for entry in entries if most is None else deque(entries, most):
         day = f"{entry['time'][:10]} UTC, life {entry['life']} of the server"
         if day != head and not as_json:
             _say(day)

@@ -1,13 +1,14 @@
 """What each call of a data directory asked for, was answered, and changed: a record for programs, a line for people.
 
 What a call changes is told by the facts that the core notes for the history of samples, and by the effects for callers
-that wait. A write that arrived with its values appears as that write. Names are those of the core; what is empty or has
-its default is left out.
+that wait. A write that arrived with its values appears as that write. What is empty or has its default is left out.
+Records have the names of the core; lines say what a user did, by the client's verbs, or what the server did.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -28,6 +29,30 @@ _FIRST = 3
 """Samples of a call that are named at most."""
 _OUTCOMES = {Waiting: "waits", Reservation: "has space", Grant: "granted", Refusal: "refused"}
 _EFFECTS = {Granted: "granted", SessionExpired: "session expired"}
+_VERBS = {
+    "FinishWrite": "values stored",
+    "AbortWrite": "write ended",
+    "GiveUpWrite": "put timed out",
+    "ShareReservation": "space given",
+    "ClaimSamples": "claim",
+    "CommitClaim": "commit",
+    "ReleaseClaim": "release",
+    "AdoptClaim": "resume claim",
+    "GiveUpClaim": "claim timed out",
+    "AbandonClaim": "claimer gone",
+    "AbandonRequest": "call given up",
+    "ResetTask": "reset",
+    "FinishGroup": "commit group",
+    "AbortGroup": "abort group",
+    "OpenSession": "session opens",
+    "CloseSession": "session closes",
+    "Advance": "time passes",
+    "Recover": "server recovers",
+    "Restored": "server restored",
+    "Drain": "server drains",
+}
+"""Calls whose names are not those of the client's verbs."""
+_CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 _NESTED = (Definition, Grant, Reservation, Refusal)
 _ELSEWHERE = ("request_id", "partition_id", "task", "caller", "client_name")
 
@@ -75,10 +100,14 @@ def line_of(entry: Entry) -> str:
         for change in entry["changes"]
     ]
     where = "/".join(filter(None, (entry["partition_id"], entry["task"])))
-    head = f"{entry['time'][11:-1]} {entry['since_s']:+9.3f}  {entry['call']:17} {entry['who']:12} {where:12}"
+    head = f"{entry['time'][11:-1]} {entry['since_s']:+9.3f}  {_verb(entry['call']):18} {entry['who']:12} {where:12}"
     after = "; ".join(filter(None, map(_text, (entry["outcome"], *changes))))
     line = f"{head} {_text(asked)}{' -> ' if after else ''}{after}".rstrip()
     return line if line.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
+
+
+def _verb(call: str) -> str:
+    return _VERBS.get(call) or _CAPITAL.sub("_", call).lower()
 
 
 class _Facts(History):

@@ -112,6 +112,11 @@ def test_a_screen_of_a_moment_shows_what_the_server_showed_then(incident: Incide
     assert read(replay(incident.data, *SCREENS[name])[1], *masked) != read(shown, *masked)  # at the end of the log
 
 
+def test_the_status_of_a_moment_is_that_of_a_replay(incident: Incident) -> None:
+    first = replay(incident.data, "--until", incident.moment, "status")[1].splitlines()[0]
+    assert re.fullmatch(r"replay at 20[-\dT:.]+Z: serving, healthy", first)
+
+
 def test_waits_and_ages_are_counted_until_the_moment(incident: Incident) -> None:
     before, live_s, after = incident.waits
     ages = []
@@ -145,13 +150,18 @@ def test_a_line_tells_a_call_its_outcome_and_what_it_changed(incident: Incident)
     assert day == f"{incident.moment[:10]} UTC, life 1 of the server"
     assert len(lines) == len(told(incident))
     for words in (
-        "PutSamples        rollout-0    train        2 rows (b0, b1) columns=input_ids -> created_rows=2 size_bytes=",
-        "ClaimSamples      trainer-0    train/policy required_fields=input_ids,reward batch_size=2 min_size=2 -> waits",
+        "put_samples        rollout-0    train        2 rows (b0, b1) columns=input_ids -> created_rows=2 size_bytes=",
+        "claim              trainer-0    train/policy required_fields=input_ids,reward batch_size=2 min_size=2 -> ",
         "(b0, b1) columns=reward -> created_rows=0 size_bytes=8; put fields=reward; claimed who=trainer-0 task=policy ",
         "released 2 rows (b0, b1) partition_id=train who=trainer-0 task=policy",
         "all rows -> cleared_rows=4 size_bytes=112; cleared",
     ):
         assert any(words in line for line in lines), (words, text)
+    verbs = {line[24:42].strip() for line in lines}
+    assert verbs >= {"register_partition", "put_samples", "claim", "commit", "release", "clear_samples"}
+    assert [verb for verb in verbs if verb != verb.lower()] == []
+    last = replay(incident.data, "--limit", "3")[1].splitlines()
+    assert [re.sub(r"\b[0-9a-f]{12}-", "", line) for line in last[1:]] == lines[-3:]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +176,7 @@ def test_a_line_tells_a_call_its_outcome_and_what_it_changed(incident: Incident)
         (["--until", "-3600s", "describe", "train"], 2, "it covers the time from 20"),
         (["--check", "describe", "train"], 2, "--check go without SCREEN"),
         (["--check", "--until", "-1s"], 2, "goes without --until"),
+        (["--limit", "3", "describe", "train"], 2, "--limit"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_in_words(
