@@ -72,13 +72,11 @@ class LivelyFlow:
             if self._over.wait(self._pause_s * chance.uniform(0.6, 1.4)):
                 return
             ids = [f"p{number}-{group}-{row}" for row in range(GROUP)]
-            with contextlib.suppress(DataPlaneError):
-                client.put_samples(
-                    ids,
-                    "rollouts",
-                    _columns(chance),
-                    [{"weight_version": self._version, "prompt": group, "domain": "math"}] * GROUP,
-                )
+            with (
+                contextlib.suppress(DataPlaneError),
+                client.reserve_group("rollouts", f"p{number}-{group}", ids, weight_version=self._version) as made,
+            ):
+                made.put(ids, _columns(chance), [{"domain": "math"}] * GROUP)
 
     def _score(self) -> None:
         """The second field of log-probabilities."""

@@ -219,12 +219,38 @@ def test_a_rollout_is_shown_with_its_tokens_and_log_probabilities(open_page: Any
     _open_a_rollout(one)
 
 
+def test_a_group_is_shown_with_the_rewards_and_texts_of_its_rollouts(open_page: Any) -> None:
+    one = open_page()
+    one.page.click("text=rollouts")
+    _open_a_group(one)
+    text = one.text("#inspector")
+    assert [words for words in ("reward", "std", "train: ", "Anna has 12 apples") if words not in text] == []
+    one.page.set_viewport_size(PHONE)
+    one.becomes(
+        "() => document.querySelector('#inspector').scrollWidth <= document.querySelector('#inspector').clientWidth"
+    )
+    one.page.locator("#inspector td button").first.click()
+    one.becomes("() => document.querySelector('#inspector').innerText.includes('Story')")
+
+
+def _open_a_group(one: Opened) -> None:
+    """One that is still there and finished, with its eight rollouts."""
+    text = ""
+    while "finished" not in text:
+        one.page.keyboard.press("r")
+        one.page.locator("#inspector td button[data-rows]").last.click()
+        one.page.wait_for_selector("#inspector .bars, #inspector .empty:not(:has-text('…'))")
+        if "finished" not in (text := one.text("#inspector")):
+            one.page.keyboard.press("Escape")
+    assert one.page.locator("#inspector tr.note").count() == 8
+
+
 def _open_a_rollout(one: Opened) -> None:
     """One that is still there, with both log-probabilities: the flow goes on."""
     text = ""
     while "ratio prev_logprobs" not in text:
         one.page.keyboard.press("r")
-        one.page.locator("#inspector td button").nth(8).click()
+        one.page.locator("#inspector td button[data-sample]").nth(8).click()
         one.page.wait_for_selector("#inspector h3, #inspector [role=alert]")
         if "ratio prev_logprobs" not in (text := one.text("#inspector")):
             one.page.keyboard.press("Escape")
@@ -235,16 +261,20 @@ def _open_a_rollout(one: Opened) -> None:
 def test_pictures_for_the_documentation(open_page: Any) -> None:
     one = open_page()
     page = one.page
-    page.click("text=rollouts")
-    page.wait_for_timeout(60_000)  # lines of a whole minute
+    page.wait_for_timeout(120_000)  # lines of some minutes
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
+        page.keyboard.press("Escape")  # no partition is chosen: all that waits is shown
         for name, viewport in (("desktop", DESKTOP), ("phone", PHONE)):
             page.set_viewport_size({**viewport, "height": HEIGHTS[name]})
             page.evaluate("document.activeElement.blur(), scrollTo(0, 0)")
             page.wait_for_timeout(1500)
             page.screenshot(path=Path(str(SHOTS)) / f"page-{name}-{scheme}.png")
         page.set_viewport_size(DESKTOP)
+        page.click("text=rollouts")
         _open_a_rollout(one)
         page.screenshot(path=Path(str(SHOTS)) / f"page-sample-{scheme}.png")
+        page.keyboard.press("Escape")
+        _open_a_group(one)
+        page.screenshot(path=Path(str(SHOTS)) / f"page-group-{scheme}.png")
         page.keyboard.press("Escape")

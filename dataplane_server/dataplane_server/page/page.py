@@ -117,8 +117,8 @@ class Page:
         number = int(page) if page.isascii() and page.isdigit() and len(page) < 19 else 0
         return await self._answered(
             request,
-            lambda caller: _ready(
-                self._samples.listed(caller, _named(request), asked.get("task", ""), asked.get("state", ""), number)
+            lambda caller: self._samples.listed(
+                caller, _named(request), asked.get("task", ""), asked.get("state", ""), asked.get("group", ""), number
             ),
         )
 

@@ -1,4 +1,4 @@
-"""The sample inspector: rows of a partition, the story of one, its values as far as they are small, dead letters.
+"""The sample inspector: rows of a partition or group, the story of a row, its values if they are small, dead letters.
 
 Values are numbers by token (the first 4,096 tokens of at most 16 fields), other small numbers, and objects that are
 text. They are read as any client reads them. No tokenizer is here: tokens are ids, unless a field has the text.
@@ -6,6 +6,7 @@ text. They are read as any client reads them. No tokenizer is here: tokens are i
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from dataplane_server.access.gate import acting_as
 from dataplane_server.access.roles import Caller
 from dataplane_server.core.calls.filters import ALL_ROWS
 from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.values import Slots
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.rows.fields import Field
 from dataplane_server.core.state.partition import Partition
@@ -31,6 +33,11 @@ _MOST_NUMBERS = 64
 _MOST_OBJECT_BYTES = 1 << 16
 _MOST_LETTERS = 20_000
 _PAGE_ROWS = 50
+_LISTED_NUMBERS = 6
+"""Fields of one number a row that lists of rows show."""
+_LISTED_LETTERS = 400
+_MOST_LISTED_BYTES = 1 << 13
+"""Of an object that lists show."""
 _DTYPES = {dtype.name: dtype.newbyteorder("<") for dtype in map(np.dtype, "?BHIQbhiqefd")}
 _CALLER = "the page"
 
@@ -43,20 +50,52 @@ class Samples:
         self._servicer = servicer
         self._now = now
 
-    def listed(self, caller: Caller, partition_id: str, task: str, state: str, page: int) -> dict[str, object]:
-        """Rows in order of arrival. Refusal for unknown names and for callers who may not list them."""
+    async def listed(
+        self, caller: Caller, partition_id: str, task: str, state: str, group_id: str, page: int
+    ) -> dict[str, object]:
+        """Rows in order of arrival, with their states, fields of one number, and the first field that is text. With a
+        group_id: the first rows of that group, and what the group is. Refusal for unknown names of partitions, tasks
+        and states, and for callers who may not list them.
+        """
         _check(caller, "ListSamples", partition_id)
         states = [state] if state else []
         found = self._plane.list_samples(partition_id, task, states, ALL_ROWS, _PAGE_ROWS, page, self._now())
-        columns = zip(found.sample_ids, found.sequence_lengths.tolist(), found.tags, strict=True)
-        names = (
-            [""] * len(found.sample_ids) if found.states is None else [STATE_NAMES[n] for n in found.states.tolist()]
-        )
-        rows = [
-            {"id": sample_id, "tokens": length, "tags": _plain(tags), "state": name}
-            for (sample_id, length, tags), name in zip(columns, names, strict=True)
-        ]
-        return {"partition": partition_id, "rows": rows, "next": found.next_page_token}
+        partition = self._plane.partitions[partition_id]
+        answer: dict[str, object] = {"partition": partition_id}
+        if group_id:
+            answer["group"], slots = self._group(partition, group_id)
+        else:
+            slots, answer["next"] = partition.rows.find_existing(found.sample_ids), found.next_page_token
+        rows = list(_described(partition, slots))
+        if caller.may("ReadColumns", partition_id) and not partition.definition.digests:
+            fields = [field for field in partition.fields.values() if _is_number(field)][:_LISTED_NUMBERS]
+            answer["numbers"] = [field.name for field in fields]
+            texts = [one for one in partition.fields.values() if one.shape is not None and one.shape.kind == "object"]
+            for field in [*fields, *texts[:1]]:
+                await self._add_values(caller, partition, field, slots, rows)
+        return {**answer, "rows": rows}
+
+    def _group(self, partition: Partition, group_id: str) -> tuple[dict[str, object] | None, Slots]:
+        """What a group is, and its first rows. None if it has gone, as a flow goes on while a page is looked at."""
+        if (group := partition.groups.find(group_id)) is None:
+            return None, np.empty(0, np.int64)
+        reserved = self._plane.list_groups(partition.partition_id, self._now()).groups
+        client = next((one.client for one in reserved if one.group_id == group_id), "")
+        versions = [group.start_weight_version, group.end_weight_version]
+        told = {"id": group_id, "rows": group.size, "reserved": bool(group.reservation_id), "client": client}
+        told |= {"versions": versions, "failed": group.failed}
+        return told, partition.groups.members(group.number)[:_PAGE_ROWS]
+
+    async def _add_values(
+        self, caller: Caller, partition: Partition, field: Field, slots: Slots, rows: list[dict[str, Any]]
+    ) -> None:
+        """Read a field of the rows that hold it, and add the values to what is said of them. A row may go meanwhile."""
+        held = np.flatnonzero(field.holds(slots) & (field.entries(slots) <= _MOST_LISTED_BYTES)).tolist()
+        with contextlib.suppress(Refusal):
+            if held:
+                header, data = await self._read(caller, partition, [rows[place]["id"] for place in held], [field.name])
+                for place, value in zip(held, _split(field, header.columns[0], data, len(held)), strict=True):
+                    rows[place]["values"][field.name] = value
 
     def dead(self, caller: Caller, partition_id: str, task: str) -> dict[str, object]:
         """Rows that a task has given up, with the reasons."""
@@ -129,13 +168,14 @@ class Samples:
             return []
         names = [field.name for field in chosen]
         first, end = np.array([0], "<i8").tobytes(), np.array([MOST_TOKENS], "<i8").tobytes()
+        header, data = await self._read(caller, partition, [sample_id], names, token_starts=first, token_ends=end)
+        return list(_parsed(chosen, header, data))
+
+    async def _read(
+        self, caller: Caller, partition: Partition, sample_ids: list[str], names: list[str], **ranges: bytes
+    ) -> tuple[pb.ReadColumnsHeader, bytes]:
         asked = pb.ReadColumnsRequest(
-            partition_id=partition.partition_id,
-            sample_ids=[sample_id],
-            fields=names,
-            token_starts=first,
-            token_ends=end,
-            caller=_CALLER,
+            partition_id=partition.partition_id, sample_ids=sample_ids, fields=names, caller=_CALLER, **ranges
         )
         header, data = pb.ReadColumnsHeader(), bytearray()
         with acting_as(caller):
@@ -143,7 +183,38 @@ class Samples:
                 frame = parse_frame(message)
                 header.MergeFromString(frame.header or b"")
                 data += frame.chunk or b""
-        return list(_parsed(chosen, header, bytes(data)))
+        return header, bytes(data)
+
+
+def _described(partition: Partition, slots: Slots) -> Iterator[dict[str, object]]:
+    """What lists say of rows. Their values are added."""
+    lengths, hidden = partition.rows["sequence_length"][slots].tolist(), partition.rows["hidden"][slots].tolist()
+    told = zip(partition.rows.ids(slots), slots.tolist(), lengths, hidden, partition.rows.tags_of(slots), strict=True)
+    for sample_id, slot, length, is_hidden, tags in told:
+        yield {
+            "id": sample_id,
+            "group": partition.groups.id_of(slot),
+            "hidden": is_hidden,
+            "states": [[task.name, STATE_NAMES[task.states[slot]]] for task in partition.tasks.values()],
+            "tokens": length,
+            "tags": _plain(tags),
+            "values": {},
+        }
+
+
+def _is_number(field: Field) -> bool:
+    """Whether each row has one number in the field."""
+    shape = field.shape
+    return shape is not None and shape.kind == "dense" and math.prod(shape.row_shape) == 1 and _is_small(field, 1)
+
+
+def _split(field: Field, column: pb.Column, data: bytes, rows: int) -> list[object]:
+    """The values of a field of one number a row, or of objects: the first letters."""
+    if field.shape is None or field.shape.kind != "object":
+        return _numbers(data, field.shape.dtype) if field.shape else []
+    ends = np.cumsum(np.frombuffer(column.row_lengths, "<i8")).tolist()
+    begins = [0, *ends[:-1]]
+    return [_object(data[begin:end])[:_LISTED_LETTERS] for begin, end in zip(begins, ends, strict=True)]
 
 
 def _is_small(field: Field, entries: int) -> bool:

@@ -180,7 +180,7 @@ def test_the_inspector_tells_the_story_of_a_row_and_its_values(server: ServerThr
             "text": ("object", "one & <b>two</b>"),
         }
         listed = Asked(server, "/page/samples", partition="train", task="policy", state="dead").json()
-        assert [(row["id"], row["state"]) for row in listed["rows"]] == [("b", "dead")]
+        assert [(row["id"], row["states"]) for row in listed["rows"]] == [("b", [["policy", "dead"]])]
         dead = Asked(server, "/page/dead", partition="train", task="policy").json()
         assert dead["rows"] == [{"id": "b", "deliveries": 1, "reason": "too long"}]
         client.clear_samples(["b"], "train")
@@ -189,9 +189,37 @@ def test_the_inspector_tells_the_story_of_a_row_and_its_values(server: ServerThr
         assert [event["what"] for event in gone["events"]] == ["put", "claimed", "released", "dead_letter", "cleared"]
 
 
+def test_rows_are_listed_with_states_numbers_text_and_their_group(server: ServerThread) -> None:
+    with connect(server.addresses[0], client_name="agent") as client:
+        fill(client)
+        group = client.reserve_group("train", "g1", ["c", "d"], weight_version=3)
+        group.put(["c"], {"reward": torch.tensor([0.5])})
+        rows = {row["id"]: row for row in Asked(server, "/page/samples", partition="train").json()["rows"]}
+        assert (rows["a"]["values"], rows["a"]["states"]) == (
+            {"reward": 1.0, "text": "one & <b>two</b>"},
+            [["policy", "untaken"]],
+        )
+        assert (rows["b"]["states"], rows["b"]["group"]) == ([["policy", "dead"]], "")
+        told = Asked(server, "/page/samples", partition="train", group="g1").json()
+        assert told["group"] == {
+            "id": "g1", "rows": 2, "reserved": True, "client": "agent", "versions": [3, None], "failed": 0,
+        }  # fmt: skip
+        assert [(row["id"], row["hidden"], row["values"]) for row in told["rows"]] == [
+            ("c", True, {"reward": 0.5}),
+            ("d", True, {}),
+        ]
+        group.put(["d"], {"reward": torch.tensor([0.25])})
+        group.commit()
+        told = Asked(server, "/page/samples", partition="train", group="g1").json()
+        gone = Asked(server, "/page/samples", partition="train", group="g9").json()
+        assert (gone["group"], gone["rows"]) == (None, [])
+        assert (told["group"]["reserved"], [row["values"]["reward"] for row in told["rows"]]) == (False, [0.5, 0.25])
+
+
 @pytest.mark.parametrize(
     ("path", "query", "status", "words"),
     [
+        ("samples", {"partition": "none", "group": "g1"}, 404, "'none'"),
         ("sample", {"id": "z"}, 404, "no partition has a sample 'z'"),
         ("sample", {"id": "z", "partition": "none"}, 404, "'none'"),
         ("samples", {"partition": "train", "state": "lost", "task": "policy"}, 400, "'lost' is not a state of a row"),

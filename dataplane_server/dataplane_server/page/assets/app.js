@@ -81,7 +81,7 @@ document.addEventListener("click", (event) => {
   const { partition, dead, rows, sample, close } = event.target.closest("button")?.dataset ?? {};
   if (partition != null) choose(partition === chosen ? "" : partition);
   else if (dead) inspectDead(...JSON.parse(dead));
-  else if (rows) inspectRows(rows);
+  else if (rows) inspectRows(...JSON.parse(rows));
   else if (sample) inspect(...JSON.parse(sample));
   else if (close != null) event.target.closest("dialog").close();
   else if (event.target.matches("dialog")) event.target.close();

@@ -83,7 +83,7 @@ export const age = (seconds) => (seconds == null ? "–" : seconds < 1 ? "now" :
 
 // -- charts -----------------------------------------------------------------------------------------------------------
 
-/** The last minute as a line with an area. */
+/** Values as a line with an area, the newest at the right. */
 export function spark(values, label, width = 96, height = 22, slots = 60) {
   const most = Math.max(...values, 0);
   const x = (place) => (((place + slots - values.length) * width) / (slots - 1)).toFixed(1);
@@ -96,6 +96,16 @@ export function spark(values, label, width = 96, height = 22, slots = 60) {
     drawn && h("path", { class: "area", d: `M${line.join("L")}L${width},${height}L${x(0)},${height}Z` }),
     drawn && h("path", { class: "line", d: `M${line.join("L")}` }),
   );
+}
+
+/** A bar for each value, from zero up or down. */
+export function bars(values, label, width = 480, height = 36) {
+  const [low, high] = [Math.min(0, ...values), Math.max(0, ...values)];
+  const y = (value) => (height - 2 - ((value - low) * (height - 4)) / (high - low || 1)).toFixed(1);
+  const x = (place) => (((place + 0.5) * width) / values.length).toFixed(1);
+  return h("svg", { class: "spark bars", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": label },
+    h("path", { class: "base", d: `M0,${y(0)}H${width}` }),
+    h("path", { class: "line", d: values.map((value, place) => `M${x(place)},${y(0)}V${y(value)}`).join("") }));
 }
 
 /** Parts of a whole, side by side: [class, amount, words]. */

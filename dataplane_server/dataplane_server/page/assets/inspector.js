@@ -1,6 +1,6 @@
-// The sample inspector: rows of a partition, one row's story and values, dead letters.
+// The sample inspector: rows of a partition or group, one row's story and values, dead letters.
 
-import { age, count, h, show, spark } from "./dom.js";
+import { age, bars, count, h, show, spark } from "./dom.js";
 import { ask } from "./model.js";
 import { table } from "./views.js";
 
@@ -21,12 +21,42 @@ async function open(title, load) {
   }
 }
 
-export function inspectRows(partition, page = 0) {
-  return open(`Rows of ${partition}`, async () => {
-    const told = await (await ask(path("samples", { partition, page }))).json();
-    const rows = told.rows.map((row) => [sampleButton(partition, row.id), row.tokens < 0 ? "–" : count(row.tokens), h("span", {}, tagText(row.tags))]);
-    return [told.next ? "the oldest 50" : `${rows.length}`, table("Rows", [["Sample", ""], ["Tokens", "num"], ["Tags", ""]], rows, "The partition has no rows now.")];
+const STATE = { dead: "bad", claimed: "ok", delayed: "warn" };
+const rowsButton = (partition, query, words) => h("button", { type: "button", class: "link", "data-rows": JSON.stringify([partition, query]) }, words);
+
+/** query: group, of a group's rows; page, where a later page begins. */
+export function inspectRows(partition, query = {}) {
+  return open(query.group ? `Group ${query.group}` : `Rows of ${partition}`, async () => {
+    const told = await (await ask(path("samples", { partition, ...query }))).json();
+    if (query.group && !told.group) return [`in ${partition}`, h("p", { class: "empty" }, "The group is not there any more: its rows were consumed or removed.")];
+    const numbers = (told.numbers ?? []).filter((name) => told.rows.some((row) => name in row.values));
+    const states = (row) => [row.states.map(([task, state]) => h("span", { class: `badge ${STATE[state] ?? ""}` }, `${task}: ${state}`)), row.hidden && h("span", { class: "badge warn" }, "hidden")];
+    const inGroups = !told.group && told.rows.some((row) => row.group);
+    const columns = [["Sample", ""], ["State", ""], ...(inGroups ? [["Group", ""]] : []), ["Tokens", "num"], ...numbers.map((name) => [name, "num"]), ["Tags", "wide"]];
+    const rows = told.rows.map((row) => [sampleButton(partition, row.id), h("span", { class: "chips" }, states(row)), ...(inGroups ? [row.group && rowsButton(partition, { group: row.group }, row.group)] : []), row.tokens < 0 ? "–" : count(row.tokens), ...numbers.map((name) => row.values[name] ?? "–"), h("span", {}, tagText(row.tags))]);
+    const text = (row) => Object.entries(row.values).find(([name]) => !numbers.includes(name))?.[1];
+    return [
+      told.group ? `in ${partition}` : told.next || query.page ? "50 a page" : `${told.rows.length}`,
+      told.group && groupOf(told, numbers),
+      table("Rows", columns, rows, "The partition has no rows now.", told.rows.map(text)),
+      told.next ? h("p", {}, rowsButton(partition, { page: told.next }, "Next page")) : null,
+    ];
   });
+}
+
+/** What a group is, and how its rows differ. */
+function groupOf({ group, rows }, numbers) {
+  const versions = group.versions.filter((version) => version != null);
+  const lengths = rows.map((row) => row.tokens).filter((length) => length >= 0);
+  const line = (name, values) => h("div", { class: "meter tall" }, h("span", { title: name }, name), bars(values, `${name} of each row`), h("span", { class: "num" }, `mean ${short(mean(values))}, std ${short(spread(values))}`));
+  return h("div", {},
+    h("p", { class: "chips" },
+      group.reserved ? h("span", { class: "badge warn" }, `not finished${group.client && `: ${group.client} fills it`}`) : h("span", { class: "badge ok" }, "finished"),
+      h("span", { class: "tag" }, h("i", {}, "rows"), ` ${count(group.rows)}`),
+      versions.length > 0 && h("span", { class: "tag" }, h("i", {}, "weight version"), ` ${[...new Set(versions)].join(" to ")}`),
+      group.failed > 0 && h("span", { class: "badge bad" }, `${count(group.failed)} failed`)),
+    numbers.map((name) => [name, rows.map((row) => row.values[name]).filter((value) => typeof value === "number")]).filter(([, values]) => values.length).map((one) => line(...one)),
+    lengths.length > 0 && line("tokens", lengths));
 }
 
 export function inspectDead(partition, task) {
@@ -54,7 +84,7 @@ export function inspect(partition, id, chosen = "") {
 function story(told) {
   const { row, events } = told;
   if (!row && !events.length) return [h("p", { class: "empty" }, "The server knows nothing of such a sample, as far back as it remembers.")];
-  const columns = [["Ago", "num"], ["What", ""], ["Who", ""], ["Task", ""], ["Detail", "quiet"]];
+  const columns = [["Ago", "num"], ["What", "word"], ["Who", "word"], ["Task", "word"], ["Detail", "quiet"]];
   const rows = events.map((one) => [age(one.age_s), h("b", {}, one.what.replaceAll("_", " ")), one.who || "–", one.task || "–", [one.claim && `claim ${one.claim}`, one.fields.join(", "), one.reason].filter(Boolean).join(" · ")]);
   return [
     told.others.length > 0 && h("p", { class: "quiet" }, "Also in ", told.others.map((other) => [h("button", { type: "button", class: "link", "data-sample": JSON.stringify([other, told.id]) }, other), " "])),
@@ -64,11 +94,11 @@ function story(told) {
   ];
 }
 
-function present({ row, fields }) {
+function present({ partition, row, fields }) {
   const lacking = fields.filter(([, , has]) => !has).map(([name]) => name);
   return h("div", {},
-    h("p", { class: "chips" }, row.tasks.map(([task, state, deliveries, claim, step, rank]) => h("span", { class: `badge ${{ dead: "bad", claimed: "ok", delayed: "warn" }[state] ?? ""}`, title: claim && `claim ${claim}` }, `${task}: ${state}${step == null ? "" : `, step ${step}, rank ${rank}`}${deliveries > 1 ? `, ${deliveries} deliveries` : ""}`)), row.hidden && h("span", { class: "badge warn" }, "its group is not finished")),
-    h("p", { class: "chips" }, row.tokens >= 0 && h("span", { class: "tag" }, h("i", {}, "tokens"), ` ${count(row.tokens)}`), row.group && h("span", { class: "tag" }, h("i", {}, "group"), ` ${row.group}`), tagText(row.tags)),
+    h("p", { class: "chips" }, row.tasks.map(([task, state, deliveries, claim, step, rank]) => h("span", { class: `badge ${STATE[state] ?? ""}`, title: claim && `claim ${claim}` }, `${task}: ${state}${step == null ? "" : `, step ${step}, rank ${rank}`}${deliveries > 1 ? `, ${deliveries} deliveries` : ""}`)), row.hidden && h("span", { class: "badge warn" }, "its group is not finished")),
+    h("p", { class: "chips" }, row.tokens >= 0 && h("span", { class: "tag" }, h("i", {}, "tokens"), ` ${count(row.tokens)}`), row.group && h("span", { class: "tag" }, h("i", {}, "group "), rowsButton(partition, { group: row.group }, row.group)), tagText(row.tags)),
     lacking.length > 0 && h("p", {}, h("span", { class: "badge warn" }, "lacks"), ` ${lacking.join(", ")}`));
 }
 
@@ -76,6 +106,8 @@ function present({ row, fields }) {
 
 const finite = (value) => (typeof value === "number" ? value : 0);
 const mean = (list) => list.reduce((total, value) => total + value, 0) / (list.length || 1);
+const spread = (list) => Math.sqrt(mean(list.map((value) => (value - mean(list)) ** 2)));
+const short = (value) => `${+value.toPrecision(3)}`;
 
 function values(told) {
   const tokens = told.filter((one) => one.kind === "tokens");

@@ -1,6 +1,7 @@
-// What the server has told: its parts as they come, rates of the last minute, and the stream that brings them.
+// What the server has told: its parts as they come, rates of the last ten minutes, and the stream that brings them.
 
-const SLOTS = 60;
+const POINTS = 60;
+const SLOTS = 600; // ten minutes of a page that is seen
 const TOLD_SLOTS = 5;
 const TOKEN = "dataplane-token";
 
@@ -12,13 +13,18 @@ let sampledAt = null;
 /** The server's clock now. */
 export const now = () => performance.now() / 1000 + state.offset;
 
-export const history = (key) => series.get(key) ?? [];
+/** At most POINTS means of neighbouring snapshots: of the last ten minutes, or of as long as the page has been open. */
+export function history(key) {
+  const values = series.get(key) ?? [];
+  const points = Math.min(values.length, POINTS);
+  const begin = (point) => Math.floor((point * values.length) / points);
+  return Array.from({ length: points }, (_, point) => mean(values.slice(begin(point), begin(point + 1))));
+}
+
+const mean = (values) => values.reduce((sum, value) => sum + value, 0) / (values.length || 1);
 
 /** A rate as the mean of the last few snapshots. */
-export function recent(key) {
-  const values = history(key).slice(-TOLD_SLOTS);
-  return values.reduce((sum, value) => sum + value, 0) / (values.length || 1);
-}
+export const recent = (key) => mean((series.get(key) ?? []).slice(-TOLD_SLOTS));
 
 function receive({ part, says: told }) {
   const [kind, ...name] = part.split(" ");
@@ -46,7 +52,7 @@ function sample() {
   const sums = { in: 0, out: 0, written: 0, read: 0 };
   const add = (key, value) => {
     alive.add(key);
-    series.set(key, [...history(key), value].slice(-SLOTS));
+    series.set(key, [...(series.get(key) ?? []), value].slice(-SLOTS));
     return value;
   };
   const count = (key, counter = 0) => {

@@ -15,12 +15,14 @@ const badge = (words, kind = "") => h("span", { class: `badge ${kind}` }, words)
 const head = (title, more) => h("div", { class: "head" }, h("h2", {}, title), more && h("span", { class: "quiet" }, more));
 const empty = (...words) => h("p", { class: "empty" }, ...words);
 
-export function table(label, columns, rows, none) {
+/** notes: a text under each row, if there is one. */
+export function table(label, columns, rows, none, notes = []) {
   if (!rows.length) return empty(none);
   const cells = (row) => row.map((cell, place) => h("td", { class: columns[place][1] }, cell));
+  const note = (text) => text && h("tr", { class: "note" }, h("td", { colspan: columns.length }, h("p", { title: text }, text)));
   return h("table", { "aria-label": label },
     h("thead", {}, h("tr", {}, columns.map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))),
-    h("tbody", {}, rows.map((row) => h("tr", {}, cells(row)))));
+    h("tbody", {}, rows.map((row, place) => [h("tr", {}, cells(row)), note(notes[place])])));
 }
 
 export function render(chosen, filter) {
@@ -44,10 +46,10 @@ function figures() {
   const calls = latencies();
   const slowest = calls.reduce((most, row) => (row[4] > (most?.[4] ?? -1) && !/^(Claim|Session)/.test(row[0]) ? row : most), null);
   show(byId("figures"),
-    figure("Rows put", rate(recent("in")), "/s", spark(history("in"), "Rows put a second, last minute"), `${count(rows)} here, at most ${count(max_rows)}`),
-    figure("Rows consumed", rate(recent("out")), "/s", spark(history("out"), "Rows consumed a second, last minute"), `${count(claims)} open claims, ${count(sessions)} sessions`),
-    figure("Values", bytes(recent("written") + recent("read")), "/s", spark(history("written").map((value, place) => value + (history("read")[place] ?? 0)), "Bytes of values a second, last minute"), `${bytes(recent("written"))} put, ${bytes(recent("read"))} read`),
-    figure("Waiting calls", count(sum(waiting)), "", spark(history("waiting"), "Waiting calls, last minute"), `claims ${byClaims} · memory ${byPuts} · room ${byRoom}`),
+    figure("Rows put", rate(recent("in")), "/s", spark(history("in"), "Rows put a second, last ten minutes"), `${count(rows)} here, at most ${count(max_rows)}`),
+    figure("Rows consumed", rate(recent("out")), "/s", spark(history("out"), "Rows consumed a second, last ten minutes"), `${count(claims)} open claims, ${count(sessions)} sessions`),
+    figure("Values", bytes(recent("written") + recent("read")), "/s", spark(history("written").map((value, place) => value + (history("read")[place] ?? 0)), "Bytes of values a second, last ten minutes"), `${bytes(recent("written"))} put, ${bytes(recent("read"))} read`),
+    figure("Waiting calls", count(sum(waiting)), "", spark(history("waiting"), "Waiting calls, last ten minutes"), `claims ${byClaims} · memory ${byPuts} · room ${byRoom}`),
     figure("Slowest calls", slowest ? time(slowest[4]) : "–", "p99", null, slowest ? `${slowest[0]} over ${slowest[1] === "shm" ? "shared memory" : "gRPC"}` : "none has ended in the last minute"),
     figure("Memory", `${Math.round((100 * used) / budget)} %`, `of ${bytes(budget)}`,
       bar([["claimed", used - held, "bytes of rows"], ["delayed", held, "bytes held by clients"]], budget, "Memory"), `${bytes(used)} used, ${bytes(held)} held by clients`));
@@ -87,7 +89,7 @@ function wait(one, victims) {
 
 // -- the flow ---------------------------------------------------------------------------------------------------------
 
-const COLUMNS = [["Partition, task", "name"], ["Now", "now"], ["Rows", "rows"], ["Ready", "num wide"], ["Waits", "num"], ["Rows a second", "rate"], ["Lag", "num wide"], ["Oldest", "num wide"]];
+const COLUMNS = [["Partition, task", "name"], ["Now", "now"], ["Rows", "rows"], ["Ready", "num wide"], ["Waits", "num"], ["Rows a second", "rate"], ["Behind", "num wide"], ["Oldest", "num wide"]];
 
 /** The partitions that the filter leaves, in the order in which they are shown. */
 export function listed(filter) {
@@ -104,7 +106,7 @@ function flow(chosen, filter) {
   const none = all
     ? empty("No partition, task or client has this in its name. Enter looks for a sample of this id.")
     : empty("No partition yet. A program registers one: ", h("code", {}, 'client.register_partition("train", ["input_ids", "reward"], 0, ["policy"])'), ". Producers then put rows into it, and the task ", h("code", {}, "policy"), " claims them.");
-  show(byId("flow"), head("Flow", note),
+  show(byId("flow"), head("Flow", note), partitions.length > 0 && h("p", { class: "legend" }, STATES.map(([name, told]) => h("span", {}, h("i", { class: name }), told))),
     partitions.length ? h("table", { "aria-label": "Partitions and their tasks" },
       h("thead", {}, h("tr", {}, COLUMNS.map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))),
       partitions.map((partition) => h("tbody", { "data-key": partition.name, class: partition.name === chosen ? "chosen" : null }, partitionRow(partition, chosen), partition.tasks.map((task) => taskRow(partition, task)),
@@ -139,7 +141,7 @@ function taskRow(partition, one) {
     one.ready == null && !one.claims && !one.waiting_claims ? h("span", { class: "quiet" }, "–") : count(one.ready),
     one.waiting_claims ? badge(`${one.waiting_claims} · ${ago(one.longest_since)}`, "warn") : "",
     h("span", { class: "rating" }, spark(history(key), "Rows consumed a second"), h("span", {}, `${rate(recent(key))} out`)),
-    one.weight_version_lag == null && bound == null ? "" : h("span", { class: bound != null && one.weight_version_lag >= bound ? "warn" : "", title: "Versions behind, of those that max_staleness allows" }, `${one.weight_version_lag ?? 0}${bound == null ? "" : ` of ${bound}`}`),
+    one.weight_version_lag == null && bound == null ? "" : h("span", { class: bound != null && one.weight_version_lag >= bound ? "warn" : "", title: "Weight versions behind, and how many max_staleness allows" }, `${one.weight_version_lag ?? 0}${bound == null ? "" : ` (≤ ${bound})`}`),
     one.oldest_untaken_since == null ? "" : ago(one.oldest_untaken_since),
   ]);
 }
@@ -156,7 +158,7 @@ function details(chosen) {
   const removed = Object.entries(REMOVED).map(([how, words]) => [words, sum(partitions.map((partition) => partition[`removed_${how}`]))]).filter(([, rows]) => rows);
   const gone = sum(removed.map(([, rows]) => rows));
   show(byId("details"),
-    one ? h("div", { class: "head" }, h("h2", {}, one.name), h("button", { type: "button", class: "link", "data-rows": one.name }, "Rows")) : head("All partitions", "j and k choose one"),
+    one ? h("div", { class: "head" }, h("h2", {}, one.name), h("button", { type: "button", class: "link", "data-rows": JSON.stringify([one.name]) }, "Rows")) : head("All partitions", "j and k choose one"),
     one && budgets(one),
     one && h("h3", {}, "Fields, by how many rows have them"),
     one && (one.fields.length ? one.fields.map(([name, shape, rows, size]) => meter(name, rows, one.rows ?? 0, h("span", { title: `${shape || "no shape yet"}, ${bytes(size)}` }, `${count(rows)}${rows < (one.rows ?? 0) ? ` of ${count(one.rows)}` : ""}`), rows < (one.rows ?? 0) ? "delayed" : "consumed")) : empty("No field is declared.")),
