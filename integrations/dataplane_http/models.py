@@ -110,8 +110,8 @@ class Abort(Body):
 
 
 class Reservation(Body):
-    """A group to reserve, as `reserve_group` of the Python client does. weight_version: with which its generation begins.
-    At its deadline the server ends it, with the rows that are complete if they are min_rows.
+    """A group to reserve, as `reserve_group` of the Python client does. weight_version: with which its generation
+    begins. At its deadline the server commits it, if at least min_rows rows are complete, or removes it.
     """
 
     group_id: str
