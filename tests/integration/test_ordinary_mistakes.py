@@ -43,7 +43,6 @@ FACTS = (
     "dataplane_waiting_cause",
     "dataplane_client_held_bytes",
     "dataplane_memory_budget_bytes",
-    "dataplane_waiting_puts",
 )
 SAMPLE, LABEL = re.compile(r"\{([^}]*alertname[^}]*)\}"), re.compile(r'(\w+)="([^"]*)"')
 """As promtool prints them."""
@@ -124,7 +123,7 @@ MISTAKES: list[tuple[Callable[[Lab], None], Told]] = [
     ),
     (
         a_large_put_waits_for_memory_and_a_small_one_passes_it,
-        Told("memory_budget", "'rollout' waits", "RolloutsBackpressured", {}),
+        Told("memory_budget", "held by client 'trainer'", "RolloutsBackpressured", {"partition": "p"}),
     ),
     (another_client_holds_the_rows, Told("claims_held", "by client 'eval'", "TaskHeld", TRAIN)),
     (the_filter_names_a_field, Told("claim_filter", "'x' is a field", "TaskHeld", TRAIN)),

@@ -54,7 +54,12 @@ def wait_for_space(state: State, verbs: Verbs, ticket: int, calls: int, evidence
     if held and holders.hold_most:
         findings = [*held, budget]
     else:
-        findings = [*_who_fills(state, size_bytes - int(budget.numbers["free_bytes"]), evidence), budget, *held]
+        fills: list[Finding] = []
+        filler = max(state.partitions.values(), key=lambda one: one.size_bytes, default=None)
+        if filler is not None and len(filler.rows):
+            budget = replace(budget, text=f"{budget.text}; {_who_takes(filler, evidence)}")
+            fills = _who_fills(filler, size_bytes - int(budget.numbers["free_bytes"]), evidence)
+        findings = [*fills, budget, *held]
     if size_bytes <= budget.numbers["free_bytes"] and (larger := verbs.admission.held_back_by(ticket)):
         text = (
             f"there is space for it, but it waits behind one that needs {size_text(larger)}, which enough have passed"
@@ -73,13 +78,19 @@ def wait_for_space(state: State, verbs: Verbs, ticket: int, calls: int, evidence
     ).explained(findings, evidence.now)
 
 
-def _who_fills(state: State, short_bytes: int, evidence: Evidence) -> list[Finding]:
+def _who_fills(partition: Partition, short_bytes: int, evidence: Evidence) -> list[Finding]:
     """Who does not empty the partition that holds most, if it holds as many bytes as are needed."""
-    partition = max(state.partitions.values(), key=lambda one: one.size_bytes, default=None)
-    if partition is None or not len(partition.rows):
-        return []
     row_bytes = partition.size_bytes / len(partition.rows)
     found = [one for one in done_with(partition) if one.numbers["rows"] * row_bytes >= short_bytes]
     found += evidence.consumer_gone(partition, partition.tasks.values())
-    where = f"partition {partition.partition_id!r} holds {size_text(partition.size_bytes)}"
-    return [replace(one, text=f"{where}: {one.text}") for one in found]
+    return [replace(one, text=f"{_size_of(partition)}: {one.text}") for one in found]
+
+
+def _who_takes(partition: Partition, evidence: Evidence) -> str:
+    """Who has claimed rows of the partition that holds most."""
+    found = [one.text for task in partition.tasks.values() for one in evidence.held(partition, task, "")[0]]
+    return ": ".join([_size_of(partition), *(["; ".join(found)] if found else [])])
+
+
+def _size_of(partition: Partition) -> str:
+    return f"partition {partition.partition_id!r} holds {size_text(partition.size_bytes)}"
