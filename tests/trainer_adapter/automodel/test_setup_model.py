@@ -178,6 +178,7 @@ def test_tensor_parallelism_names_the_sizes_that_cannot_be_divided() -> None:
             r"its rules .* moe_tp_experts \(model\..*\.experts\) are not supported",
         ),
         ("apertus", "ApertusForCausalLM", r"its plan has no rule for model\.layers\.\*\.mlp\.act_fn"),
+        ("qwen3_5_text", "Qwen3_5ForCausalLM", r"its plan has no rule for model\.layers\.\*\.linear_attn, which comp"),
     ],
 )
 def test_a_plan_that_a_model_lacks_or_that_is_not_understood_is_named(model_type: str, name: str, reason: str) -> None:
@@ -185,6 +186,16 @@ def test_a_plan_that_a_model_lacks_or_that_is_not_understood_is_named(model_type
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, num_hidden_layers=1))
     with pytest.raises(ValueError, match=rf"no tensor-parallel plan for {name}: {reason}.*custom_parallel_plan"):
         parallelize_tensors(model, THREE_RANKS, None)
+
+
+def test_layers_that_cannot_compute_with_a_ranks_tokens_are_named() -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma4_text", num_hidden_layers=1))
+    reason = (
+        r"sequence_parallel cannot divide the tokens of Gemma4ForCausalLM: .*, model\.layers\.\*\.per_layer_input_gate"
+    )
+    with pytest.raises(ValueError, match=reason):
+        parallelize_tensors(model, THREE_RANKS, None, sequence_parallel=True)
 
 
 @pytest.mark.parametrize("plan", ["torch.optim.Adam", {"lm_head": "colwise"}])

@@ -44,8 +44,9 @@ def parallelize_tensors(
     custom_plan: styles by patterns of module names, or the dotted path of such a mapping or of a function that returns
     one; replaces the model's own plan, and the styles of sequence parallelism.
 
-    Raises ValueError for a model without a plan or with a rule that is not supported, for sizes that mesh.size() does
-    not divide and for a path where nothing is, TypeError for a custom plan of another kind.
+    Raises ValueError for a model without a plan, with a rule that is not supported or with a layer whose tokens cannot
+    be divided, for sizes that mesh.size() does not divide and for a path where nothing is, TypeError for a custom plan
+    of another kind.
     """
     plan = _own_plan(model, mesh.size(), sequence_parallel) if custom_plan is None else _check_plan(custom_plan)
     parallelize_module(model, mesh, plan)
@@ -92,6 +93,8 @@ def _own_plan(model: Any, ranks: int, sequence_parallel: bool) -> dict[str, Para
     plan = getattr(model, "tp_plan", None) or {}
     rules = {name: rule for name, rule in plan.items() if name in held and name not in vocabulary}
     _check_rules(model, rules, modules)
+    if sequence_parallel:
+        _check_layers(model, rules, modules)
     _check_sizes(model.config.get_text_config(), ranks)
     tokens = _token_plan(rules, modules, vocabulary) if sequence_parallel else {}
     return {name: _STYLES[rule]() for name, rule in rules.items()} | vocabulary | tokens
@@ -182,6 +185,8 @@ def _check_rules(model: Any, rules: Mapping[str, str], modules: Mapping[str, tor
         reason = f"the tp_plan of {model.config.model_type} in transformers divides no layer"
     elif lost := _without_rules(rules, modules):
         reason = f"its plan has no rule for {', '.join(lost)}, which must compute with a rank's part of a layer"
+    elif mixing := _with_own_weights(rules, modules):
+        reason = f"its plan has no rule for {', '.join(mixing)}, which computes with weights and modules of its own"
     else:
         return
     raise ValueError(
@@ -190,11 +195,35 @@ def _check_rules(model: Any, rules: Mapping[str, str], modules: Mapping[str, tor
     )
 
 
+def _check_layers(model: Any, rules: Mapping[str, str], modules: Mapping[str, torch.nn.Module]) -> None:
+    """Refuse layers that compute, outside of their blocks and norms, with tensors that do not know of shards."""
+    blocks = _blocks(rules)
+    layers = {block.rpartition(".")[0] for block in blocks}
+    outside = [name for name in modules if _inside(name, layers) and not _inside(name, blocks) and "norm" not in name]
+    holders = {_pattern(name).rpartition(".")[0] for name in model.state_dict()}
+    if others := [name for name in outside if name in holders]:
+        raise ValueError(
+            f"dtensor_cfg.sequence_parallel cannot divide the tokens of {type(model).__name__}: its layers compute "
+            f"with {', '.join(others)} outside of attention, MLP and norms. Set sequence_parallel=false"
+        )
+
+
+def _with_own_weights(rules: Mapping[str, str], modules: Mapping[str, torch.nn.Module]) -> list[str]:
+    """Modules that combine weights of their own with what their children return. A child returns plain tensors, which
+    torch does not combine with DTensors.
+    """
+    parents = {name.rpartition(".")[0] for name in modules if "." in name}
+    return [name for name in _holders(modules) if name in parents and name not in rules]
+
+
+def _holders(modules: Mapping[str, torch.nn.Module]) -> list[str]:
+    return [name for name, module in modules.items() if next(module.parameters(recurse=False), None) is not None]
+
+
 def _without_rules(rules: Mapping[str, str], modules: Mapping[str, torch.nn.Module]) -> list[str]:
     """Modules with weights in divided blocks that no rule names. Each rank would get another gradient for them."""
     blocks = _blocks(rules, ("colwise",))
-    weighted = [name for name, module in modules.items() if next(module.parameters(recurse=False), None) is not None]
-    return [name for name in weighted if _inside(name, blocks) and name not in rules]
+    return [name for name in _holders(modules) if _inside(name, blocks) and name not in rules]
 
 
 def _check_sizes(config: Any, ranks: int) -> None:
