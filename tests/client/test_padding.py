@@ -22,7 +22,7 @@ from dataplane_client import DataPlaneClient, connect
 from dataplane_client._memory.placement import Destination, ReadBuffers
 from dataplane_client._memory.read_batches import PaddedBatch
 from dataplane_client._values.columns_layout import ColumnLayout
-from dataplane_client._values.rows import bits, pad_by_index
+from dataplane_client._values.rows import bits, pad_by_index, row_index
 from dataplane_client.codec import WIRE_DTYPES, materialize
 from dataplane_client.errors import InternalError
 from dataplane_client.options import TransportChoice
@@ -114,10 +114,11 @@ def test_any_shape_is_padded_as_by_the_oracle(
 
 def test_padding_for_other_devices_is_padding_by_the_oracle() -> None:
     """White-box: only accelerators are padded by index."""
-    starts, lengths = np.array([0, 3, 6]), np.array([3, 0, 1])
+    lengths = torch.tensor([3, 0, 1])
+    index = row_index(torch.tensor([0, 3, 6]), lengths, 3)
     for name in NAMES:
         values = some(name, 7, 2)
-        padded = pad_by_index(bits(values), starts, lengths, 3, torch.zeros((), dtype=bits(values).dtype))
+        padded = pad_by_index(bits(values), index, torch.zeros((), dtype=bits(values).dtype))
         rows = torch.cat([bits(values)[:3], bits(values)[6:7]]).view(values.dtype)
         assert raw(padded) == padded_bytes(rows, lengths.tolist(), 3, bytes(values.dtype.itemsize)), name
 

@@ -177,7 +177,7 @@ def _load_jagged(address: str) -> list[bool]:
     with ClaimLoader(address, "t", "jagged", ["input_ids"], 4, layout="jagged", max_batches=1, device="cuda") as loader:
         for loaded in loader:
             rows = loaded.data["input_ids"]
-            found += [part.data_ptr() in cuda.recorded for part in (rows.values(), rows.offsets())]
+            found += [part.untyped_storage().data_ptr() in cuda.recorded for part in (rows.values(), rows.offsets())]
     return found
 
 

@@ -106,6 +106,11 @@ def test_a_loader_delivers_tensors_on_the_device_by_a_stream_of_its_own(seen: di
     assert 0 not in seen["phases"]["loader"]["streams"], "the training loop's work is queued on the default stream"
 
 
+@pytest.mark.parametrize(("phase", "batches"), [("loader", 2), ("jagged loader", 1)])
+def test_all_ragged_fields_of_a_batch_cross_the_bus_in_one_copy(seen: dict[str, Any], phase: str, batches: int) -> None:
+    assert seen["phases"][phase]["copies"] == batches
+
+
 def test_memory_of_a_loaders_batch_waits_for_the_training_loops_stream(seen: dict[str, Any]) -> None:
     assert seen["facts"]["recorded"] == [True, True]
 

@@ -30,17 +30,21 @@ class Padding:
     element: bytes
 
 
+def _take_each(_: Sequence[ColumnLayout], sizes: Sequence[int]) -> list[ByteArray]:
+    return [take(size) for size in sizes]
+
+
 @dataclass(frozen=True, slots=True)
 class Destination:
     """Where the values of a read go.
 
-    place: the padding of a column; None for rows that adjoin. allocate: returns memory of the given size in bytes for a
-    column; its contents do not matter. views: columns whose rows adjoin in memory that the server shares are not
+    place: the padding of a column; None for rows that adjoin. allocate: returns memory for each column, of the given
+    size in bytes; its contents do not matter. views: columns whose rows adjoin in memory that the server shares are not
     copied, and neither place nor allocate is called for them.
     """
 
     place: Callable[[ColumnLayout], Padding | None]
-    allocate: Callable[[int], ByteArray] = take
+    allocate: Callable[[Sequence[ColumnLayout], Sequence[int]], Sequence[ByteArray]] = _take_each
     views: bool = False
 
 
@@ -60,13 +64,11 @@ def adjoining(layout: ColumnLayout) -> None:
 class _Target:
     """One column of a read: its buffer, and where its rows go there."""
 
-    def __init__(self, layout: ColumnLayout, n_rows: int, destination: Destination) -> None:
-        padding = destination.place(layout)
+    def __init__(self, layout: ColumnLayout, n_rows: int, padding: Padding | None, values: ByteArray) -> None:
         self.size_bytes = layout.size_of(n_rows)
         self.element = b"\0" if padding is None else padding.element
         self._n_rows = n_rows
         self._width_bytes = None if padding is None else padding.width * layout.entry_bytes
-        values = destination.allocate(self.size_bytes if self._width_bytes is None else n_rows * self._width_bytes)
         self.placed = PlacedColumn(layout, values, None if padding is None else padding.width)
 
     @cached_property
@@ -98,6 +100,10 @@ class _Target:
         return RowCopy(self.placed.values, np.zeros(1, np.int64), source, np.array([at], np.int64), whole)
 
 
+def _buffer_bytes(layout: ColumnLayout, padding: Padding | None, n_rows: int) -> int:
+    return layout.size_of(n_rows) if padding is None else n_rows * padding.width * layout.entry_bytes
+
+
 class ReadBuffers:
     """The buffers of one read, n_rows rows of each layout, and the copies into them. check: of their digests, which
     raises CorruptedError; None if they have none.
@@ -107,7 +113,10 @@ class ReadBuffers:
         self, layouts: Sequence[ColumnLayout], n_rows: int, destination: Destination, check: DigestCheck | None = None
     ) -> None:
         self._check = check
-        self._targets = [_Target(layout, n_rows, destination) for layout in layouts]
+        paddings = [destination.place(layout) for layout in layouts]
+        sizes = [_buffer_bytes(*column, n_rows) for column in zip(layouts, paddings, strict=True)]
+        columns = zip(layouts, paddings, destination.allocate(layouts, sizes), strict=True)
+        self._targets = [_Target(layout, n_rows, padding, values) for layout, padding, values in columns]
         self._n_rows = n_rows
         self.columns = [target.placed for target in self._targets]
         self.size_bytes = sum(target.size_bytes for target in self._targets)

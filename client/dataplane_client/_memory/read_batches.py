@@ -3,14 +3,14 @@
 - `to_tensors` and `jagged_batch`: rows adjoin, in the caller's memory (COPIES) or in the server's (VIEWS).
 - `PaddedBatch`: values go straight into rectangles, without ragged tensors in between. The result equals that of
   ``materialize`` in layout "padded".
-- `batch_on_device`: values go through pinned memory (STAGED) to an accelerator. Copies from pinned memory to a CUDA
-  device run at the bus's speed and beside other work. Torch caches pinned memory that was freed, and does not reuse it
-  before the copies out of it are done. Ragged values cross the bus without padding, which is added on the device.
+- `DeviceBatch`: values go through pinned memory to an accelerator. Copies from pinned memory to a CUDA device run at
+  the bus's speed and beside other work. Torch caches pinned memory that was freed, and does not reuse it before the
+  copies out of it are done. Ragged values cross the bus without padding, which is added on the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,10 +23,11 @@ from dataplane_client._memory.placement import Destination, Padding, PlacedColum
 from dataplane_client._values.codec import materialize
 from dataplane_client._values.columns_layout import ColumnLayout, Layout, WireColumn, even_layout
 from dataplane_client._values.dtypes import torch_dtype
-from dataplane_client._values.jagged import JaggedRows, RowSplit, build_jagged, split_rows
+from dataplane_client._values.jagged import RowSplit, build_jagged, row_bounds
 from dataplane_client._values.object_leaves import object_array, object_leaf, unpack_objects
-from dataplane_client._values.padding import pad_element, pad_jagged
-from dataplane_client._values.rows import bits
+from dataplane_client._values.padding import pad_element
+from dataplane_client._values.rows import RowIndex, bits, pad_by_index, row_index
+from dataplane_client._values.warm_buffers import take
 from dataplane_client._values.wire_columns import decode_columns, decode_leaves, tensor_on
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.errors import InvalidArgumentError, PreconditionError
@@ -114,15 +115,6 @@ def _padded_leaf(column: PlacedColumn, n_rows: int) -> torch.Tensor | ObjectArra
 # -- on an accelerator -------------------------------------------------------------------------------------------------
 
 
-def _allocate_pinned(nbytes: int) -> ByteArray:
-    pinned: ByteArray = torch.empty(nbytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available()).numpy()
-    return pinned
-
-
-STAGED = Destination(adjoining, _allocate_pinned)
-"""Columns for batch_on_device."""
-
-
 def parsed_device(device: torch.device | str, where: str) -> torch.device:
     try:
         return torch.device(device)
@@ -139,43 +131,103 @@ def checked_device(device: torch.device | str, where: str) -> torch.device:
     return found
 
 
-def batch_on_device(
-    columns: Sequence[PlacedColumn],
-    n_rows: int,
-    device: torch.device,
-    layout: Layout,
-    pad_values: Mapping[str, int | float],
-    pad_to_seqlen: int,
-) -> BatchedDataDict[Any]:
-    """The batch that ``materialize`` makes of the columns, on a device; copies to it may still be under way, and the
-    host has waited for none.
+_ALIGNED = 64
+"""Bytes. Every element type can be viewed there."""
+
+
+class _Block:
+    """Pinned memory of several columns, which one copy sends to a device."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        ends = np.cumsum([-(-size // _ALIGNED) * _ALIGNED for size in sizes], dtype=np.int64).tolist()
+        self._spans = [slice(at, at + size) for at, size in zip([0, *ends], sizes, strict=False)]
+        n_bytes = ends[-1] if ends else 0
+        self._host = torch.empty(n_bytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+
+    def parts(self) -> list[ByteArray]:
+        """The memory of each column on the host."""
+        memory: ByteArray = self._host.numpy()
+        return [memory[span] for span in self._spans]
+
+    def sent_to(self, device: torch.device) -> list[torch.Tensor]:
+        """The bytes of each column on the device; the copy may still be under way."""
+        if not len(self._host):
+            return [torch.empty(0, dtype=torch.uint8, device=device) for _ in self._spans]
+        sent = self._host.to(device, non_blocking=True)
+        return [sent[span] for span in self._spans]
+
+
+class DeviceBatch:
+    """A batch on an accelerator; the arguments beside the device are those of ``materialize``.
+
+    Two blocks cross the bus, however many fields there are: one of all ragged values, after a table with the bounds of
+    their rows (int64, one line for each set of lengths), and one of all dense values, which live on when ragged values
+    have been padded. On the device every ragged field is padded by one gather.
     """
-    splits: dict[bytes, RowSplit] = {}
 
-    def ragged(name: str, values: torch.Tensor, lengths: Int64Array) -> torch.Tensor:
-        if layout == "padded":
-            rows = JaggedRows(values, np.cumsum(lengths) - lengths, lengths)
-            return pad_jagged(name, rows, pad_values.get(name, 0), pad_to_seqlen)
-        key = lengths.tobytes()
-        if key not in splits:
-            splits[key] = split_rows(lengths, device)
-        return build_jagged(values, splits[key])
+    def __init__(
+        self, device: torch.device, layout: Layout, pad_values: Mapping[str, int | float], pad_to_seqlen: int
+    ) -> None:
+        self._device = device
+        self._layout = layout
+        self._pad_values = pad_values
+        self._least_width = pad_to_seqlen
+        self.destination = Destination(adjoining, self._allocate)
+        self._lengths: dict[bytes, Int64Array] = {}
+        self._ragged = self._dense = _Block([])
 
-    leaves = {column.layout.name: _leaf_on_device(column, n_rows, device, ragged) for column in columns}
-    return materialize(TensorDict(leaves, batch_size=[n_rows]), layout, pad_values, pad_to_seqlen)
+    def _allocate(self, layouts: Sequence[ColumnLayout], sizes: Sequence[int]) -> list[ByteArray]:
+        """Memory in two new blocks, also when the read is repeated; objects, which stay on the host, have their own."""
+        columns = list(zip(layouts, sizes, strict=True))
+        ragged = [size for layout, size in columns if layout.kind == "jagged"]
+        lengths_of = (layout.lengths for layout in layouts if layout.kind == "jagged")
+        self._lengths = {lengths.tobytes(): lengths for lengths in lengths_of if lengths is not None}
+        bounds = [row_bounds(lengths).view(np.uint8) for lengths in self._lengths.values()]
+        self._ragged = _Block([sum(len(line) for line in bounds), *ragged])
+        self._dense = _Block([size for layout, size in columns if layout.kind == "dense"])
+        table, *ragged_parts = self._ragged.parts()
+        table[:] = np.concatenate([*bounds, table[:0]])
+        parts = {"jagged": iter(ragged_parts), "dense": iter(self._dense.parts())}
+        return [next(parts[layout.kind]) if layout.kind in parts else take(size) for layout, size in columns]
+
+    def of(self, columns: Sequence[PlacedColumn], n_rows: int) -> BatchedDataDict[Any]:
+        """The batch that ``materialize`` makes of the columns read last. Copies to the device may still be under way,
+        and the host has waited for none.
+        """
+        table, *ragged = self._ragged.sent_to(self._device)
+        lines = zip(self._lengths.items(), table.view(torch.int64).reshape(-1, n_rows + 1), strict=True)
+        splits = {key: RowSplit(lengths, bounds) for (key, lengths), bounds in lines}
+        indices = {key: self._index(split) for key, split in splits.items()} if self._layout == "padded" else {}
+        sent = {"jagged": iter(ragged), "dense": iter(self._dense.sent_to(self._device))}
+        leaves: dict[str, torch.Tensor | NonTensorStack | NonTensorData] = {}
+        for column in columns:
+            name, lengths = column.layout.name, column.layout.lengths
+            if column.layout.kind == "object" and lengths is not None:
+                leaves[name] = object_leaf(unpack_objects(name, lengths, column.values.data))
+                continue
+            (placed,) = in_layout([column], self._layout)
+            values = _viewed(placed, n_rows, next(sent[column.layout.kind]))
+            if placed.layout.lengths is None or lengths is None:
+                leaves[name] = values
+            elif self._layout == "padded":
+                leaves[name] = self._padded(name, values, indices[lengths.tobytes()])
+            else:
+                leaves[name] = build_jagged(values, splits[lengths.tobytes()])
+        layout: Layout = "padded" if self._layout == "padded" else "jagged"  # even rows have been found on the host
+        return materialize(TensorDict(leaves, batch_size=[n_rows]), layout, self._pad_values, self._least_width)
+
+    def _index(self, split: RowSplit) -> RowIndex:
+        width = max(int(split.lengths.max(initial=0)), self._least_width)
+        return row_index(split.offsets[:-1], split.offsets.diff(), width)
+
+    def _padded(self, name: str, values: torch.Tensor, index: RowIndex) -> torch.Tensor:
+        element = pad_element(name, values.dtype, self._pad_values.get(name, 0))
+        return pad_by_index(bits(values), index, bits(element)).view(values.dtype)
 
 
-def _leaf_on_device(
-    column: PlacedColumn,
-    n_rows: int,
-    device: torch.device,
-    ragged: Callable[[str, torch.Tensor, Int64Array], torch.Tensor],
-) -> torch.Tensor | NonTensorStack | NonTensorData:
-    layout, lengths = column.layout, column.layout.lengths
-    if lengths is None:
-        return tensor_on(layout, column.values, (n_rows, *layout.row_shape)).to(device, non_blocking=True)
-    if layout.kind == "object":
-        return object_leaf(unpack_objects(layout.name, lengths, column.values.data))
-    entries = int(np.sum(lengths))
-    values = tensor_on(layout, column.values, (entries, *layout.row_shape)).to(device, non_blocking=True)
-    return ragged(layout.name, values, lengths)
+def _viewed(column: PlacedColumn, n_rows: int, sent: torch.Tensor) -> torch.Tensor:
+    """The bytes of a column on the device as its tensor: all entries of ragged rows, one after the other."""
+    layout = column.layout
+    count = n_rows if layout.lengths is None else int(np.sum(layout.lengths))
+    on_host = tensor_on(layout, column.values, (count, *layout.row_shape))  # checks them
+    return sent.view(on_host.dtype).reshape(on_host.shape)

@@ -73,10 +73,15 @@ class RowSplit:
     offsets: torch.Tensor
 
 
+def row_bounds(lengths: Int64Array) -> Int64Array:
+    """The N + 1 offsets of N rows that adjoin."""
+    bounds = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=bounds[1:])
+    return bounds
+
+
 def split_rows(lengths: Int64Array, device: torch.device) -> RowSplit:
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return RowSplit(lengths, torch.from_numpy(offsets).to(device, non_blocking=True))
+    return RowSplit(lengths, torch.from_numpy(row_bounds(lengths)).to(device, non_blocking=True))
 
 
 def split_like(nested: torch.Tensor, lengths: Int64Array, device: torch.device) -> RowSplit:

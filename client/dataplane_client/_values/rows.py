@@ -9,6 +9,7 @@ rows are copied by one indexed read, whose indices are made there.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -43,11 +44,12 @@ def pad_rows(
     Gradients flow through if values requires them. later: if given, a copy on the CPU without gradients is appended to
     it instead of made; the caller makes the copies together.
     """
-    if values.requires_grad:
-        return pad_by_index(values, starts, lengths, width, pad.reshape(()))
     source, element = bits(values).contiguous(), bits(pad.reshape(1))
-    if source.device.type != "cpu":
-        return pad_by_index(source, starts, lengths, width, element[0]).view(values.dtype)
+    if values.requires_grad or source.device.type != "cpu":
+        index = row_index(*torch.from_numpy(np.stack([starts, lengths])).to(source.device, non_blocking=True), width)
+        if values.requires_grad:
+            return pad_by_index(values, index, pad)
+        return pad_by_index(source, index, element).view(values.dtype)
     shape = (len(lengths), width, *values.shape[1:])
     padded, entry = _empty_on_host(shape, source.dtype), _entry_bytes(source)
     begins, sizes = np.arange(len(lengths), dtype=np.int64) * (width * entry), lengths * entry
@@ -56,20 +58,33 @@ def pad_rows(
     return padded.view(values.dtype)
 
 
-def pad_by_index(
-    values: torch.Tensor, starts: Int64Array, lengths: Int64Array, width: int, pad: torch.Tensor
-) -> torch.Tensor:
-    """As pad_rows, for devices where a loop would launch a kernel for each row. Only the N starts and lengths go there,
-    and nothing comes back, so the host does not wait. pad: a scalar.
+@dataclass(frozen=True, slots=True)
+class RowIndex:
+    """Which entry of the values goes to each place of N padded rows. Both tensors are (N, width), on their device.
+
+    places: int64; 0 where the row has ended. is_padding: whether it has.
     """
-    pad = pad.to(values.device, non_blocking=True)  # a copy that blocks waits for all that is queued
+
+    places: torch.Tensor
+    is_padding: torch.Tensor
+
+
+def row_index(starts: torch.Tensor, lengths: torch.Tensor, width: int) -> RowIndex:
+    """The index of rows of (N,) starts and lengths, made on their device; the host does not wait."""
+    columns = torch.arange(width, device=starts.device)
+    is_padding = columns >= lengths[:, None]
+    return RowIndex((starts[:, None] + columns).masked_fill_(is_padding, 0), is_padding)
+
+
+def pad_by_index(values: torch.Tensor, index: RowIndex, pad: torch.Tensor) -> torch.Tensor:
+    """As pad_rows, for devices where a loop would launch a kernel for each row. Nothing crosses the bus, and the host
+    does not wait. pad: one element, on the CPU.
+    """
+    pad_value, shape = pad.item(), (*index.places.shape, *values.shape[1:])
     if not values.shape[0]:
-        return pad.expand(len(lengths), width, *values.shape[1:]).clone()
-    begin, length = torch.from_numpy(np.stack([starts, lengths])[:, :, None]).to(values.device, non_blocking=True)
-    columns = torch.arange(width, device=values.device)
-    there = columns < length
-    entries = values[torch.where(there, begin + columns, 0)]
-    return torch.where(there.reshape(*there.shape, *[1] * (values.dim() - 1)), entries, pad)
+        return values.new_full(shape, pad_value)
+    is_padding = index.is_padding.reshape(*index.places.shape, *[1] * (values.dim() - 1))
+    return values[index.places].masked_fill_(is_padding, pad_value)
 
 
 def gather_rows(

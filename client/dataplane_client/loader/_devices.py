@@ -15,8 +15,8 @@ Batch = BatchedDataDict[Any]
 class DeviceCopy:
     """A copy of a batch to a device, queued on the current stream of the thread that constructs it.
 
-    Values that are on the device already, and values that are not tensors, are not copied. Copies to a CUDA device go
-    through pinned memory and may not have finished yet.
+    Values that are on the device already, as those of a read to CUDA, and values that are not tensors are not copied.
+    Copies may not have finished yet.
     """
 
     def __init__(self, batch: Batch, device: torch.device) -> None:
@@ -39,21 +39,14 @@ class DeviceCopy:
 
 def _copy_to_device(batch: Batch, device: torch.device) -> Batch:
     return BatchedDataDict(
-        {name: _copied(value, device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+        {
+            name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+            for name, value in batch.items()
+        }
     )
 
 
-def _copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    if device.type == "cuda" and tensor.device.type == "cpu" and not tensor.is_nested:
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
-
-
 def _dense_tensors(batch: Batch) -> Iterator[torch.Tensor]:
-    """The tensors of a batch; of a nested tensor, those that hold its values and its rows' bounds."""
-    for value in batch.values():
-        if isinstance(value, torch.Tensor) and value.is_nested:
-            yield value.values()
-            yield value.offsets()  # type: ignore[attr-defined]  # torch has no type for nested tensors
-        elif isinstance(value, torch.Tensor):
-            yield value
+    """The tensors of a batch; of a nested tensor its values, in whose memory a read puts the bounds of its rows."""
+    tensors = (value for value in batch.values() if isinstance(value, torch.Tensor))
+    return (tensor.values() if tensor.is_nested else tensor for tensor in tensors)

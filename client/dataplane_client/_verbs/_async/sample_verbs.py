@@ -13,10 +13,9 @@ from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._memory.placement import Destination
 from dataplane_client._memory.read_batches import (
     COPIES,
-    STAGED,
     VIEWS,
+    DeviceBatch,
     PaddedBatch,
-    batch_on_device,
     checked_device,
     in_layout,
     jagged_batch,
@@ -263,9 +262,10 @@ class SampleVerbs:
 
         token_range, token_ranges: as in get_samples; per-token fields are then ragged, and padded to the longest range.
 
-        device: where the tensors go. To a CUDA device ragged values travel through pinned memory and are padded there;
-        copies may still be under way on the current stream when the call returns. Raises PreconditionError for one that
-        this process cannot use.
+        device: where the tensors go. To a CUDA device all values travel in two copies through pinned memory, one of the
+        ragged fields and one of the dense ones, and are padded there; unpadded fields are views of what was copied.
+        Copies may still be under way on the current stream when the call returns. Raises PreconditionError for a device
+        that this process cannot use.
         """
         checked_meta(meta, "read_columns")
         rows = (meta.partition_id, meta.sample_ids, select_fields, meta.generations)
@@ -280,8 +280,8 @@ class SampleVerbs:
                 f"({', '.join(select_fields)}) nor meta.fields does"
             )
         if device != "cpu" and (on := checked_device(device, where)).type != "cpu":
-            staged = in_layout(await self._transport.read(request, STAGED, timeout_s), layout)
-            return batch_on_device(staged, n_rows, on, layout, pad_value_dict or {}, pad_to_seqlen)
+            batch = DeviceBatch(on, layout, pad_value_dict or {}, pad_to_seqlen)
+            return batch.of(await self._transport.read(request, batch.destination, timeout_s), n_rows)
         if layout != "padded":
             columns = in_layout(await self._transport.read(request, VIEWS, timeout_s), layout)
             if pad_to_seqlen <= 0:
