@@ -153,7 +153,7 @@ $(VENV)-automodel/.ready: pyproject.toml $(KERNELS)
 	@touch $@
 
 test-automodel: $(VENV)-automodel/.ready  ## models that NeMo Automodel divides, in an environment of its own (Python 3.11)
-	$(VENV)-automodel/bin/python -m pytest -m automodel tests/trainer_adapter/automodel tests/trainer_adapter/worker
+	$(VENV)-automodel/bin/python -m pytest -m automodel tests/trainer_adapter/automodel tests/trainer_adapter/worker tests/trainer_adapter/equality
 
 $(VENV)-trl/.ready: pyproject.toml $(KERNELS)
 	$(PYTHON) -m venv $(VENV)-trl

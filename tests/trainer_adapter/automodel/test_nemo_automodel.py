@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from transformers import AutoConfig
 from trainer_adapter.automodel.config import DistributedContext
 from trainer_adapter.automodel.data import sequence_bounds
 from trainer_adapter.automodel.models.automodel_model import _adapter_config, _model_kwargs, load_automodel
-from trainer_adapter.automodel.packages import from_package, is_installed
+from trainer_adapter.automodel.packages import from_package, is_installed, missing_parts
 from trainer_adapter.automodel.setup import _maybe_set_force_hf, validate_and_prepare_config
 from trainer_adapter.automodel.train import extract_logits, model_forward
 
@@ -62,9 +63,24 @@ def test_a_reward_model_gives_one_score_a_sequence(folder: Path) -> None:
     assert scores.shape == (4, 1)
 
 
-def test_what_another_release_lacks_is_an_error_that_names_the_one_that_has_it() -> None:
-    with pytest.raises(ImportError, match=r"has no create_device_mesh.*needs nemo-automodel 0\.7"):
-        from_package("components.distributed.mesh_utils", "create_device_mesh")
+def test_all_that_is_used_of_the_package_is_where_it_is_looked_for() -> None:
+    assert missing_parts() == []
+
+
+def test_what_another_release_has_elsewhere_is_named_with_the_release_that_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(importlib.import_module("nemo_automodel.components.distributed.mesh_utils"), "get_flat_mesh")
+    reason = r"lacks components\.distributed\.mesh_utils\.get_flat_mesh \(.*needs nemo-automodel 0\.7"
+    with pytest.raises(ImportError, match=reason):
+        from_package("get_flat_mesh")
+
+
+def test_where_it_is_installed_every_rank_reports_it_as_the_default(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with set_up(policy_config(folder / "llama")):
+        assert "of automodel (the default here)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM", "Qwen2ForCausalLM"])
@@ -112,8 +128,8 @@ def own_model(monkeypatch: pytest.MonkeyPatch, kind: str, architecture: str, **s
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)  # some name a CUDA device as they are made
     shape = {**setup_cases.SHAPE, **settings, "head_dim": 8, "architectures": [architecture], "dtype": torch.float32}
     config = AutoConfig.for_model(kind, **shape, tie_word_embeddings=False)
-    backend = from_package("components.models.common", "BackendConfig")
-    own: Any = from_package("_transformers.registry", "ModelRegistry").model_arch_name_to_cls[architecture]
+    backend = from_package("BackendConfig")
+    own: Any = from_package("ModelRegistry").model_arch_name_to_cls[architecture]
     model = own(config, backend=backend(attn="sdpa", linear="torch", rms_norm="torch", rope_fusion=False)).eval()
     if hasattr(model.model.rotary_emb, "device"):
         model.model.rotary_emb.device = torch.device("cpu")

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from trainer_adapter.automodel.config import DistributedContext, RuntimeConfig
-from trainer_adapter.automodel.parallel.mesh import parallel_sizes
+from trainer_adapter.automodel.packages import is_installed
 from trainer_adapter.automodel.parallel.tensor import parallelize_tensors
 from trainer_adapter.automodel.setup import (
     build_optimizer,
@@ -156,9 +156,12 @@ def test_the_sequences_of_a_reward_model_are_not_divided(folder: Path) -> None:
         setup_model_and_optimizer(config, setup_cases.TOKENIZER, runtime, context._replace(cp_size=2), None)
 
 
-def test_expert_parallelism_needs_the_other_backend() -> None:
-    with pytest.raises(ValueError, match="expert_parallel_size > 1 needs model_backend=automodel"):
-        parallel_sizes({"expert_parallel_size": 2}, world_size=4)
+@pytest.mark.skipif(is_installed(), reason="nemo_automodel is installed")
+def test_without_nemo_automodel_every_rank_reports_transformers_as_the_default(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with set_up(policy_config(folder / "llama")):
+        assert "of transformers (the default here)" in capsys.readouterr().out
 
 
 def test_tensor_parallelism_names_the_sizes_that_cannot_be_divided() -> None:

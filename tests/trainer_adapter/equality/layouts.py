@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from tests.rank_pool import RankPool
+from tests.ranks import WarningAction
 from tests.trainer_adapter.automodel.setup_cases import whole_weights
 from tests.trainer_adapter.equality.plain_step import Tensors, plain_step
 from tests.trainer_adapter.worker.worker_cases import TEMPERATURE, WIDTH, Layout, batch, config, save_model, worker
@@ -52,6 +53,10 @@ CASES = {
 }
 
 
+_WARNINGS: dict[str, WarningAction] = {"transformers": "error", "automodel": "default"}
+"""Automodel's own are not ours to mend."""
+
+
 @dataclass(frozen=True)
 class Difference:
     """The largest absolute differences, and the largest gradient."""
@@ -62,8 +67,8 @@ class Difference:
     largest_gradient: float
 
 
-def differences(pool: RankPool, folder: Path) -> Iterator[tuple[str, Difference]]:
-    """Of each case, played on as many ranks. folder: for the models."""
+def differences(pool: RankPool, folder: Path, backend: str = "transformers") -> Iterator[tuple[str, Difference]]:
+    """Of each case, played on as many ranks. folder: for the models. backend: dtensor_cfg.model_backend."""
     disable_progress_bar()
     plain: dict[str, Any] = {}
     columns: dict[str, Tensors] = {}
@@ -72,7 +77,9 @@ def differences(pool: RankPool, folder: Path) -> Iterator[tuple[str, Difference]
         columns[kind] = _near(plain_step(folder / kind, _unrelated(), TEMPERATURE)[0])
         plain[kind] = plain_step(folder / kind, _unrelated() | columns[kind], TEMPERATURE)
     for name, case in CASES.items():
-        found = pool.play(step, folder, name, columns[case.model], ranks=case.layout.ranks)
+        found = pool.play(
+            step, folder, name, columns[case.model], backend, ranks=case.layout.ranks, warning=_WARNINGS[backend]
+        )
         yield name, _difference(case, found, plain[case.model])
 
 
@@ -90,7 +97,7 @@ def _near(logprobs: torch.Tensor) -> Tensors:
     return dict(zip(names, logprobs + noise, strict=True))
 
 
-def step(rank: int, folder: Path, name: str, columns: Tensors) -> tuple[torch.Tensor, float, Tensors]:
+def step(rank: int, folder: Path, name: str, columns: Tensors, backend: str) -> tuple[torch.Tensor, float, Tensors]:
     """What a rank of the worker finds: log-probabilities of its rows, the loss, and all gradients, which a step of SGD
     of rate 1 subtracts from the weights.
     """
@@ -99,7 +106,7 @@ def step(rank: int, folder: Path, name: str, columns: Tensors) -> tuple[torch.Te
     rows: BatchedDataDict[Any] = BatchedDataDict(_unrelated() | columns)
     own = rows.chunk(rank // (case.layout.cp * case.layout.tp), case.layout.dp)
     plain_sgd = {"name": "torch.optim.SGD", "kwargs": {"lr": 1.0}}
-    given = config(folder / case.model, case.layout, case.packing, optimizer=plain_sgd, max_grad_norm=None)
+    given = config(folder / case.model, case.layout, case.packing, backend, optimizer=plain_sgd, max_grad_norm=None)
     given["dtensor_cfg"] |= case.settings
     before = AutoModelForCausalLM.from_pretrained(folder / case.model).state_dict()
     with worker(given, init_reference_model=False) as made:

@@ -8,12 +8,17 @@ import pytest
 from tests.rank_pool import RankPool
 from tests.trainer_adapter.equality.layouts import CASES, differences
 
-pytestmark = [pytest.mark.soak, pytest.mark.xdist_group("ranks")]
+pytestmark = pytest.mark.xdist_group("ranks")
+BACKENDS = [
+    pytest.param("transformers", marks=pytest.mark.soak),
+    pytest.param("automodel", marks=[pytest.mark.automodel, pytest.mark.filterwarnings("ignore")]),
+]
 
 
 @pytest.mark.timeout(1800)
-def test_every_layout_takes_the_step_of_a_plain_model(rank_pool: RankPool, tmp_path: Path) -> None:
-    seen = dict(differences(rank_pool, tmp_path))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_layout_takes_the_step_of_a_plain_model(rank_pool: RankPool, tmp_path: Path, backend: str) -> None:
+    seen = dict(differences(rank_pool, tmp_path, backend))
     assert seen.keys() == CASES.keys()
     for name, found in seen.items():
         assert found.largest_gradient > 0.1

@@ -153,13 +153,14 @@ class DTensorConfig(_RequiredDTensorConfig, total=False):
     counts microbatches.
 
     device: "cuda" (default) or "cpu"; never changed silently. model_backend: the package that loads and shards the
-    model, "transformers" (default) or "automodel". custom_parallel_plan: torch's parallel styles by patterns of module
-    names, or the dotted path of such a mapping or of a function that returns one. sequence_parallel: between attention
-    and MLP each tensor-parallel rank computes its own tokens only. tensor_parallel_size must divide the tokens of a
-    row. context_parallel_size: ranks that share a sequence, each with an early and a late stretch of it. Twice this
-    number must divide the tokens of a row. context_parallel_attention: how a rank's tokens attend to those of other
-    ranks. "torch" (default on "cuda") is torch's ring attention, which passes keys and values around. With "gathered"
-    (default on "cpu") every rank gathers them. Packed sequences need an explicit "gathered".
+    model, "transformers" or "automodel"; absent: "automodel" if it is installed. custom_parallel_plan: torch's parallel
+    styles by patterns of module names, or the dotted path of such a mapping or of a function that returns one.
+    sequence_parallel: between attention and MLP each tensor-parallel rank computes its own tokens only.
+    tensor_parallel_size must divide the tokens of a row. context_parallel_size: ranks that share a sequence, each with
+    an early and a late stretch of it. Twice this number must divide the tokens of a row. context_parallel_attention:
+    how a rank's tokens attend to those of other ranks. "torch" (default on "cuda") is torch's ring attention, which
+    passes keys and values around. With "gathered" (default on "cpu") every rank gathers them. Packed sequences need an
+    explicit "gathered".
     lora_cfg: adapters are trained instead of whole weights. The keys are `enabled` and the fields of
     adapters.config.PeftConfig. collective_timeout_s: how long a rank waits for the others, 1800 by default. It must be
     longer than rank 0 reads the model's files or joins those of a checkpoint, and than a claim may wait for rows.
@@ -214,7 +215,7 @@ class PolicyConfig(_RequiredPolicyConfig, total=False):
     optimizer: may be absent if nothing is trained.
     seed: of torch's random numbers, such as dropout and new adapters. Each data- or context-parallel rank adds its
     number, because it has other tokens; tensor-parallel ranks share theirs. Absent: torch's own seed.
-    dequantize_base_checkpoint: the weights are quantized. Needs model_backend=automodel, which dequantizes them.
+    dequantize_base_checkpoint: the weights are quantized. Refused with transformers; NeMo Automodel finds out itself.
     """
 
     seed: int

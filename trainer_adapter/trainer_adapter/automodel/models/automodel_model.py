@@ -17,9 +17,14 @@ from trainer_adapter.automodel.adapters.config import check_keys, enabled_lora_c
 from trainer_adapter.automodel.choices import device_type
 from trainer_adapter.automodel.config import DistributedContext, PolicyConfig, RuntimeConfig
 from trainer_adapter.automodel.models.automodel_ranks import mark_norms_of_heads
-from trainer_adapter.automodel.models.force_hf import _maybe_set_force_hf, force_hf_with_tensor_parallelism
+from trainer_adapter.automodel.models.force_hf import (
+    _maybe_set_force_hf,
+    architecture_of,
+    force_hf_with_tensor_parallelism,
+)
 from trainer_adapter.automodel.models.packed_sequences import check_own_packing
-from trainer_adapter.automodel.packages import from_package, require_transformers
+from trainer_adapter.automodel.packages import SUPPORTED, from_package, require_transformers
+from trainer_adapter.automodel.parallel.context import check_attention
 from trainer_adapter.automodel.rank import fail_together, report
 
 
@@ -31,32 +36,43 @@ def load_automodel(
 
     Base weights are frozen with adapters. A collective call of all ranks.
 
-    Raises NotImplementedError for context parallelism, for packing with an own model of the package that is not known
-    to keep sequences apart, and, on the CPU, for expert parallelism; RuntimeError for force_hf=False with a model that
-    cannot be trained so; ValueError for invalid settings of adapters.
+    Raises NotImplementedError for context parallelism with an own model of the package, for packing with one that is
+    not known to keep sequences apart, and, on the CPU, for expert parallelism; RuntimeError for force_hf=False with a
+    model that cannot be trained so; ValueError for invalid settings of adapters.
     """
     on_cpu = device_type(config) == "cpu"
-    _check_sizes(config["dtensor_cfg"], context, on_cpu)
+    _check_experts(config["dtensor_cfg"], on_cpu)
     adapters = _adapter_config(config["dtensor_cfg"], context.tp_size)
     arguments = _model_kwargs(config, runtime_config, context.tp_size, on_cpu)
-    is_hf_model = from_package("_transformers.model_init", "get_is_hf_model")(
-        runtime_config.model_config, bool(arguments.get("force_hf"))
-    )
+    is_hf_model = from_package("get_is_hf_model")(runtime_config.model_config, bool(arguments.get("force_hf")))
+    if not is_hf_model:
+        _check_own_context(runtime_config, context)
     if runtime_config.enable_seq_packing and not is_hf_model:
         check_own_packing(runtime_config.model_config, arguments.get("backend"))
     load = _load_on_cpu if on_cpu else _load_on_gpu
     model = load(config["model_name"], runtime_config, context, adapters, arguments)
     if context.tp_size > 1 and is_hf_model:
         mark_norms_of_heads(model)
+    if context.cp_size > 1:
+        check_attention(model)
+        model.set_attn_implementation(runtime_config.attn_impl)  # on GPUs the package has set another
     return model, adapters, is_hf_model
 
 
-def _check_sizes(dtensor_cfg: Mapping[str, Any], context: DistributedContext, on_cpu: bool) -> None:
-    if context.cp_size > 1:
-        raise NotImplementedError("dtensor_cfg.context_parallel_size > 1 needs model_backend=transformers")
+def _check_experts(dtensor_cfg: Mapping[str, Any], on_cpu: bool) -> None:
     if on_cpu and int(dtensor_cfg.get("expert_parallel_size", 1)) > 1:
         raise NotImplementedError(
-            "dtensor_cfg.expert_parallel_size > 1 needs device=cuda: NeMo Automodel has no experts on the CPU"
+            f"dtensor_cfg.expert_parallel_size > 1 needs device=cuda: NeMo Automodel {SUPPORTED}, the newest release "
+            "known here, has no experts on the CPU"
+        )
+
+
+def _check_own_context(runtime_config: RuntimeConfig, context: DistributedContext) -> None:
+    if context.cp_size > 1:
+        raise NotImplementedError(
+            "dtensor_cfg.context_parallel_size > 1: NeMo Automodel's own "
+            f"{architecture_of(runtime_config.model_config)} does not use a registered attention. Set "
+            "dtensor_cfg.automodel_kwargs.force_hf=true or model_backend=transformers"
         )
 
 
@@ -66,7 +82,7 @@ def _adapter_config(dtensor_cfg: Mapping[str, Any], tp_size: int) -> Any:
     if lora_cfg is None:
         return None
     settings = {key: value for key, value in lora_cfg.items() if key != "enabled"}
-    peft_config = from_package("components._peft.lora", "PeftConfig")
+    peft_config = from_package("PeftConfig")
     check_keys(settings, peft_config)
     return peft_config.from_dict({**settings, "lora_dtype": "torch.float32"})
 
@@ -94,7 +110,7 @@ def _model_kwargs(config: PolicyConfig, runtime_config: RuntimeConfig, tp_size: 
 
 def _instantiate(backend: Mapping[str, Any]) -> Any:
     """Call `_target_` with the other keys."""
-    resolve = from_package("components.config.loader", "_resolve_target")
+    resolve = from_package("_resolve_target")
     return resolve(backend["_target_"])(**{key: value for key, value in backend.items() if key != "_target_"})
 
 
@@ -123,9 +139,9 @@ def _load_on_cpu(
             name, dtype=torch.float32, use_safetensors=True, **_config_kwargs(runtime_config)
         )
     if adapters is not None:
-        from_package("components._peft.lora", "apply_lora_to_linear_modules")(model, adapters)
+        from_package("apply_lora_to_linear_modules")(model, adapters)
         _send_adapters(model)
-    parallelize = from_package("components.distributed.model_parallelizer", "parallelize_model")
+    parallelize = from_package("parallelize_model")
     return parallelize(model, context.fsdp2_config.setup.mesh_context)
 
 

@@ -42,9 +42,9 @@ def arrange_ranks(dtensor_cfg: Mapping[str, Any], sizes: ParallelSizes, config: 
     """
     experts = int(dtensor_cfg.get("expert_parallel_size", 1))
     moe_config = _moe_config(dtensor_cfg) if experts > 1 else None
-    setup = from_package("components.distributed.config", "DistributedSetup").build(
+    setup = from_package("DistributedSetup").build(
         strategy=_strategy(config),
-        parallelism_sizes=from_package("components.distributed.mesh", "ParallelismSizes")(
+        parallelism_sizes=from_package("ParallelismSizes")(
             dp_replicate_size=sizes.dp_replicate, tp_size=sizes.tp, cp_size=sizes.cp, ep_size=experts
         ),
         moe_parallel_config=moe_config,
@@ -71,7 +71,7 @@ def prepare_gradients(model: torch.nn.Module, context: DistributedContext) -> No
     """
     layout = context.fsdp2_config
     if isinstance(layout, AutomodelLayout) and context.tp_size > 1:
-        synchronize = from_package("components.distributed.tp_replicas", "synchronize_tp_replica_gradients")
+        synchronize = from_package("synchronize_tp_replica_gradients")
         synchronize([model], layout.setup.mesh_context.device_mesh)
 
 
@@ -80,7 +80,7 @@ def mark_norms_of_heads(model: torch.nn.Module) -> None:
 
     The package marks them for models with plans of its own, not for models that it shards by the model's plan.
     """
-    mark = from_package("components.distributed.tp_replicas", "mark_tp_replica_gradient_reduction")
+    mark = from_package("mark_tp_replica_gradient_reduction")
     for module in model.modules():
         if not any(_is_divided(getattr(module, name, None)) for name in ("q_proj", "k_proj")):
             continue
@@ -96,7 +96,7 @@ def _is_divided(module: Any) -> bool:
 
 
 def _strategy(config: FSDP2Config) -> Any:
-    return from_package("components.distributed.config", "FSDP2Config")(
+    return from_package("FSDP2Config")(
         sequence_parallel=config.sequence_parallel,
         tp_plan=config.tp_plan,
         mp_policy=config.mp_policy,
@@ -107,13 +107,13 @@ def _strategy(config: FSDP2Config) -> Any:
 
 
 def _moe_config(dtensor_cfg: Mapping[str, Any]) -> Any:
-    config = from_package("components.distributed.config", "MoEParallelizerConfig")
+    config = from_package("MoEParallelizerConfig")
     return config(**(dtensor_cfg.get("moe_parallelizer") or {}))
 
 
 def _view_in_three_dimensions(mesh: DeviceMesh) -> DeviceMesh:
     """The same ranks in the same order, with their existing groups, as a mesh of "dp", "cp" and "tp"."""
-    flat = from_package("components.distributed.mesh_utils", "get_flat_mesh")
+    flat = from_package("get_flat_mesh")
     groups = [flat(mesh, name).get_group() for name in ("dp", "cp", "tp")]
     shape = [torch.distributed.get_world_size(group) for group in groups]
     view = DeviceMesh.from_group(

@@ -1,7 +1,7 @@
 """The package that builds the model, and its classes.
 
-`dtensor_cfg.model_backend` is "transformers" (default: models of Hugging Face, sharded by this package) or "automodel"
-(NeMo Automodel, which loads and shards by itself). Installed packages never change the choice.
+`dtensor_cfg.model_backend` is "automodel" (NeMo Automodel, which loads and shards by itself) or "transformers" (models
+of Hugging Face, sharded by this package). Without it, "automodel" if that is installed. Every rank reports which it is.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ _IMAGE_TEXT_MODELS = frozenset(
 
 
 def require_model_backend(config: Mapping[str, Any]) -> str:
-    """Return the chosen backend. ImportError naming the extra to install.
+    """Return the backend, chosen or by default. ImportError naming the extra to install.
 
     Does not import nemo_automodel, which takes 6 s.
     """
-    backend = _choice(config, "model_backend", ("transformers", "automodel"))
+    own, package = "transformers", "automodel"
+    backend = _choice(config, "model_backend", (package, own) if is_installed() else (own, package))
     require_transformers()
     if backend == "automodel" and not is_installed():
         raise ImportError(
@@ -49,5 +50,5 @@ def reward_model_class(reward_model_type: str, backend: str = "transformers") ->
 
 def _auto_class(name: str, backend: str) -> Any:
     if backend == "automodel":
-        return from_package("_transformers.auto_model", f"NeMo{name}")
+        return from_package(f"NeMo{name}")
     return getattr(require_transformers(), name)

@@ -69,7 +69,7 @@ def architecture_of(model_config: Any) -> str | None:
 
 def _registered_classes() -> dict[str, type]:
     """The custom implementations by the name of their architecture."""
-    classes: dict[str, type] = from_package("_transformers.registry", "ModelRegistry").model_arch_name_to_cls
+    classes: dict[str, type] = from_package("ModelRegistry").model_arch_name_to_cls
     return classes
 
 

@@ -31,7 +31,7 @@ def check_own_packing(model_config: Any, backend: Any) -> None:
     architecture = architecture_of(model_config)
     if architecture in _BY_POSITIONS:
         return
-    attention = (backend or from_package("components.models.common", "BackendConfig")()).attn
+    attention = (backend or from_package("BackendConfig")()).attn
     if architecture in _BY_MASK and attention == "sdpa":
         return
     sdpa = ", or its backend.attn=sdpa" if architecture in _BY_MASK else ""

@@ -50,7 +50,7 @@ def _load(name: str) -> Any:
     plain = require_transformers().AutoTokenizer
     if not is_installed():
         return plain.from_pretrained(name, trust_remote_code=True)
-    tokenizers = from_package("_transformers.auto_tokenizer", "NeMoAutoTokenizer")
+    tokenizers = from_package("NeMoAutoTokenizer")
     tokenizer = tokenizers.from_pretrained(name, trust_remote_code=True)
     if tokenizer.pad_token_id == 0 and plain.from_pretrained(name, trust_remote_code=True).pad_token is None:
         tokenizer.pad_token = None  # the package pads with token 0 if there is no pad token; token 0 may be a word

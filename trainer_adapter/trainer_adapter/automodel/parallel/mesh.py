@@ -34,8 +34,6 @@ def parallel_sizes(dtensor_cfg: Mapping[str, Any], world_size: int) -> ParallelS
     dp = world_size // (tp * cp * ep)
     if dp % replicate != 0:
         raise ValueError(f"dtensor_cfg: dp_replicate_size={replicate} does not divide the {dp} data-parallel ranks")
-    if ep > 1 and dtensor_cfg.get("model_backend") != "automodel":
-        raise ValueError("dtensor_cfg.expert_parallel_size > 1 needs model_backend=automodel")
     return ParallelSizes(dp, cp, tp, replicate)
 
 

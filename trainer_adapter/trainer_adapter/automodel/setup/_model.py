@@ -71,9 +71,13 @@ def setup_model_and_optimizer(
     if distributed_context.fsdp2_config.activation_checkpointing:
         # The repeated forward pass may choose cuDNN's attention where the first one did not.
         torch.backends.cuda.enable_cudnn_sdp(False)
+    if distributed_context.cp_size > 1:
+        runtime_config = runtime_config._replace(attn_impl=register_attention(config))
     load = load_automodel if backend == "automodel" else _load_transformers
     model, adapters, is_hf_model = load(config, runtime_config, distributed_context)
-    report(f"[Rank {torch.distributed.get_rank()}] {type(model).__name__} of {backend}, sharded by FSDP2 and DTensor")
+    by_default = "" if "model_backend" in config["dtensor_cfg"] else " (the default here)"
+    source = f"{type(model).__name__} of {backend}{by_default}"
+    report(f"[Rank {torch.distributed.get_rank()}] {source}, sharded by FSDP2 and DTensor")
     if getattr(model.config, "pad_token_id", None) is None:
         model.config.pad_token_id = tokenizer.pad_token_id  # type: ignore[attr-defined]  # AutoTokenizer is typed as a factory
     optimizer = scheduler = None
@@ -109,8 +113,6 @@ def _load_transformers(
     config: PolicyConfig, runtime: RuntimeConfig, context: DistributedContext
 ) -> tuple[Any, PeftConfig | None, bool]:
     """Like load_automodel: the model, its adapters, and whether it is of transformers."""
-    if context.cp_size > 1:
-        runtime = runtime._replace(attn_impl=register_attention(config))
     adapters = peft_config(config["dtensor_cfg"], context.tp_size, device_type(config))
     replicas = int(config["dtensor_cfg"].get("dp_replicate_size", 1))
     return load_transformers_model(config["model_name"], runtime, context, replicas, adapters), adapters, True

@@ -118,6 +118,8 @@ def _check_backend_settings(config: PolicyConfig, backend: str) -> None:
         for key, value in given.items()
         if value is not None and not (key in meant and value is meant[key])
     ]
+    if int(config["dtensor_cfg"].get("expert_parallel_size", 1)) > 1:
+        asked.append("dtensor_cfg.expert_parallel_size")
     if config.get("dequantize_base_checkpoint"):
         asked.append("dequantize_base_checkpoint")
     if asked:
