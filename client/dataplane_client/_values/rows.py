@@ -44,12 +44,13 @@ def pad_rows(
     Gradients flow through if values requires them. later: if given, a copy on the CPU without gradients is appended to
     it instead of made; the caller makes the copies together.
     """
-    source, element = bits(values).contiguous(), bits(pad.reshape(1))
-    if values.requires_grad or source.device.type != "cpu":
-        index = row_index(*torch.from_numpy(np.stack([starts, lengths])).to(source.device, non_blocking=True), width)
+    if values.requires_grad or values.device.type != "cpu":
+        begin, length = torch.from_numpy(np.stack([starts, lengths])).to(values.device, non_blocking=True)
+        index = row_index(begin, length, width)
         if values.requires_grad:
             return pad_by_index(values, index, pad)
-        return pad_by_index(source, index, element).view(values.dtype)
+        return pad_by_index(bits(values), index, bits(pad)).view(values.dtype)
+    source, element = bits(values).contiguous(), bits(pad.reshape(1))
     shape = (len(lengths), width, *values.shape[1:])
     padded, entry = _empty_on_host(shape, source.dtype), _entry_bytes(source)
     begins, sizes = np.arange(len(lengths), dtype=np.int64) * (width * entry), lengths * entry

@@ -36,8 +36,9 @@ def logprobs(packed: bool) -> rank_processes.Case:
             microbatch = tiny_policy.processed(tiny_policy.batch_of(LENGTHS), packed)
             post_processor = LogprobsPostProcessor({}, None, None, None, 1, enable_seq_packing=packed)
             with torch.no_grad():
-                found, _, _ = forward_with_post_processing_fn(state.model.eval(), post_processor, microbatch)
-            return found.contiguous()
+                passed = forward_with_post_processing_fn(state.model.eval(), post_processor, microbatch)
+        found: torch.Tensor = passed[0]
+        return found.contiguous()
 
     return play
 
