@@ -132,6 +132,14 @@ MUTANTS = (
         _PHASES,
     ),
     Mutant(
+        "waits: offloaded weights are in pageable memory",
+        "every layer's weights wait for a slow copy",
+        f"{_ADAPTER}/automodel/parallel/fsdp.py",
+        "CPUOffloadPolicy(pin_memory=pins)",
+        "CPUOffloadPolicy(pin_memory=False)",
+        ("tests/trainer_adapter/automodel/test_setup_model.py",),
+    ),
+    Mutant(
         "streams: a loader copies on the training loop's stream",
         "prefetched batches arrive after the step that they were to be beside of",
         "client/dataplane_client/loader/_prefetch.py",

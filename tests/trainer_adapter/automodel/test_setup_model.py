@@ -13,11 +13,13 @@ import torch.distributed
 from tests.trainer_adapter.automodel import setup_cases
 from tests.trainer_adapter.automodel.setup_cases import assert_refused, policy_config, set_up
 from torch.distributed import distributed_c10d
+from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from trainer_adapter.automodel.config import DistributedContext, RuntimeConfig
 from trainer_adapter.automodel.packages import is_installed
+from trainer_adapter.automodel.parallel.fsdp import fsdp2_config
 from trainer_adapter.automodel.parallel.tensor import parallelize_tensors
 from trainer_adapter.automodel.setup import (
     build_optimizer,
@@ -66,6 +68,16 @@ def test_layers_compute_in_the_configured_precision_and_logits_keep_it(folder: P
         logits = model(input_ids=setup_cases.BATCH, use_cache=False).logits
     assert inside == [torch.bfloat16]
     assert logits.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("backend", "setting", "pins"), [("nccl", None, True), ("nccl", False, False), ("gloo", None, False)]
+)
+def test_offloaded_weights_are_in_pinned_memory_beside_a_gpu(backend: str, setting: bool | None, pins: bool) -> None:
+    given = {"sequence_parallel": False} | ({} if setting is None else {"pin_host_memory": setting})
+    policy = fsdp2_config(given, torch.bfloat16, cpu_offload=True, backend=backend).offload_policy
+    assert isinstance(policy, CPUOffloadPolicy)
+    assert policy.pin_memory == pins
 
 
 def test_the_reference_is_a_copy_that_training_leaves_alone(folder: Path) -> None:
