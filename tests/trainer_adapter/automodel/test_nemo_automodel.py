@@ -178,10 +178,21 @@ def test_packing_with_an_own_model_that_may_mix_sequences_is_refused_before_it_i
     config = policy_config(folder / kind, **{**BACKEND, "device": "cuda"}, automodel_kwargs=own)
     config["sequence_packing"] = {"enabled": True, "attention": "sdpa"}
     runtime = validate_and_prepare_config(config, None, 0)
-    none: Any = None
-    alone = DistributedContext(none, none, none, none, dp_size=1, tp_size=1, cp_size=1)
     with pytest.raises(NotImplementedError, match=advice):
-        load_automodel(config, runtime, alone)
+        load_automodel(config, runtime, context_of(cp_size=1))
+
+
+def context_of(cp_size: int) -> DistributedContext:
+    """Of a model that is not loaded."""
+    none: Any = None
+    return DistributedContext(none, none, none, none, dp_size=1, tp_size=1, cp_size=cp_size)
+
+
+def test_the_sequences_of_an_own_model_are_not_divided(folder: Path) -> None:
+    config = policy_config(folder / "qwen3", **BACKEND, device="cuda")
+    runtime = validate_and_prepare_config(config, None, 0)
+    with pytest.raises(NotImplementedError, match=r"own Qwen3ForCausalLM does not use .*force_hf=true or model_back"):
+        load_automodel(config, runtime, context_of(cp_size=2))
 
 
 # --- adapters and tokenizers ---
