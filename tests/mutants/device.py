@@ -132,6 +132,22 @@ MUTANTS = (
         _PHASES,
     ),
     Mutant(
+        "waits: each column of a put is awaited",
+        "a generator's GPU idles at every put",
+        "client/dataplane_client/_values/wire_columns.py",
+        "copy_(tensor.detach(), non_blocking=True)",
+        "copy_(tensor.detach())",
+        _PHASES,
+    ),
+    Mutant(
+        "device: a put sends columns that have not arrived",
+        "the server stores what was in the memory before",
+        "client/dataplane_client/_values/wire_columns.py",
+        "        torch.cuda.current_stream(device).synchronize()\n",
+        "        pass\n",
+        _PHASES,
+    ),
+    Mutant(
         "waits: offloaded weights are in pageable memory",
         "every layer's weights wait for a slow copy",
         f"{_ADAPTER}/automodel/parallel/fsdp.py",

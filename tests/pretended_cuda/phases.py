@@ -150,6 +150,7 @@ def play_with_a_server(phases: Phases, folder: Path) -> None:
         phases.play("logprobs from the data plane", lambda: worker.get_logprobs_from_meta(meta))
         phases.facts["written back"] = client.read_columns(meta, ["prev_logprobs"])["prev_logprobs"].tolist()
         worker.get_reference_policy_logprobs_from_meta(meta)
+        _put_from_device(phases, client)
         train = client.claim_meta("t", "train", TRAIN_FIELDS, 8)
         phases.play("training from the data plane", lambda: worker.train_from_meta(train, ClippedPolicyGradientLoss()))
         phases.facts["loaded on"] = phases.play("loader", lambda: _load(address))
@@ -161,6 +162,27 @@ def _put_rows(client: DataPlaneClient) -> KVBatchMeta:
     client.register_partition("t", TRAIN_FIELDS, 8, ["lp", "train", "load", "jagged"], per_token_fields=per_token)
     rows: BatchedDataDict[Any] = BatchedDataDict({k: v for k, v in batch().items() if k != "prev_logprobs"})
     return kv_first_write(rows, sample_ids=[f"r{n}" for n in range(8)], dp_client=client, partition_id="t")
+
+
+def _put_from_device(phases: Phases, client: DataPlaneClient) -> None:
+    names = [name for name in TRAIN_FIELDS if name != "reference_policy_logprobs"]
+    per_token = [name for name in names if name not in _ROW_FIELDS]
+    client.register_partition("put", names, 8, ["train"], per_token_fields=per_token)
+    rows, ids = batch(), [f"r{n}" for n in range(8)]
+    on_device: BatchedDataDict[Any] = BatchedDataDict(
+        {name: rows[name] if name == "input_lengths" else rows[name].to("cuda") for name in names}
+    )
+    meta = phases.play(
+        "put from the device",
+        lambda: kv_first_write(on_device, sample_ids=ids, dp_client=client, partition_id="put"),
+    )
+    found = client.read_columns(meta, names, layout="jagged")
+    lengths = rows["input_lengths"].tolist()
+    phases.facts["put from the device"] = [
+        torch.equal(row, rows[name][number][: lengths[number]] if name in per_token else rows[name][number])
+        for name in names
+        for number, row in enumerate(found[name].unbind())
+    ]
 
 
 def _load(address: str) -> list[str]:

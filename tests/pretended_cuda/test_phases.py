@@ -37,6 +37,7 @@ CEILINGS = {
     # the mask is all true; a loss reads its metrics.
     "logprobs from the data plane": Ceiling(3, 1),
     "training from the data plane": Ceiling(5, 2),
+    "put from the device": Ceiling(1),
     "loader": Ceiling(0),
     "jagged loader": Ceiling(0),
     "packed logprobs": Ceiling(1, 1),
@@ -90,6 +91,10 @@ def test_log_probabilities_are_those_of_a_plain_model(seen: dict[str, Any]) -> N
     written, packed = torch.tensor(facts["written back"]), torch.tensor(facts["reference logprobs"])
     assert (written - plain[:, : written.shape[1]]).abs().max() < 1e-4
     assert (packed - plain).abs().max() < 0.3  # bfloat16
+
+
+def test_columns_on_the_device_are_stored_as_they_are(seen: dict[str, Any]) -> None:
+    assert all(seen["facts"]["put from the device"])
 
 
 def test_weights_and_optimizer_leave_the_device_and_come_back(seen: dict[str, Any]) -> None:

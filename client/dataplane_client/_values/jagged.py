@@ -112,6 +112,15 @@ def is_ragged_later(tensor: torch.Tensor) -> bool:
     return any(row.shape[1:] != rows[0].shape[1:] for row in rows)
 
 
+def rows_adjoin(tensor: torch.Tensor) -> bool:
+    """Whether a nested tensor is of rows that are ragged in dim 1 and have no holes between them."""
+    return (
+        not is_ragged_later(tensor)
+        and tensor.layout is torch.jagged
+        and cast("_JaggedLayout", tensor).lengths() is None
+    )
+
+
 def even_rows(tensor: torch.Tensor, field: str) -> torch.Tensor:
     """A nested tensor as a dense one if all rows have one shape, otherwise unchanged."""
     if is_ragged_later(tensor):

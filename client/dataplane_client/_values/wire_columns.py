@@ -23,7 +23,7 @@ from tensordict import TensorDict, TensorDictBase
 from dataplane_client._common.arrays import ByteArray, EmptyRows, Int64Array
 from dataplane_client._values.columns_layout import ColumnLayout, WireColumn
 from dataplane_client._values.dtypes import dtype_name, torch_dtype
-from dataplane_client._values.jagged import PaddedRows, RowSplit, build_jagged, read_jagged, split_rows
+from dataplane_client._values.jagged import PaddedRows, RowSplit, build_jagged, read_jagged, rows_adjoin, split_rows
 from dataplane_client._values.object_leaves import (
     RowName,
     count_rows,
@@ -49,8 +49,9 @@ def encode_columns(
 
     Dense and jagged leaves are tensors (jagged: ragged in dim 1). Object leaves are a NonTensorStack, a NonTensorData
     (an object array of the rows, or one payload for every row) or an object ndarray. `_values.plain_columns` says what
-    lists and other arrays are. Tensors on other devices are copied to the CPU. n_samples: the rows that the call names,
-    if it names any; sample_ids: their names, for errors.
+    lists and other arrays are. Tensors on other devices are copied to the CPU; those of CUDA devices go through pinned
+    memory, and the host waits once for all of them. n_samples: the rows that the call names, if it names any;
+    sample_ids: their names, for errors.
 
     Raises TypeError for an unsupported leaf, dtype or value type, and ValueError for a field with another number of
     rows, naming the field; InvalidArgumentError (ROW_COUNT_MISMATCH) when a field does not have n_samples rows.
@@ -64,7 +65,34 @@ def encode_columns(
         found = _rows_of(leaf)
         if found != n_rows and (found is not None or isinstance(leaf, torch.Tensor)):
             raise _wrong_rows(name, leaf, found, n_rows, n_samples is not None)
-    return [_encode(name, leaf, n_rows, row_name) for name, leaf in leaves.items()]
+    return [_encode(name, leaf, n_rows, row_name) for name, leaf in _from_cuda(leaves).items()]
+
+
+def _from_cuda(leaves: Mapping[str, object]) -> dict[str, object]:
+    """The leaves, with copies in pinned memory of those that are on a CUDA device."""
+    parts = {name: found for name, leaf in leaves.items() if (found := _cuda_parts(leaf))}
+    staged = {id(part): _queued_copy(part) for found in parts.values() for part in found}  # fields share bounds
+    for device in {part.device for found in parts.values() for part in found}:
+        torch.cuda.current_stream(device).synchronize()
+    copies = dict(leaves)
+    for name, found in parts.items():
+        values, *bounds = (staged[id(part)] for part in found)
+        copies[name] = torch.nested.nested_tensor_from_jagged(values, *bounds) if bounds else values
+    return copies
+
+
+def _cuda_parts(leaf: object) -> list[torch.Tensor]:
+    """The tensors that hold a leaf on a CUDA device: itself, or the values and the bounds of rows that adjoin."""
+    if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cuda":
+        return []
+    if not leaf.is_nested:
+        return [leaf] if leaf.layout is torch.strided else []
+    return [leaf.values(), leaf.offsets()] if rows_adjoin(leaf) else []
+
+
+def _queued_copy(tensor: torch.Tensor) -> torch.Tensor:
+    staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return staged.copy_(tensor.detach(), non_blocking=True)
 
 
 def name_of_row(sample_ids: Sequence[str], row: int) -> str:
@@ -162,21 +190,10 @@ def _encode_padded(name: str, leaf: PaddedRows) -> WireColumn:
 
 
 def _bytes_of(name: str, tensor: torch.Tensor) -> memoryview:
-    packed = bits(tensor).contiguous()
-    flat: ByteArray = (
-        (_on_host(packed) if packed.device.type == "cuda" else packed.cpu()).numpy().reshape(-1).view(np.uint8)
-    )
+    flat: ByteArray = bits(tensor).contiguous().cpu().numpy().reshape(-1).view(np.uint8)
     if tensor.dtype is torch.bool:
         _check_bools(name, flat)
     return flat.data.toreadonly()
-
-
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of a CUDA device on the CPU, complete. It goes through pinned memory, at the bus's speed."""
-    staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    staged.copy_(tensor, non_blocking=True)
-    torch.cuda.current_stream(tensor.device).synchronize()
-    return staged
 
 
 def _check_bools(name: str, flat: ByteArray) -> None:
