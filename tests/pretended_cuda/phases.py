@@ -26,6 +26,7 @@ from tests.trainer_adapter.worker.worker_cases import TEMPERATURE, Layout, batch
 
 from dataplane_client import ClaimLoader, DataPlaneClient, KVBatchMeta, connect, kv_first_write
 from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.codec import to_nested_by_length
 from dataplane_server.testing import running_server
 from trainer_adapter.data_plane import LOGPROB_FIELDS, TRAIN_FIELDS
 from trainer_adapter.losses import ClippedPolicyGradientLoss
@@ -172,6 +173,8 @@ def _put_from_device(phases: Phases, client: DataPlaneClient) -> None:
     on_device: BatchedDataDict[Any] = BatchedDataDict(
         {name: rows[name] if name == "input_lengths" else rows[name].to("cuda") for name in names}
     )
+    on_device["advantages"] = to_nested_by_length(on_device["advantages"], rows["input_lengths"])
+    on_device["token_mask"] = to_nested_by_length(on_device["token_mask"], rows["input_lengths"])
     meta = phases.play(
         "put from the device",
         lambda: kv_first_write(on_device, sample_ids=ids, dp_client=client, partition_id="put"),

@@ -112,13 +112,14 @@ def is_ragged_later(tensor: torch.Tensor) -> bool:
     return any(row.shape[1:] != rows[0].shape[1:] for row in rows)
 
 
-def rows_adjoin(tensor: torch.Tensor) -> bool:
-    """Whether a nested tensor is of rows that are ragged in dim 1 and have no holes between them."""
-    return (
-        not is_ragged_later(tensor)
-        and tensor.layout is torch.jagged
-        and cast("_JaggedLayout", tensor).lengths() is None
-    )
+def bounds_of_adjoining(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The N + 1 offsets, on its device, of a nested tensor whose rows are ragged in dim 1 and have no holes between
+    them; None for others.
+    """
+    if tensor.layout is not torch.jagged or is_ragged_later(tensor):
+        return None
+    jagged = cast("_JaggedLayout", tensor)
+    return jagged.offsets() if jagged.lengths() is None else None
 
 
 def even_rows(tensor: torch.Tensor, field: str) -> torch.Tensor:

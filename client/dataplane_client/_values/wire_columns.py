@@ -23,7 +23,14 @@ from tensordict import TensorDict, TensorDictBase
 from dataplane_client._common.arrays import ByteArray, EmptyRows, Int64Array
 from dataplane_client._values.columns_layout import ColumnLayout, WireColumn
 from dataplane_client._values.dtypes import dtype_name, torch_dtype
-from dataplane_client._values.jagged import PaddedRows, RowSplit, build_jagged, read_jagged, rows_adjoin, split_rows
+from dataplane_client._values.jagged import (
+    PaddedRows,
+    RowSplit,
+    bounds_of_adjoining,
+    build_jagged,
+    read_jagged,
+    split_rows,
+)
 from dataplane_client._values.object_leaves import (
     RowName,
     count_rows,
@@ -77,7 +84,7 @@ def _from_cuda(leaves: Mapping[str, object]) -> dict[str, object]:
     copies = dict(leaves)
     for name, found in parts.items():
         values, *bounds = (staged[id(part)] for part in found)
-        copies[name] = torch.nested.nested_tensor_from_jagged(values, *bounds) if bounds else values
+        copies[name] = torch.nested.nested_tensor_from_jagged(values, bounds[0]) if bounds else values
     return copies
 
 
@@ -87,7 +94,8 @@ def _cuda_parts(leaf: object) -> list[torch.Tensor]:
         return []
     if not leaf.is_nested:
         return [leaf] if leaf.layout is torch.strided else []
-    return [leaf.values(), leaf.offsets()] if rows_adjoin(leaf) else []
+    bounds = bounds_of_adjoining(leaf)
+    return [] if bounds is None else [leaf.values(), bounds]
 
 
 def _queued_copy(tensor: torch.Tensor) -> torch.Tensor:
