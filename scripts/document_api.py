@@ -78,6 +78,7 @@ SECTIONS = (
     Section(
         "Padded and jagged", "_values/codec.py", names=("pack_per_token_field", "pack_jagged_fields", "materialize")
     ),
+    Section("Types of objects", "_values/registered_types.py", names=("register_type",)),
     Section("Functions with NeMo-RL's names", "_verbs/_sync/columns.py"),
     Section("Policies", "records/tasks.py", names=("TaskPolicy",)),
     Section("When a partition takes new rows", "records/flow.py", names=("FlowPolicy", "DrawBand")),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dataplane_client import aio, errors, observe
+    from dataplane_client._values.registered_types import register_type
     from dataplane_client._verbs._sync.batching import Batching, PendingPut
     from dataplane_client._verbs._sync.claim import Claim
     from dataplane_client._verbs._sync.client import DataPlaneClient, connect
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from dataplane_client.records.tasks import ClaimOrder, TaskPolicy
 
 _HOMES = {
+    "_values.registered_types": ["register_type"],
     "_verbs._sync.batching": ["Batching", "PendingPut"],
     "_verbs._sync.claim": ["Claim"],
     "_verbs._sync.client": ["DataPlaneClient", "connect"],
@@ -200,6 +202,7 @@ __all__ = [
     "pack_jagged_fields",
     "pack_per_token_field",
     "read_columns",
+    "register_type",
     "write_columns",
 ]
 

@@ -53,7 +53,7 @@ class InvalidArgumentError(DataPlaneError, ValueError):
 
 
 class UnsupportedTypeError(DataPlaneError, TypeError):
-    """A value has an unsupported type; nothing was sent."""
+    """A value has an unsupported type; nothing was sent. Of a read: a type that this process has not registered."""
 
 
 class NotFoundError(DataPlaneError, KeyError):

@@ -217,13 +217,16 @@ def mark(code: int, data: bytes = b"") -> msgpack.ExtType:
     return msgpack.ExtType(code, data)
 
 
-MARKED: list[object] = [mark(1), [1, mark(1)], {"a": mark(1)}, {mark(1): 1}, [mark(0)], [mark(5)], [mark(1, b"x"), 1]]
+MARKED: list[object] = [mark(1), [1, mark(1)], {"a": mark(1)}, {mark(1): 1}, [mark(0)], [mark(6)], [mark(1, b"x"), 1]]
 MARKED += [[mark(2)], [mark(2), "O", b"", 0], [mark(2), "i4,i4", b"", 0], [mark(2), "int32", b"1234", 2]]
 MARKED += [[mark(2), "int32", b"1234", -1], [mark(2), "int32", b"1234", True], [mark(2), "int32", b"", 0, 2**62]]
 MARKED += [[mark(2), "int32", b"1234", *[1] * 33], [mark(2), "U9999999999", b"", 0], [mark(2), "U0", b"", 3]]
 MARKED += [[mark(2), "U1", b"\xff\xff\xff\xff", 1], [mark(2), "bool", b"\x02", 1], [mark(2), ["int32"], b"", 0]]
 MARKED += [[mark(3), "int32", b"123"], [mark(3), "O", b"123"], [mark(3), "U", b"123"], [mark(3), ["int32"], b"1234"]]
 MARKED += [[mark(4), "qint8", b"", 0], [mark(4), "bool", b"\x02", 1], [mark(4), "int32", b"", 0, 2**62]]
+MARKED += [[mark(5)], [mark(5), "n"], [mark(5), 1, b""], [mark(5), "n", "x"], [mark(5), "n", b"", 0]]
+MARKED += [[mark(5), "PIL.Image.Image", data] for data in (b"", b"RGB 1 1\n", b"RGB 9999999 9999999\n", b"P 1 1\n0")]
+MARKED += [[mark(5), "PIL.Image.Image", b"L -1 -1\n0"]]
 """Marked arrays that no value is packed as."""
 
 

@@ -11,6 +11,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDictBase, is_non_ten
 
 from dataplane_client._common.arrays import Int64Array, ObjectArray
 from dataplane_client._values.object_values import ObjectPacker, unpack_object
+from dataplane_client.errors import UnsupportedTypeError
 
 _ROWS = ("O", "U", "S")
 """Kinds of NumPy arrays that are rows of objects."""
@@ -117,7 +118,8 @@ def _pack(packer: ObjectPacker, field: str, value: object, row: int, row_name: R
 def unpack_objects(field: str, lengths: Int64Array, values: memoryview) -> list[object]:
     """The inverse of pack_objects; lengths must sum to the size of values.
 
-    Raises ValueError, naming the field and the row, for bytes that pack_objects could not have written.
+    Raises ValueError for bytes that pack_objects could not have written, and UnsupportedTypeError for a type that this
+    process has not registered. Both name the field and the row.
     """
     begins = (np.cumsum(lengths) - lengths).tolist()
     return [
@@ -129,5 +131,7 @@ def unpack_objects(field: str, lengths: Int64Array, values: memoryview) -> list[
 def _unpack(field: str, row: int, data: memoryview) -> object:
     try:
         return unpack_object(data)
+    except LookupError as error:
+        raise UnsupportedTypeError(f"field {field!r}, row {row}: {error}") from None
     except ValueError as error:
         raise ValueError(f"field {field!r}, row {row}: not valid msgpack: {error}") from None

@@ -5,11 +5,12 @@ A value is supported if it comes back equal and of the same type:
 - None, bool, int within 64 bits, float, str and bytes;
 - lists, tuples and dicts of values, with keys that are str or int, at most 128 deep;
 - NumPy scalars, and arrays of numbers or text;
-- tensors: on the CPU and without gradients when they come back.
+- tensors: on the CPU and without gradients when they come back;
+- PIL's images, and values of types that `registered_types` knows by name: as bytes.
 
-Types are compared exactly. Sets, bytearrays and subclasses (enums, OrderedDict) would come back as another type; they
-are refused, not converted. What msgpack has no type for travels as an array that begins with a mark, an extension
-without data (see the contract). Types are named by tables of this module, so no code comes from the wire.
+Other types are compared exactly. Sets, bytearrays and subclasses (enums, OrderedDict) would come back as another type;
+they are refused, not converted. What msgpack has no type for travels as an array that begins with a mark, an extension
+without data (see the contract). Types are named by tables of this process, so no code comes from the wire.
 
 A value takes at most about fifty times its bytes in memory (small negative numbers in a list), and 20 KB more: both
 sides refuse a row that has more than 256 containers and one for every 8 bytes.
@@ -29,6 +30,7 @@ import numpy.typing as npt
 import torch
 
 from dataplane_client._values.dtypes import dtype_name, torch_dtype
+from dataplane_client._values.registered_types import type_named, type_of
 from dataplane_client._values.rows import bits
 
 _MAX_DEPTH: Final = 128
@@ -37,7 +39,8 @@ _FREE_CONTAINERS: Final = 256
 _BYTES_PER_CONTAINER: Final = 8
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 _SUPPORTED: Final = (
-    "None, bool, int, float, str, bytes, list, tuple, dict, NumPy scalars and arrays of numbers or text, or tensors"
+    "None, bool, int, float, str, bytes, list, tuple, dict, NumPy scalars and arrays of numbers or text, tensors, or "
+    "PIL's images, or register the type with dataplane_client.register_type"
 )
 _NUMBERS: Final = {
     dtype.name: dtype
@@ -57,6 +60,7 @@ class _Mark(enum.IntEnum):
     ARRAY = 2
     SCALAR = 3
     TENSOR = 4
+    REGISTERED = 5
 
 
 class ObjectPacker:
@@ -74,7 +78,9 @@ class ObjectPacker:
 
 
 def unpack_object(data: memoryview) -> object:
-    """The inverse of ObjectPacker.pack. Raises ValueError for bytes that it could not have written."""
+    """The inverse of ObjectPacker.pack. Raises ValueError for bytes that it could not have written, and LookupError for
+    a type that this process has not registered.
+    """
     try:
         return _unpack(bytes(data))
     except TypeError as error:
@@ -148,6 +154,8 @@ def _check_array_or_scalar(value: object) -> int:
             raise TypeError(f"unsupported {value.layout} tensor on {value.device}; make it dense first")
         dtype_name(value.dtype)
         shape = tuple(value.shape)
+    elif type_of(value) is not None:
+        return 1
     else:
         kind = _MarkFoundError if type(value) is msgpack.ExtType else TypeError
         raise kind(f"unsupported type {_type_name(value)}; use {_SUPPORTED}")
@@ -178,7 +186,7 @@ def _type_name(value: object) -> str:
 
 def _marked(value: object) -> list[object]:
     """A value that msgpack has no type for, as a marked array."""
-    if isinstance(value, tuple):
+    if type(value) is tuple:
         return [_on_wire(_Mark.TUPLE), *value]
     if isinstance(value, torch.Tensor):
         data = bits(value).cpu().contiguous().numpy().tobytes()
@@ -187,11 +195,18 @@ def _marked(value: object) -> list[object]:
         return [_on_wire(_Mark.SCALAR), "U", str.__str__(value)]  # str() would cut trailing zeros
     if isinstance(value, np.bytes_):
         return [_on_wire(_Mark.SCALAR), "S", bytes(value)]
-    if not isinstance(value, (np.ndarray, np.generic)):  # an int; msgpack holds all others
-        raise ValueError(f"the integer {value} needs more than 64 bits (-2**63 to 2**64 - 1)")
+    if not isinstance(value, np.generic) and type(value) is not np.ndarray:
+        return _registered(value)
     mark = _Mark.ARRAY if isinstance(value, np.ndarray) else _Mark.SCALAR
     array = np.asarray(value, value.dtype.newbyteorder("<"))
     return [_on_wire(mark), _numpy_name(value.dtype), array.tobytes(), *value.shape]
+
+
+def _registered(value: object) -> list[object]:
+    found = type_of(value)
+    if found is None:  # an int; msgpack holds all others
+        raise ValueError(f"the integer {value} needs more than 64 bits (-2**63 to 2**64 - 1)")
+    return [_on_wire(_Mark.REGISTERED), found.name, found.to_bytes(value)]
 
 
 def _on_wire(mark: _Mark) -> msgpack.ExtType:
@@ -227,7 +242,7 @@ class _Row:
 
 
 def _mark(code: int, data: bytes) -> _Mark:
-    if data or not _Mark.TUPLE <= code <= _Mark.TENSOR:
+    if data or not _Mark.TUPLE <= code <= _Mark.REGISTERED:
         raise ValueError(f"an extension of type {code} and {len(data)} bytes")
     return _Mark(code)
 
@@ -268,11 +283,18 @@ def _tensor(items: list[object]) -> torch.Tensor:
     return flat.view(dtype).reshape(shape)
 
 
+def _named(items: list[object]) -> object:
+    if len(items) != 3 or type(items[1]) is not str or type(items[2]) is not bytes:
+        raise ValueError("a registered type without its name and bytes")
+    return type_named(items[1]).from_bytes(items[2])
+
+
 _REBUILD: Final[dict[_Mark, Callable[[list[object]], object]]] = {
     _Mark.TUPLE: _tuple,
     _Mark.ARRAY: _array,
     _Mark.SCALAR: _scalar,
     _Mark.TENSOR: _tensor,
+    _Mark.REGISTERED: _named,
 }
 
 

@@ -19,7 +19,9 @@ Values on the wire. A column travels as raw bytes beside its kind, element type 
        1: the items of a tuple;
        2: a NumPy array: element type, elements as bytes, then the sizes of its 0 to 32 dimensions;
        3: a NumPy scalar: element type, then its bytes, or a str for U, or bytes for S;
-       4: a tensor: element type, elements as bytes, then its sizes.
+       4: a tensor: element type, elements as bytes, then its sizes;
+       5: a value of a type that clients have registered under a name: the name, then bytes. PIL.Image.Image is a text
+          "MODE WIDTH HEIGHT" and a line feed, then the pixels, row by row.
      Element types are named as torch names them for tensors, as NumPy names numbers ("float32", "bool"), and U or S
      with the length of one element for arrays of text ("U5": 5 characters of 4 bytes; "S5": 5 bytes);
   5. arrays of integers (row_lengths, sequence_lengths) are bytes: one little-endian int64 for each row.

@@ -19,7 +19,7 @@ from dataplane_client._values.columns_layout import WireColumn
 from dataplane_client._values.object_leaves import unpack_objects
 from dataplane_client._values.object_values import ObjectPacker
 from dataplane_client._values.wire_columns import decode_columns
-from dataplane_client.errors import InternalError, InvalidArgumentError
+from dataplane_client.errors import InternalError, InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.records.filters import filter_message, filter_text
 from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.refusal import Refusal
@@ -86,7 +86,7 @@ def objects(data: bytes) -> None:
     rows = pieces(data)
     try:
         values = unpack_objects("o", np.array(list(map(len, rows)), np.int64), memoryview(b"".join(rows)))
-    except ValueError:
+    except (ValueError, UnsupportedTypeError):
         return
     packer = ObjectPacker()
     packed = [packer.pack(value) for value in values]
