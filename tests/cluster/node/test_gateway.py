@@ -311,7 +311,8 @@ async def test_runs_that_are_no_lease_are_refused(node: Node) -> None:
 
 
 async def test_other_calls_are_refused_at_the_node(node: Node) -> None:
-    with closing(await joined(await node.attach())) as peer:
+    client = await node.attach()
+    with closing(await joined(client)) as peer:
         reason, said = await asyncio.to_thread(peer.refused, pb.LOCAL_METHOD_GET_SERVER_STATUS)
     assert (reason, said) == ("INVALID_REQUEST", "unknown method")
 

@@ -15,7 +15,6 @@ from collections.abc import Collection, Mapping
 
 from google.protobuf.message import Message
 
-from dataplane_server.accepting import accepting
 from dataplane_server.cluster.coordinator.calls import ClusterSession
 from dataplane_server.cluster.coordinator.members import Members
 from dataplane_server.core.calls.refusal import Reason, Refusal
@@ -26,6 +25,7 @@ from dataplane_server.service.local.local_connection import LocalConnection
 from dataplane_server.service.local.local_methods import LocalMethod
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.turns import Turn
+from rl_dataplane.byte_streams import prepare_line
 from rl_dataplane.v1 import local_pb2 as pb
 
 
@@ -48,13 +48,10 @@ class ClusterEndpoint(FrameEndpoint[ClusterSession]):
 
     def start(self, host: str) -> int:
         """Listen on a port that the system chooses. Returns it. OSError."""
-        listener = socket.create_server((host, 0), backlog=1024)
-        listener.setblocking(False)
-        self._accepting.append(accepting(listener, "cluster", self._serve))
-        return int(listener.getsockname()[1])
+        return self._accept_tcp("cluster", host, 0, self._serve)
 
     async def _serve(self, peer: socket.socket) -> None:
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        prepare_line(peer)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: ClusterConnection(self, peer), peer)
 
     async def close(self) -> None:

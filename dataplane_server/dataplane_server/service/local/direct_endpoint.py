@@ -22,7 +22,6 @@ from typing import Any, cast
 
 from google.protobuf.message import Message
 
-from dataplane_server.accepting import accepting
 from dataplane_server.access.gate import Credentials, Gate
 from dataplane_server.arena_streams import in_thread, send_runs
 from dataplane_server.core.calls.answers import Reservation
@@ -30,10 +29,9 @@ from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.call_scope import CallScope
-from dataplane_server.service.error_table import status_of
 from dataplane_server.service.grpc.value_streams import MAX_STREAMS, network_of
 from dataplane_server.service.local.direct_calls import PLACE_S, DirectSession, Line, Reading, places
-from dataplane_server.service.local.frame_endpoint import FrameEndpoint
+from dataplane_server.service.local.frame_endpoint import FrameEndpoint, refuse
 from dataplane_server.service.local.handles import Handles
 from dataplane_server.service.local.local_connection import LocalConnection, body_of
 from dataplane_server.service.local.local_methods import LocalMethod
@@ -74,28 +72,19 @@ class DirectEndpoint(FrameEndpoint[DirectSession]):
 
     def listen(self, host: str, port: int) -> int:
         """Listen. Returns the port, which the system chooses for 0. OSError."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=1024)
-        listener.setblocking(False)
-        self._accepting.append(accepting(listener, "direct", self._serve))
-        return int(listener.getsockname()[1])
+        return self._accept_tcp("direct", host, port, self._serve)
 
     async def _serve(self, peer: socket.socket) -> None:
         try:
             self._gate.at_connection(Credentials(_name_of(peer)), self._gate.stranger(peer))
             network = network_of(peer.getpeername()[0])
-        except (Refusal, OSError) as error:
-            self._refuse(peer, error)
-            return
+        except Refusal as refusal:
+            return refuse(peer, refusal)
+        except OSError:
+            return peer.close()
         prepare_line(peer)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: DirectConnection(self, peer, network), peer)
-
-    def _refuse(self, peer: socket.socket, error: Exception) -> None:
-        """Tell a peer why, without waiting for it, and close its connection."""
-        with peer, contextlib.suppress(OSError):
-            if isinstance(error, Refusal):
-                body = status_of(error).SerializeToString()
-                peer.send(HEAD.pack(len(body), pb.LOCAL_OUTCOME_ERROR) + body)
+        return None
 
     def admit(self, line: Line) -> DirectSession:
         """A session for the client of a connection."""

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
+from dataplane_server.accepting import Serve, accepting
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.observe.metrics import Metrics, Transport
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.call_scope import CallScope
+from dataplane_server.service.error_table import status_of
 from dataplane_server.service.local.handles import Handles
 from dataplane_server.service.local.local_buffers import LocalBuffers
 from dataplane_server.service.local.local_methods import LocalMethod
 from dataplane_server.service.messages.parsing import Messages
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.turns import Turns
+from rl_dataplane.v1 import local_pb2 as pb
+from rl_dataplane.v1.local_frames import HEAD
 
 S = TypeVar("S", bound=Handles[Any])
 
+BACKLOG = 1024
 _DRAIN_TICK_S = 0.01
 
 
@@ -67,6 +73,19 @@ class FrameEndpoint(Generic[S]):
         self._metrics = metrics
         self._sessions: dict[bytes, S] = {}
         self._accepting: list[asyncio.Task[None]] = []
+
+    # -- listening -----------------------------------------------------------------------------------------------------
+
+    def _accept_tcp(self, name: str, host: str, port: int, serve: Serve) -> int:
+        """Listen, and have connections served. Returns the port, which the system chooses for 0. OSError."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        self._accept(name, listener, serve)
+        return int(listener.getsockname()[1])
+
+    def _accept(self, name: str, listener: socket.socket, serve: Serve) -> None:
+        listener.setblocking(False)
+        self._accepting.append(accepting(listener, name, serve))
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
@@ -133,6 +152,13 @@ class FrameEndpoint(Generic[S]):
     def _busy(self) -> bool:
         calls = self.turns.n_waiting or any(connection.call is not None for connection in self.connections)
         return bool(calls) or any(session.writes for session in self._sessions.values())
+
+
+def refuse(peer: socket.socket, refusal: Refusal) -> None:
+    """Send a peer why, without waiting for it, and close its connection."""
+    body = status_of(refusal).SerializeToString()
+    with peer, contextlib.suppress(OSError):
+        peer.send(HEAD.pack(len(body), pb.LOCAL_OUTCOME_ERROR) + body)
 
 
 def _stable() -> None:

@@ -12,15 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from dataplane_server.accepting import accepting
 from dataplane_server.access.peers import OWN_USER, AllowedPeers, Peer, peer_of
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.observe.log import get_log
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.binding import files_of_mode
-from dataplane_server.service.error_table import status_of
-from dataplane_server.service.local.frame_endpoint import FrameEndpoint
+from dataplane_server.service.local.frame_endpoint import BACKLOG, FrameEndpoint, refuse
 from dataplane_server.service.local.handles import Handles
 from dataplane_server.service.local.local_connection import LocalConnection
 from dataplane_server.service.local.local_methods import LocalMethod
@@ -94,14 +92,12 @@ class LocalEndpoint(FrameEndpoint[Handles[Any]]):
     def _listen(self, address: str, allowed: AllowedPeers) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            listener.setblocking(False)
             listener.bind(address)
-            listener.listen(1024)
+            listener.listen(BACKLOG)
         except BaseException:
             listener.close()
             raise
-        serve = partial(self._serve, allowed)
-        self._accepting.append(accepting(listener, "local", serve))
+        self._accept("local", listener, partial(self._serve, allowed))
 
     async def _serve(self, allowed: AllowedPeers, peer: socket.socket) -> None:
         found = peer_of(peer)
@@ -111,12 +107,8 @@ class LocalEndpoint(FrameEndpoint[Handles[Any]]):
             self._refuse(peer, found, allowed)
 
     def _refuse(self, peer: socket.socket, found: Peer, allowed: AllowedPeers) -> None:
-        """Tell a peer why, without waiting for it, and close its connection."""
         whom = "processes of the server's user and root" if allowed is OWN_USER else "certain users and groups"
-        refusal = Refusal(Reason.UNAUTHENTICATED, f"this socket serves only {whom}, not user {found.uid}")
-        body = status_of(refusal).SerializeToString()
-        with peer, contextlib.suppress(OSError):
-            peer.send(HEAD.pack(len(body), pb.LOCAL_OUTCOME_ERROR) + body)
+        refuse(peer, Refusal(Reason.UNAUTHENTICATED, f"this socket serves only {whom}, not user {found.uid}"))
         self.refused_peers += 1
         now = time.monotonic()
         if now >= self._log_peers_at:
