@@ -1,5 +1,5 @@
-"""Commands and scripts as processes that start in milliseconds: each is forked from a zygote that has imported client,
-server and torch.
+"""Commands and scripts as processes that start in milliseconds: each is forked from a zygote that has imported the
+server, and torch once a command needed it.
 
 `begin` and `run` are for the project's commands, and for `python FILE`, `python -c CODE` and `python -m MODULE`, what
 `subprocess.Popen` and `subprocess.run` are. Started as users start it, a command spends a second of CPU on its imports,
@@ -8,7 +8,7 @@ and a server with a data directory two; tests of starting itself, such as `tests
 A forked command has its own streams, environment, folder and limit of descriptors, and ends as Python ends. Its
 helpers, such as the checkpointer, are forked, too, from a zygote that it leaves behind before it has threads. It ends
 with the process that began it, however that ends; its helpers see then that their standard input ends, as in a pod. Two
-zygotes take turns, so that no process has the hashes of strings that the one before had.
+zygotes take turns, so that no server has the hashes of strings that the one before had.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ _MODULES = {
 }
 """Where `main` is of a command, or of a module that `python -m` runs."""
 _PRELOADED = (*_MODULES.values(), "dataplane_client.cli._app", "dataplane_server.replaying.served")
+_WITH_TENSORS = {"bench", "export", "import"}
+"""Commands of `dataplane` that import torch."""
 _LONGEST_REQUEST = 1 << 17
 _PR_SET_PDEATHSIG = 1
 
@@ -151,9 +153,10 @@ def _ends(
 
 
 @functools.cache
-def _zygotes() -> itertools.cycle[socket.socket]:
-    """Those of this process, which end with it."""
-    return itertools.cycle([_new_zygote(seed) for seed in ("1", "2")])
+def _zygotes() -> tuple[socket.socket, itertools.cycle[socket.socket]]:
+    """The first of this process, which is to import torch, and all in turn. They end with it."""
+    zygotes = [_new_zygote(seed) for seed in ("1", "2")]
+    return zygotes[0], itertools.cycle(zygotes)
 
 
 def _new_zygote(hash_seed: str) -> socket.socket:
@@ -180,7 +183,9 @@ def begin(words: Sequence[str | Path], **options: Any) -> Forked:
     """Start a command. Options are those of `Forked`."""
     if words[0] != sys.executable and (name := _name(words)) not in _MODULES:
         raise ValueError(f"{name} is none of {', '.join(_MODULES)}")
-    return Forked(next(_zygotes()), [str(word) for word in words], **options)
+    command = [str(word) for word in words]
+    first, turns = _zygotes()
+    return Forked(first if _has_tensors(command) else next(turns), command, **options)
 
 
 def run(words: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
@@ -198,6 +203,11 @@ def run(words: Sequence[str | Path], **options: Any) -> subprocess.CompletedProc
 
 def _name(words: Sequence[str | Path]) -> str:
     return str(words[2]) if words[1:2] == ["-m"] else Path(words[0]).name
+
+
+def _has_tensors(words: Sequence[str]) -> bool:
+    name = _name(words)
+    return name not in _MODULES or (name == "dataplane" and not _WITH_TENSORS.isdisjoint(words[1:2]))
 
 
 def _arguments(words: list[str]) -> list[str]:
@@ -228,13 +238,16 @@ def _next(requests: socket.socket) -> _Request:
         said, handles, _, _ = socket.recv_fds(requests, _LONGEST_REQUEST, 4)
         if not said:
             os._exit(0)
+        request = _Request(*json.loads(said))
+        if _has_tensors(request.words) and "torch" not in sys.modules:
+            importlib.import_module("dataplane_client.client")
+            gc.freeze()
         if os.fork() == 0:
             break
         for handle in handles:
             os.close(handle)
     requests.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    request = _Request(*json.loads(said))
     _become(request, handles)
     return request
 

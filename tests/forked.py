@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 from multiprocessing.context import ForkServerContext
 
+import pytest
+
 _PRELOADED = [
     "dataplane_client.client",
     "dataplane_server.testing",
@@ -19,6 +21,9 @@ _PRELOADED = [
     "transformers.models.qwen3.modeling_qwen3",
     "tests.frozen",
 ]
+
+FORKS = pytest.mark.xdist_group("ranks")
+"""Marks each test that forks: one worker runs them all, and the imports are paid for once."""
 
 
 def forking() -> ForkServerContext:

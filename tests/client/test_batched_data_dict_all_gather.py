@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from tests.client import all_gather_worker
+from tests.forked import FORKS
 from tests.ranks import run_ranks
 
-pytestmark = pytest.mark.xdist_group("all_gather")  # so that the ranks are started once
+pytestmark = FORKS
 DTYPES = [str(dtype).removeprefix("torch.") for dtype in all_gather_worker.DTYPES]
 Ranks = list[dict[str, Any]]
 

@@ -11,14 +11,14 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
-from tests.forked import forking
+from tests.forked import FORKS, forking
 
 from dataplane_client import connect
 from dataplane_server.testing import running_server
 
 FOLDER = Path(__file__).parents[2] / "examples" / "first_pipeline"
 
-pytestmark = pytest.mark.xdist_group("first_pipeline")
+pytestmark = FORKS
 
 
 class Program:

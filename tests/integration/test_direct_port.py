@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.forked import forking
+from tests.forked import FORKS, forking
 from tests.integration.conftest import ANY_PORT, Eventually
 from tests.integration.faults.proxy import FaultProxy
 
@@ -184,6 +184,7 @@ def put_for_ever(pipe: Connection, address: str, name: str) -> None:
             client.clear_samples([f"{name}_{number}"], "p")
 
 
+@FORKS
 @pytest.mark.parametrize("kills", [3, pytest.param(200, marks=pytest.mark.soak)])
 def test_clients_killed_at_any_moment_leave_whole_rows_or_none(
     server: ServerThread, flow: DataPlaneClient, eventually: Eventually, kills: int

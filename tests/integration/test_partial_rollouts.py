@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 
 import pytest
-from tests.forked import forking
+from tests.forked import FORKS, forking
 
 from dataplane_client.client import Claim, DataPlaneClient, connect
 from dataplane_client.errors import ClaimTimeoutError
@@ -69,6 +69,7 @@ def claim_whole(client: DataPlaneClient, timeout_s: float = 20.0) -> Claim:
     return client.claim("p", "train", FIELDS, 1, whole_groups=True, timeout_s=timeout_s)
 
 
+@FORKS
 def test_another_generator_goes_on_where_one_was_killed_and_the_trainer_gets_the_group_when_it_is_whole(
     flow: DataPlaneClient, address: str, transport: TransportChoice, threads: ThreadPoolExecutor
 ) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
-from tests.forked import forking
+from tests.forked import FORKS, forking
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, Group, connect
@@ -46,6 +46,7 @@ def work(client: DataPlaneClient, again: DataPlaneClient, group: Group, loader: 
     client.close()
 
 
+@FORKS
 @pytest.mark.parametrize("way", ["shm"], indirect=True)
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.long)])
 def test_another_process_gets_clients_groups_and_loaders_as_arguments(

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 
 import pytest
-from tests.forked import forking
+from tests.forked import FORKS, forking
 from tests.integration.conftest import Eventually
 
 from dataplane_client.client import Claim, DataPlaneClient, Group, connect
@@ -78,6 +78,7 @@ def produce(pipe: Connection, address: str, transport: TransportChoice, trajecto
         pipe.send("committed")
 
 
+@FORKS
 @pytest.mark.parametrize("way", ["unix", "shm"], indirect=True)
 def test_a_trajectory_whose_producer_is_killed_vanishes_and_the_others_reach_the_trainer_with_their_rewards(
     flow: DataPlaneClient,

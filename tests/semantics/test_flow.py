@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from tests.core.caller import Caller
-from tests.forked import forking
+from tests.forked import FORKS, forking
 from tests.integration.command.conftest import Command
 from tests.integration.conftest import Eventually
 from tests.semantics.callers import Caller as AnyCaller
@@ -236,6 +236,7 @@ def _reserve(address: str, transport: TransportChoice, ready: Connection) -> Non
         client.reserve_group("p", "g", ["c"])
 
 
+@FORKS
 def test_a_client_that_is_killed_while_its_group_waits_leaves_nothing_behind(
     full: DataPlaneClient, transport: TransportChoice, eventually: Eventually
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.core.caller import Caller
 from tests.core.replayed import RecordedPlane
-from tests.forked import forking
+from tests.forked import FORKS, forking
 from tests.integration.conftest import Eventually
 from tests.semantics.callers import Caller as AnyCaller
 from tests.semantics.conftest import ON_ONE_WAY
@@ -308,6 +308,7 @@ def _reserve(pipe: Connection, address: str, transport: TransportChoice) -> None
     pipe.recv()
 
 
+@FORKS
 @pytest.mark.parametrize("way", ["grpc", "shm"], indirect=True)
 def test_a_group_of_a_client_that_was_killed_vanishes(
     flow: DataPlaneClient, address: str, transport: TransportChoice, eventually: Eventually

@@ -15,7 +15,7 @@ import cloudpickle
 import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
-from tests.forked import forking
+from tests.forked import FORKS, forking
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_nemo_rl import DataPlaneAdapter
@@ -85,6 +85,7 @@ async def called(verb: Callable[..., object], *args: object) -> TensorDict:
     return await result  # type: ignore[no-any-return]
 
 
+@FORKS
 def test_actors_fill_slots_and_the_trainer_reads_and_clears_them(
     new_adapter: Callable[..., DataPlaneAdapter], client: DataPlaneClient
 ) -> None:

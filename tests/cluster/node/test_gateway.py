@@ -20,6 +20,7 @@ import pytest
 from google.protobuf.message import Message
 from tests.as_user import user
 from tests.cluster.node.conftest import MIB, Node, eventually, read, rows
+from tests.forked import FORKS
 from tests.integration.wire.local_peer import HEAD, Lifeline, Peer, claim
 
 from dataplane_client._connect.deadline import Deadline
@@ -436,6 +437,7 @@ async def test_the_socket_has_its_mode_and_takes_the_place_of_a_dead_one(node: N
     assert not path.exists()
 
 
+@FORKS
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become other users")
 async def test_another_user_is_refused_if_the_gateway_does_not_admit_it(node: Node) -> None:
     gateway = Gateway(node.arena, node.cache, node.fetching, AllowedPeers(frozenset({2000})))

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from tests.forked import FORKS
 from tests.hostile.attacks.loopback import WAYS, server_on_loopback, went_through
 
 from dataplane_server.testing import ServerThread
@@ -13,7 +14,7 @@ from dataplane_server.testing import ServerThread
 ATTEMPTS = 4
 """Of each way; `python -m tests.hostile.attacks.loopback` tries a thousand."""
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+pytestmark = [FORKS, pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")]
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
+from tests.forked import FORKS
 from tests.integration.command.conftest import Command, Start
 from tests.integration.command.held_put import HeldPut
 from tests.integration.command.load import THREADS, Tally, load, register
@@ -22,7 +23,7 @@ from tests.integration.conftest import Eventually
 
 from dataplane_client.client import connect
 
-pytestmark = pytest.mark.xdist_group("command")  # for the sake of the process that all clients are forked from
+pytestmark = FORKS
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from tests.as_user import User, user
+from tests.forked import FORKS
 
 from dataplane_client._memory.shared_arena import SharedArena
 from dataplane_server.access.peers import AllowedPeers
@@ -23,7 +24,7 @@ from dataplane_server.storage.arena import Arena
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become other users"),
-    pytest.mark.xdist_group("admitted_peers"),
+    FORKS,
 ]
 
 REFUSED = "ConnectionError: this socket serves only certain users and groups, not user {}"

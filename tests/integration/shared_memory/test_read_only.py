@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.client.cli.reading import run_json
-from tests.forked import forking
+from tests.forked import FORKS, forking
 from tests.integration.wire.local_peer import Host, put
 
 from dataplane_client import aio
@@ -107,6 +107,7 @@ def use_what_is_mapped(address: str, answers: Connection) -> None:
         answers.send((client.transport, int(read.unbind()[0][-1])))
 
 
+@FORKS
 def test_a_client_that_cannot_map_the_memory_again_writes_over_grpc_and_reads_copies(
     start_server: Callable[..., ServerThread],
 ) -> None:

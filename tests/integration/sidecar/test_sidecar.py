@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.forked import FORKS
 from tests.integration.sidecar.containers import MOUNT, Container, ServerContainer
 from tests.integration.sidecar.trainers import Work, work
 
@@ -26,7 +27,7 @@ TRAINER = (1000, 1000)
 
 
 pytestmark = [
-    pytest.mark.xdist_group("command"),
+    FORKS,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become the users of containers"),
 ]
 
