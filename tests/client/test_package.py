@@ -34,7 +34,7 @@ import sys
 import dataplane_client as d
 dir(d)
 print(*(name for name in ("torch", "numpy", "grpc", "google.protobuf") if name in sys.modules))
-print(d.aio.connect.__name__, d.observe.count_calls.__name__)
+print(d.errors.__name__, d.observe.__name__)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout == "\nconnect count_calls\n"
+    assert done.stdout == "\ndataplane_client.errors dataplane_client.observe\n"

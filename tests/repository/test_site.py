@@ -14,7 +14,7 @@ import pytest
 from scripts.page_blocks import ROOT
 
 pytest.importorskip("material", reason="no mkdocs-material; `make docs` installs it")
-pytestmark = pytest.mark.xdist_group("site")
+pytestmark = [pytest.mark.xdist_group("site"), pytest.mark.long]
 
 
 class Html(HTMLParser):

@@ -109,6 +109,7 @@ def test_tls_and_tokens_of_a_server_are_those_of_its_gateway(tmp_path: Path) -> 
             assert client.sample("train-1", "b").events[0].who == "producer: http"
 
 
+@pytest.mark.long
 def test_node_does_the_whole_round(server: ServerThread, client: DataPlaneClient) -> None:
     node = shutil.which("node")
     if node is None:

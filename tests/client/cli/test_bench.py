@@ -72,6 +72,7 @@ def test_what_does_not_fit_is_refused(client: DataPlaneClient) -> None:
     assert "choose fewer --rows, --tokens or --clients" in text
 
 
+@pytest.mark.long
 def test_after_ctrl_c_nothing_is_left(client: DataPlaneClient) -> None:
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a child inherits an ignored signal
     try:

@@ -122,7 +122,7 @@ def test_a_read_is_refused_if_its_copies_lie_so_that_free_pieces_are_too_short()
 
 
 TestReads = Reads.TestCase
-TestReads.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestReads.settings = settings(stateful_step_count=30)
 
 
 @given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=5))

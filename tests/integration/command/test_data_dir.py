@@ -39,8 +39,7 @@ def put(client: DataPlaneClient, sample_id: str) -> None:
     client.put_samples([sample_id], "p", {"x": [torch.arange(100_000, dtype=torch.uint8)]})
 
 
-@pytest.mark.parametrize("transport", ["shm", "grpc"])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
+@pytest.mark.parametrize(("transport", "how"), [("shm", signal.SIGKILL), ("grpc", signal.SIGTERM)])
 def test_a_client_notices_no_more_than_a_pause(
     start: Start, tmp_path: Path, transport: TransportChoice, how: signal.Signals
 ) -> None:
@@ -60,8 +59,7 @@ def test_a_client_notices_no_more_than_a_pause(
     assert events(second)["recovered"]["rows"] == 2
 
 
-@pytest.mark.parametrize("transport", ["shm", "grpc"])
-@pytest.mark.parametrize("durability", ["process", "disk"])
+@pytest.mark.parametrize(("transport", "durability"), [("shm", "process"), ("grpc", "disk")])
 def test_values_put_once_are_one_and_whole_after_a_kill(
     start: Start, tmp_path: Path, transport: TransportChoice, durability: str
 ) -> None:

@@ -198,6 +198,7 @@ def test_a_replay_changes_nothing(incident: Incident) -> None:
     assert state() == before
 
 
+@pytest.mark.long
 def test_a_running_server_is_replayed_up_to_now_with_its_history(tmp_path: Path) -> None:
     data = tmp_path / "data"
     listen, limits = (f"unix://{tmp_path}/s",), Limits(memory_bytes=1 << 20)

@@ -20,14 +20,14 @@ _KILLS = {"kill before", "kill after", "torn"}
 
 
 def cases() -> Iterator[object]:
-    """All steps with all that can befall them. In every run a twelfth of the steps fails in one or two ways, in long
+    """All steps with all that can befall them. In every run some steps fail in one or two ways, in long
     runs the others, and in soaks all in all ways.
     """
     for number, step in enumerate(STEPS):
         chosen = {"torn", "short"} & {*step.faults} or {step.faults[number % len(step.faults)]}
         for fault, durability in itertools.product(step.faults, step.durability):
             often = fault in chosen and durability == step.durability[number % len(step.durability)]
-            marks = () if often and number % 12 == 0 else pytest.mark.long if often else pytest.mark.soak
+            marks = () if often and number % 24 == 0 else pytest.mark.long if often else pytest.mark.soak
             yield pytest.param(step, fault, durability, marks=marks, id=f"{step.name}: {fault}, {durability}")
 
 

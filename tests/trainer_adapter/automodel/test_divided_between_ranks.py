@@ -34,22 +34,15 @@ from transformers import AutoModelForCausalLM
 pytestmark = pytest.mark.xdist_group("ranks")
 CONTEXT = "input_ids: rows of 7 tokens cannot be divided"
 TOKENS = "input_ids: dtensor_cfg.sequence_parallel cannot divide rows of 7 tokens"
-QUICK = {
-    "context llama",
-    "context qwen3 packed",
-    "tokens llama",
-    "tokens qwen2 dynamic",
-    "data x context llama packed",
-    "tensors phi3 packed",
-    "tokens glm",
-    "tokens starcoder2 packed",
-    "ring qwen3",
-}
+QUICK = {"context llama", "tokens llama", "data x context llama packed", "tensors phi3 packed"}
+LONG = {"context qwen3 packed", "tokens qwen2 dynamic", "tokens glm", "tokens starcoder2 packed", "ring qwen3"}
 Seen = list[tuple[dict[str, Tensor], dict[str, Any]]]
 
 
 def param(name: str, *values: object) -> Any:
-    return pytest.param(name, *values, marks=() if name in QUICK else pytest.mark.soak)
+    return pytest.param(
+        name, *values, marks=() if name in QUICK else pytest.mark.long if name in LONG else pytest.mark.soak
+    )
 
 
 class Played:

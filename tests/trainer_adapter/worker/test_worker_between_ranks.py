@@ -8,6 +8,8 @@ that kind is. Two dimensions at once are here (data x tensors) and in ../automod
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tests.rank_pool import RankPool
@@ -32,15 +34,13 @@ QUICK = {
     PACKED_ON_TWO,
     (Layout(tp=2), "none"),
     (Layout(cp=2), "sequence"),
-    PACKED_ON_FOUR,
 }
-PLACES = [
-    pytest.param(
-        layout, packing, marks=() if (layout, packing) in QUICK else pytest.mark.soak, id=f"{layout}_{packing}"
-    )
-    for layout, packing in EVERYWHERE
-]
-soak = pytest.mark.soak
+long, soak = pytest.mark.long, pytest.mark.soak
+
+
+def place(layout: Layout, packing: str) -> Any:
+    quick, is_long = (layout, packing) in QUICK, (layout, packing) == PACKED_ON_FOUR
+    return pytest.param(layout, packing, marks=() if quick else long if is_long else soak, id=f"{layout}_{packing}")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def played(rank_pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Pla
     return Played(rank_pool, folder)
 
 
-@pytest.mark.parametrize(("layout", "packing"), PLACES)
+@pytest.mark.parametrize(("layout", "packing"), [place(*one) for one in EVERYWHERE])
 def test_logprobs_largest_logits_and_one_step_are_those_of_a_single_process(
     played: Played, layout: Layout, packing: str
 ) -> None:
@@ -100,7 +100,9 @@ def losses(played: Played) -> list[float]:
     return worker_cases.kill_ranks(played.folder)
 
 
-@pytest.mark.parametrize("layout", [Layout(dp=2), Layout(tp=2), pytest.param(Layout(), marks=soak)], ids=str)
+@pytest.mark.parametrize(
+    "layout", [Layout(dp=2), pytest.param(Layout(tp=2), marks=long), pytest.param(Layout(), marks=soak)], ids=str
+)
 def test_after_a_kill_the_next_steps_are_those_of_the_run_that_went_on(
     played: Played, losses: list[float], layout: Layout
 ) -> None:
