@@ -94,6 +94,7 @@ def test_a_long_history_in_a_nearly_full_arena_agrees_with_a_byte_map() -> None:
     assert 500 < admitted < 1400, "the arena was full at times, and had room at others"
 
 
+@pytest.mark.long
 def test_many_ranges_given_back_at_once_are_free_at_once_and_found() -> None:
     both, dice = SpaceAndByteMap(100_000), random.Random(3)
     for size in (20, 12, 9, 4):

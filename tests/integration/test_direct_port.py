@@ -84,6 +84,7 @@ def test_if_the_port_leads_elsewhere_values_travel_over_grpc_unless_the_client_i
         connect(server.addresses[0], transport="direct")
 
 
+@pytest.mark.long
 def test_a_client_that_insists_waits_for_a_port_that_is_slow(server: ServerThread) -> None:
     named = server.server.servicer._direct_port
     assert named is not None

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```.*?```text\n(.*?)```", README, flags=re.DOTALL)
@@ -23,6 +25,7 @@ def test_each_example_is_followed_by_what_it_prints() -> None:
     assert len(EXAMPLES) == README.count("```python")
 
 
+@pytest.mark.long  # `make dist` runs it, too
 def test_what_the_readme_shows_goes_word_by_word_on_another_folder_and_other_ports(tmp_path: Path) -> None:
     """In one shell: the server, the programs, and the deployment while the first server runs."""
     first = f"{TERMINAL.strip()} --http 127.0.0.1:9464 > /tmp/dataplane.log 2>&1 &\n"

@@ -159,6 +159,7 @@ def test_more_tags_than_there_are_columns_are_filtered_as_well(caller: Caller) -
         assert listed(caller, (Term("==", f"tag{row}", values=(1,)),)) == [f"s{row}"]
 
 
+@pytest.mark.long
 def test_strings_that_no_row_has_any_more_are_forgotten(caller: Caller) -> None:
     put_tags(caller, {"s0": {"state": "kept", "note": ""}, "s1": {"state": ""}})
     clear_where(caller, (Term("==", "state", values=("nothing",)),))

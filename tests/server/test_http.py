@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dataplane_server.core.calls.limits import Limits
@@ -59,6 +60,7 @@ async def test_other_calls_are_served_while_a_long_scrape_goes_on() -> None:
         assert healthy > 5
 
 
+@pytest.mark.long
 def test_a_partition_that_goes_while_it_is_scraped_is_there_with_all_of_its_series_or_not_at_all() -> None:
     plane = big_plane()
     turns = Metrics(plane, lambda: True).turns()

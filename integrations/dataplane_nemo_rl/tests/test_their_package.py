@@ -97,6 +97,7 @@ def run(code: str, address: str, site: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_the_adapter_is_theirs_and_so_are_metas(beside_nemo_rl: Path, address: str) -> None:
     code = """
         import torch

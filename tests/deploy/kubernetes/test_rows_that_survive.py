@@ -76,7 +76,9 @@ def test_snapshots_cannot_fill_the_volume_of_the_rows(overlay: str) -> None:
         assert _room(_volume(overlay, config.snapshot_dir)) >= 2 * each
 
 
-@each_overlay
+@pytest.mark.parametrize(
+    "overlay", ["statefulset", *(pytest.param(name, marks=pytest.mark.long) for name in ("sidecar", "daemonset"))]
+)
 def test_a_server_with_these_arguments_goes_on_with_its_rows_and_answers_what_the_probes_ask(
     overlay: str, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tests import commands
 from tests.integration.command.conftest import Command, Start
 from tests.integration.conftest import Eventually
 
@@ -163,13 +164,7 @@ def test_a_grpc_client_on_the_http_port_is_one_line_of_the_log(
 
 def refusal_of(*flags: str, python: tuple[str, ...] = ()) -> str:
     """Why the command did not start; it writes one line and does nothing else."""
-    ended = subprocess.run(
-        [*(python or (str(COMMAND),)), *flags, "--memory", "16MiB"],
-        capture_output=True,
-        encoding="utf-8",
-        timeout=60,
-        check=False,
-    )
+    ended = commands.run([*(python or (str(COMMAND),)), *flags, "--memory", "16MiB"])
     assert (ended.returncode, ended.stdout) == (1, "")
     event = json.loads(ended.stderr)
     assert (event["event"], event["level"]) == ("start_failed", "error")
@@ -189,6 +184,7 @@ def test_a_missing_file_is_named_in_words(tmp_path: Path, flags: list[str], miss
     assert why == f"{missing}: No such file or directory"
 
 
+@pytest.mark.long
 def test_reflection_without_its_package_names_the_extra() -> None:
     code = "import sys; sys.modules['grpc_reflection'] = None; from dataplane_server.cli import main; main()"
     why = refusal_of("--listen", "127.0.0.1:0", "--http", "", "--reflection", python=(sys.executable, "-c", code))

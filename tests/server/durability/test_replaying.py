@@ -31,6 +31,8 @@ from dataplane_server.replaying.past import Past, look_at
 from dataplane_server.storage.folders import FolderInUse
 from dataplane_server.version import VERSION
 
+pytestmark = pytest.mark.xdist_group("replaying")  # so that one history is written for all
+
 SPAN = 100
 """Records between two checkpoints."""
 

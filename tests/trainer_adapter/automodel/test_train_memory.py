@@ -121,6 +121,7 @@ def sharded(folder: Path) -> Any:
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.long
 def test_a_step_holds_logits_and_their_gradient_in_the_models_precision(large: Path) -> None:
     """Above what all of it holds for a few tokens."""
     with set_up(sharded(large)) as state:
