@@ -73,7 +73,7 @@ def test_any_changes_of_a_queue_of_groups_agree_with_a_list(steps: list[tuple[st
     assert list(queue) == []
 
 
-@pytest.mark.parametrize("batch", [1, 7, 4096])
+@pytest.mark.parametrize("batch", [*(pytest.param(batch, marks=pytest.mark.long) for batch in (1, 7)), 4096])
 def test_a_million_keyed_entries_lie_in_few_runs(batch: int) -> None:
     queue, keys = KeyedQueue(), np.random.default_rng(0).random(200_000 if batch < 100 else 1_000_000)
     keys = keys[: 20_000 * batch]

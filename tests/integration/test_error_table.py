@@ -172,19 +172,15 @@ async def refusing(request: pytest.FixtureRequest) -> AsyncIterator[aio.AsyncDat
     arena.close()
 
 
-def test_every_reason_is_expected_as_something() -> None:
-    assert set(EXPECTED) == set(Reason)
-
-
-@pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.name)
-async def test_a_refusal_arrives_as_its_error(refusing: aio.AsyncDataPlaneClient, reason: Reason) -> None:
-    with pytest.raises(DataPlaneError) as caught:
-        await refusing.partition(reason.name)
-    error = caught.value
-    assert type(error) is EXPECTED[reason]
-    assert str(error) == f"partition at {refusing.target}: why it is so"
-    assert (error.reason, error.details) == (reason.name, {"sample_id": "s"})
-    assert (error.retry_after_s is not None) is (reason in RETRIED_LATER)
+async def test_each_refusal_arrives_as_its_error(refusing: aio.AsyncDataPlaneClient) -> None:
+    for reason in Reason:
+        with pytest.raises(DataPlaneError) as caught:
+            await refusing.partition(reason.name)
+        error = caught.value
+        assert type(error) is EXPECTED[reason], reason
+        assert str(error) == f"partition at {refusing.target}: why it is so"
+        assert (error.reason, error.details) == (reason.name, {"sample_id": "s"})
+        assert (error.retry_after_s is not None) is (reason in RETRIED_LATER), reason
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ use.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 import torch
 from tests.integration.conftest import Eventually
 
-from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import EndOfDataError, InvalidArgumentError, NotFoundError, PreconditionError
 from dataplane_client.loader import ClaimLoader
@@ -71,12 +69,6 @@ def test_a_partition_without_a_task_is_warned_of_where_it_is_registered(client: 
     assert client.claim("p", "train", ["a"], 1).meta.sample_ids == ["x"]
 
 
-async def test_the_asynchronous_client_warns_alike(async_client: aio.AsyncDataPlaneClient) -> None:
-    with pytest.warns(UserWarning, match="'p' has no task") as caught:
-        await async_client.register_partition("p", ["a"], 0, [])
-    assert caught[0].filename == __file__
-
-
 def test_claims_of_every_kind_learn_of_the_end_of_data_at_once(
     flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
 ) -> None:
@@ -104,16 +96,6 @@ def test_claims_of_every_kind_learn_of_the_end_of_data_at_once(
     with pytest.raises(EndOfDataError, match="closed and no row is left for task 'train'"):
         flow.claim("p", "train", ["a"], 1)
     assert flow.check_consumption_status("p", ["train"])
-
-
-async def test_the_asynchronous_client_learns_of_the_end_of_data(
-    flow: DataPlaneClient, async_client: aio.AsyncDataPlaneClient, eventually: Eventually
-) -> None:
-    waiting = asyncio.create_task(async_client.claim("p", "train", ["a"], 1))
-    await asyncio.to_thread(lambda: eventually(lambda: flow.server_status().waiting_claims == 1))
-    assert await async_client.close_partition("p") == 1
-    with pytest.raises(EndOfDataError, match="no row is left"):
-        await waiting
 
 
 def test_a_closed_partition_takes_no_new_rows_but_those_of_groups_that_are_reserved(

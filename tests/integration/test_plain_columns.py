@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ import torch
 from tensordict import NonTensorData
 from torch.nested import nested_tensor
 
-from dataplane_client import kv_first_write, pack_jagged_fields, pack_per_token_field, write_columns
+from dataplane_client import kv_first_write, pack_jagged_fields, write_columns
 from dataplane_client.client import Claim, DataPlaneClient, connect
 from dataplane_client.errors import InvalidArgumentError, PreconditionError
 from dataplane_server.testing import running_server
@@ -191,27 +191,6 @@ def test_a_first_write_takes_lists(client: DataPlaneClient, tokens: object) -> N
     batch = {**PLAIN, "tokens": tokens, "input_lengths": [2, 1, 3], "sample_mask": np.ones(3)}
     meta = kv_first_write(batch, sample_ids=IDS, dp_client=client, partition_id="p")
     assert (rows_of(client, "tokens"), meta.sequence_lengths) == (PLAIN["tokens"], [2, 1, 3])
-
-
-@pytest.mark.parametrize("lengths", [[2, 1], (2, 1), np.array([2, 1]), torch.tensor([2, 1])], ids=repr)
-@pytest.mark.parametrize("value", [[[1, 2], [3, 0]], np.array([[1, 2], [3, 0]]), torch.tensor([[1, 2], [3, 0]])])
-def test_a_padded_field_is_packed_by_a_list_or_an_array_of_lengths(value: torch.Tensor, lengths: Sequence[int]) -> None:
-    assert [row.tolist() for row in pack_per_token_field(value, lengths).unbind()] == [[1, 2], [3]]
-
-
-@pytest.mark.parametrize(
-    ("lengths", "error", "message"),
-    [
-        ([1.5, 2.0], TypeError, "lengths must be integers, got torch.float32"),
-        (["1", "2"], TypeError, "lengths must be integers, got list"),
-        ([[1], [2, 3]], ValueError, "lengths shape must be"),
-        (3, ValueError, "one int for all rows; give a list with one for each row"),
-    ],
-    ids=str,
-)
-def test_other_lengths_are_refused(lengths: Sequence[int], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        pack_per_token_field(torch.ones(2, 3), lengths)
 
 
 def test_tokens_of_one_sample_without_a_row_dimension_are_refused_with_what_to_give(client: DataPlaneClient) -> None:

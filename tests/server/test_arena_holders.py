@@ -52,7 +52,13 @@ def told(process: subprocess.Popen[str]) -> str:
 KEEPS = ["descriptors", "reading", "writing", "private", "reading in a child", "writing in a child"]
 
 
-@pytest.mark.parametrize(("medium", "killed"), [("memory", True), ("disk", False)], ids=["killed", "told to drop it"])
+@pytest.mark.parametrize(
+    ("medium", "killed"),
+    [
+        pytest.param("memory", True, id="killed"),
+        pytest.param("disk", False, id="told to drop it", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("keeps", KEEPS)
 def test_a_client_of_a_killed_server_is_a_holder_until_it_has_nothing_left(
     tmp_path: Path, medium: str, keeps: str, killed: bool

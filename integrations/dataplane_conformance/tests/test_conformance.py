@@ -24,7 +24,7 @@ QUICK = [
 BROKEN = [
     (broken.DropsTenth, "Acknowledged rows are delivered once each", "lost"),
     (broken.HandsOutTwice, "A row has one owner at a time", "doubled"),
-    (broken.AcceptsLateCommits, "A late commit is refused", "doubled"),
+    pytest.param(broken.AcceptsLateCommits, "A late commit is refused", "doubled", marks=pytest.mark.long),
     (broken.ChangesABit, "Values come back bit for bit", "lost"),
     pytest.param(
         broken.PutsOneByOne, "A put is whole or not there if its client is killed", "", marks=pytest.mark.long

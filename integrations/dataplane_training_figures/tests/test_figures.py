@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch.nested import nested_tensor_from_jagged
@@ -99,7 +99,6 @@ def expected_logprobs(tokens: Sequence[Token], bounds: tuple[float, float]) -> d
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@settings(max_examples=150, deadline=None)
 @given(
     rows=ROWS,
     layout=st.sampled_from(["padded", "jagged"]),
@@ -128,7 +127,6 @@ def test_figures_are_those_of_a_loop(
     assert all(type(value) is float for value in metrics.values())
 
 
-@settings(max_examples=50, deadline=None)
 @given(ROWS, st.integers(1, 80))
 def test_a_histogram_has_every_number_between_its_edges(rows: list[Row], most: int) -> None:
     rewards = training.figures_of(batch_of(rows, "padded")).parts["rewards"]

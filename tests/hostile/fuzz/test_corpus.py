@@ -48,7 +48,7 @@ def inputs_of(draw: st.DrawFn, name: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_an_input_like_those_of_the_corpus_shows_no_defect(name: str, data: st.DataObject) -> None:
     TARGETS[name](data.draw(inputs_of(name)))

@@ -103,12 +103,6 @@ def test_who_does_not_know_the_nonce_is_refused(direct: Direct) -> None:
     assert peer.refused(STATUS)[0] == "INVALID_REQUEST"
 
 
-def test_a_browser_is_cut_off(direct: Direct) -> None:
-    peer = direct.connect()
-    peer.socket.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    assert peer.ended
-
-
 # -- values that come --------------------------------------------------------------------------------------------------
 
 

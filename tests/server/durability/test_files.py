@@ -186,7 +186,7 @@ def names_of(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in folder.iterdir() if path.name != "removing"}
 
 
-@pytest.mark.parametrize("durability", DURABILITIES)
+@pytest.mark.parametrize("durability", ["process", pytest.param("disk", marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__.replace("_", " "))
 async def test_a_changed_file_is_refused_by_name_at_each_start_or_all_rows_are_served(

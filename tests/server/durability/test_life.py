@@ -99,7 +99,7 @@ class Played:
         return digest(answer, self.plane.take_effects())
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 8))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 8))])
 def test_a_replica_of_any_history_goes_on_as_the_core_does(tmp_path: Path, seed: int) -> None:
     clients = Clients(random.Random(seed))
     clients.run(300, 10**9)

@@ -48,7 +48,7 @@ def values_of(client: DataPlaneClient, ids: list[str]) -> list[int]:
     return [int(row[0]) for row in column]
 
 
-@pytest.mark.parametrize("transport", ["shm", "grpc"])
+@pytest.mark.parametrize("transport", ["shm", pytest.param("grpc", marks=pytest.mark.long)])
 def test_rows_cursors_and_claims_are_those_of_the_moment_of_the_snapshot(server: MortalServer, transport: str) -> None:
     with connect(server.address, transport=transport) as client:  # type: ignore[arg-type]  # one of the two
         client.register_partition("p", ["x"], 0, ["t"])
@@ -222,7 +222,7 @@ class _Cut(BaseException):
     """The death of the process at this point."""
 
 
-@pytest.mark.parametrize("step", range(9))
+@pytest.mark.parametrize("step", [pytest.param(step, marks=[pytest.mark.long] * (step % 2)) for step in range(9)])
 async def test_a_restore_that_ends_anywhere_has_happened_or_has_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:

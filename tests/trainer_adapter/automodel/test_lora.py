@@ -48,7 +48,7 @@ def adapted(config: PeftConfig, model: nn.Module | None = None) -> set[str]:
 # --- set-up ---
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
 def test_the_first_forward_pass_is_the_base_models(folder: Path, precision: str) -> None:
     logits = []
     for config in (policy_config(folder / "qwen2"), lora_config(folder / "qwen2")):

@@ -59,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     scope="module",
     params=[
         pytest.param(("torchrun", Layout(tp=2)), id="replicas"),
-        pytest.param(("torchrun", Layout(dp=2)), id="shards"),
+        pytest.param(("torchrun", Layout(dp=2)), id="shards", marks=pytest.mark.long),
         pytest.param(("ray", Layout(tp=2)), id="actors", marks=pytest.mark.soak),
     ],
 )

@@ -107,7 +107,7 @@ def test_steps_do_not_overlap(make_worker: MakeWorker) -> None:
         worker.finish_train_step()
 
 
-@pytest.mark.parametrize("packing", worker_cases.PACKINGS)
+@worker_cases.each_packing
 def test_every_global_batch_is_a_step_and_every_call_one_of_the_schedule(make_worker: MakeWorker, packing: str) -> None:
     worker = make_worker(packing, changes={"scheduler": HALVED})
     report = worker.train(batch(), ClippedPolicyGradientLoss(), gbs=4)
@@ -117,7 +117,7 @@ def test_every_global_batch_is_a_step_and_every_call_one_of_the_schedule(make_wo
     assert set(again["all_mb_metrics"]["lr"]) == {worker_cases.LEARNING_RATE / 2}
 
 
-@pytest.mark.parametrize("packing", worker_cases.PACKINGS)
+@worker_cases.each_packing
 def test_several_global_batches_are_as_many_calls(make_worker: MakeWorker, packing: str) -> None:
     together = make_worker(packing)
     report = together.train(batch(), ClippedPolicyGradientLoss(), gbs=4)

@@ -55,7 +55,7 @@ def test_on_a_gpu_an_offloaded_worker_frees_the_device(make_worker: MakeWorker) 
 
 
 @pytest.mark.parametrize(("precision", "least", "most"), [("float32", 0.0, 1e-5), ("bfloat16", 1e-3, 0.25)])
-@pytest.mark.parametrize("packing", worker_cases.PACKINGS)
+@worker_cases.each_packing
 def test_a_policy_computes_in_its_precision_and_keeps_weights_in_float32(
     make_worker: MakeWorker, model: Path, packing: str, precision: str, least: float, most: float
 ) -> None:

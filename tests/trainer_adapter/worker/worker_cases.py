@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.distributed
 from tests.rank_pool import RankPool
@@ -32,6 +33,9 @@ TEMPERATURE = 0.7
 MAX_GRAD_NORM = 0.05
 LEARNING_RATE = 0.5
 PACKINGS = ("none", "dynamic", "sequence")
+each_packing = pytest.mark.parametrize(
+    "packing", ["sequence", *(pytest.param(packing, marks=pytest.mark.long) for packing in PACKINGS[:2])]
+)
 
 
 class Layout(NamedTuple):
