@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from tests.forked import FORKS
 
 from dataplane_client import connect
 from dataplane_conformance.__main__ import main
@@ -13,6 +14,8 @@ from dataplane_conformance.drivers.rl_dataplane import RLDataPlane
 from dataplane_conformance.lab import Promise
 from dataplane_conformance.promises import PROMISES
 from dataplane_conformance.tests import broken
+
+pytestmark = FORKS
 
 NAMED = {promise.sentence: promise for promise in PROMISES}
 QUICK = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,15 @@ from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
 
 MIB = 1 << 20
+
+
+@contextlib.contextmanager
+def stalled(server: ServerThread) -> Iterator[None]:
+    """A block in which the server does nothing."""
+    go_on = threading.Event()
+    server._loop.call_soon_threadsafe(go_on.wait, 20)
+    yield
+    go_on.set()
 
 
 @pytest.fixture

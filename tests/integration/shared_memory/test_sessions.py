@@ -8,13 +8,14 @@ import gc
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from tests.integration.conftest import Eventually
+from tests.integration.shared_memory.conftest import stalled
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
@@ -36,15 +37,6 @@ def descriptors() -> int:
 
 def used(client: DataPlaneClient) -> int:
     return client.server_status().memory_used_bytes
-
-
-@contextlib.contextmanager
-def stalled(server: ServerThread) -> Iterator[None]:
-    """A block in which the server does nothing."""
-    go_on = threading.Event()
-    server._loop.call_soon_threadsafe(go_on.wait, 20)
-    yield
-    go_on.set()
 
 
 def test_a_client_goes_on_with_the_memory_of_the_next_server(

@@ -4,11 +4,8 @@ cost what they hold for as long as they live.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
-import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -16,6 +13,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from tests.integration.conftest import Eventually
+from tests.integration.shared_memory.conftest import stalled
 from torch.nested import nested_tensor_from_jagged
 
 from dataplane_client.batched_data_dict import BatchedDataDict
@@ -65,15 +63,6 @@ def sent(client: DataPlaneClient) -> torch.Tensor:
 
 def used(client: DataPlaneClient) -> int:
     return client.server_status().memory_used_bytes
-
-
-@contextlib.contextmanager
-def stalled(server: ServerThread) -> Iterator[None]:
-    """A block in which the server does nothing."""
-    go_on = threading.Event()
-    server._loop.call_soon_threadsafe(go_on.wait, 20)
-    yield
-    go_on.set()
 
 
 def fill_the_arena(client: DataPlaneClient) -> None:
