@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from scripts.dashboard_file import load_panels
-from scripts.draw_dashboard import draw_dashboard
 from scripts.prometheus_server import Prometheus, find_command, running_prometheus
 from tests.deploy.monitoring.expressions import asked
 from tests.deploy.monitoring.load import MEMORY, Load
@@ -96,6 +95,8 @@ def test_everything_that_alerts_watch_is_there(watched: Watched) -> None:
 
 
 def test_the_dashboard_is_drawn(watched: Watched, tmp_path: Path) -> None:
+    from scripts.draw_dashboard import draw_dashboard  # not imported above: it takes a second, which each run would pay
+
     picture = tmp_path / "dashboard.png"
     sections = ("Now", "Who waits for whom", "Calls")  # numbers, areas and lines, and a logarithmic scale
     draw_dashboard(watched.prometheus, picture, watched.start, watched.end, RATE_INTERVAL, sections)
