@@ -136,7 +136,7 @@ class CheckedPlane:
         except No as no:
             self._check_refused(outcome, no)
             return outcome
-        if isinstance(expected, Write) and isinstance(outcome, Waiting) and self._is_admitted(outcome.ticket):
+        if isinstance(expected, Write) and isinstance(outcome, Waiting) and outcome.ticket in self.model.admitted:
             expected.ticket = outcome.ticket  # rows were evicted for it, so it and those before it have space
             self.model.writes.append(expected)
             self._check_effects()
@@ -146,10 +146,6 @@ class CheckedPlane:
         else:
             self._check_answer(request, outcome, expected)
         return outcome
-
-    def _is_admitted(self, ticket: int) -> bool:
-        state, *_ = self.plane.parts
-        return any(isinstance(effect, Admitted) and effect.ticket == ticket for effect in state.effects)
 
     def _note_reset(self, request: RepeatableCall[Any]) -> None:
         if isinstance(request, ResetTask):
@@ -292,7 +288,7 @@ class CheckedPlane:
     def open_session(self, session_id: str, grace_s: float) -> None:
         outcome = self._real(OpenSession(session_id, "client", grace_s))
         if session_id:
-            lives = self.model.heard(session_id)
+            lives = self.model.heard(session_id, self.now)
             assert isinstance(outcome, Refusal) != lives
             assert not isinstance(outcome, Refusal) or outcome.reason is Reason.SESSION_EXPIRED
             return
@@ -302,8 +298,9 @@ class CheckedPlane:
         self.sessions.append(outcome.session_id)
         self.model.sessions.append(Session(outcome.session_id, grace_s, self.now + grace_s))
 
-    def heartbeat(self, session_id: str) -> None:
-        assert self._real(Heartbeat(session_id)) == self.model.heard(session_id)
+    def heartbeat(self, session_id: str, sent_s_ago: float = 0.0) -> None:
+        at = max(0.0, self.now - sent_s_ago)
+        assert self._real(Heartbeat(session_id), at) == self.model.heard(session_id, at)
 
     def close_session(self, session_id: str) -> None:
         self._real(CloseSession(session_id))
@@ -411,11 +408,15 @@ class CheckedPlane:
 
     # -- comparison ----------------------------------------------------------------------------------------------------
 
-    def _real(self, call: Call[object]) -> object:
+    def _real(self, call: Call[object], at: float | None = None) -> object:
         try:
-            return self.plane.apply(call, self.now)
+            return self.plane.apply(call, self.now if at is None else at)
         except Refusal as refusal:
             return refusal
+        finally:
+            state, *_ = self.plane.parts
+            self.model.admitted = {effect.ticket for effect in state.effects if isinstance(effect, Admitted)}
+            self.model.came_late.clear()
 
     def _check_effects(self) -> None:
         """Callers that wait are told what the model says: failures in its order, grants in that of each task."""

@@ -15,7 +15,7 @@ import numpy as np
 from tests.core.machine.checked_plane import CheckedPlane
 from tests.core.machine.things import Claim, Group, Row
 
-from dataplane_server.core.calls.answers import Reservation
+from dataplane_server.core.calls.answers import Grant, Reservation, Reserved
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.filters import Filter, FilterOperator, Term
 from dataplane_server.core.calls.flow import DrawBand, EvictFirst, FlowPolicy, WhenFull
@@ -100,6 +100,7 @@ class Clients:
             self.end_read: 3,
             self.claim: 8,
             self.claim_shard: 8,
+            self.run_ahead: 2,
             self.stop_waiting: 2,
             self.abandon: 3,
             self.draw: 5,
@@ -112,6 +113,7 @@ class Clients:
             self.add_to_group: 5,
             self.put_shared: 3,
             self.finish_group: 4,
+            self.give_back_a_group: 2,
             self.abort_group: 1,
             self.clear: 3,
             self.clear_what_is_consumed: 3,
@@ -124,6 +126,7 @@ class Clients:
             self.drop: 1,
             self.open_session: 3,
             self.heartbeat: 4,
+            self.heartbeat_late: 2,
             self.close_session: 1,
             self.pass_time: 5,
             self.reach_next_due: 3,
@@ -532,6 +535,23 @@ class Clients:
     def finish_group(self) -> None:
         self.go(FinishGroup("", self.some_group().reservation_id, self.dice.choice([None, 3])))
 
+    def give_back_a_group(self) -> None:
+        """Of a few whole groups the first one is taken and given back, so it is ahead of the others."""
+        partition_id = self.partition_id()
+        for group_id in self.dice.sample("ghijk", 2):
+            ids = self.dice.sample(GROUPED, self.dice.randint(1, 2))
+            outcome = self.go(ReserveGroup("", partition_id, group_id, ids))
+            if isinstance(outcome, Reserved):
+                reservation_id = outcome.reservation_id
+                columns = self.columns("a", len(ids))
+                self.go_with_bytes(PutSamples("", partition_id, ids, columns, reservation_id=reservation_id))
+                self.go(FinishGroup("", reservation_id))
+        claim = ClaimSamples("", partition_id, "train", ("a",), 1, 1, whole_groups=True)
+        taken = self.go(claim)
+        if isinstance(taken, Grant):
+            self.go(ReleaseClaim("", taken.claim_id, reason=self.dice.choice(["", "bad"])))
+            self.go(replace(claim, batch_size=2))
+
     def abort_group(self) -> None:
         group = self.some_group()
         own = [row.sample_id for row in group.rows]
@@ -572,6 +592,14 @@ class Clients:
         units: list[BatchUnit | None] = ["rows", "groups"] if self.chance(20) else ["rows"] if step else [None]
         balance, unit = self.dice.choice(balances), self.dice.choice(units)
         self.go(ClaimShard("", *at, balance, tokens, whole, self.session_id(), unit, again=self.chance(3)))
+
+    def run_ahead(self) -> None:
+        """One of two ranks begins steps until the first of them is forgotten, with what is held for the other rank."""
+        partition_id, first = self.partition_id(), 5 + self.dice.randrange(100)
+        for step in range(first, first + 3):
+            ids = self.dice.sample(SAMPLES, 3)
+            self.go_with_bytes(PutSamples("", partition_id, ids, self.columns("a", len(ids))))
+            self.go(ClaimShard("", partition_id, "train", step, 0, 2, ("a",), 2, 2, "rows"))
 
     def stop_waiting(self) -> None:
         if callers := self.world.model.callers():
@@ -640,6 +668,18 @@ class Clients:
 
     def heartbeat(self) -> None:
         self.world.heartbeat(self.session_id())
+
+    def heartbeat_late(self) -> None:
+        """Long after it was sent; or when the grace is over, and the server has not noticed yet."""
+        if self.world.model.sessions:
+            session = self.dice.choice(self.world.model.sessions)
+            if self.chance(2):
+                self.world.heartbeat(session.session_id, sent_s_ago=self.dice.choice([1, 5]))
+                self.world.pass_time(max(0.0, session.deadline - self.world.now - TICK / 2))  # it still lives
+            else:
+                self.world.pass_time(max(0.0, session.deadline - self.world.now))
+                self.world.heartbeat(session.session_id)
+            self.world.advance()
 
     def close_session(self) -> None:
         self.world.close_session(self.session_id())

@@ -145,9 +145,10 @@ class Entrances(Writes):
 
     def _come_late(self, entrant: Entrant, write: Write) -> None:
         queue = [other for other in self.queue() if not other.call.claim_id and other.size > 0]
-        if write.size > 0 and len(queue) >= self.limits.max_waiting_puts:
+        if write.size > 0 and len(queue) >= self.limits.max_waiting_puts and write.ticket not in self.admitted:
             self.fail_writes([write], Reason.LIMIT_REACHED)
         else:
+            self.came_late.add(write)
             self._come(entrant)
 
     def _answer(self, entrant: Entrant) -> None:

@@ -368,10 +368,10 @@ class Model(Entrances):
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
-    def heard(self, session_id: str) -> bool:
+    def heard(self, session_id: str, at: float) -> bool:
         for session in self.sessions:
             if session.session_id == session_id:
-                session.deadline = max(session.deadline, self.now + session.grace_s)
+                session.deadline = max(session.deadline, at + session.grace_s)
                 return True
         return False
 
