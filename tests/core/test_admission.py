@@ -37,36 +37,6 @@ def admitted(effects: list[Effect]) -> list[int]:
     return [effect.ticket for effect in effects]
 
 
-def commit_waits(caller: Caller, size: int) -> int:
-    """A commit with so many bytes for the next row."""
-    waiting = caller.apply(caller.commit_call(caller.take("a").claim_id, {"b": [size]}))
-    assert isinstance(waiting, Waiting)
-    return waiting.ticket
-
-
-def write_back_waits(caller: Caller, size: int) -> int:
-    """A put of so many bytes to the next row, in the name of a claim that holds it."""
-    grant = caller.take("a")
-    waiting = caller.apply(caller.put_call(grant.sample_ids, {"b": [size]}, claim_id=grant.claim_id))
-    assert isinstance(waiting, Waiting)
-    return waiting.ticket
-
-
-CLAIMED = [pytest.param(commit_waits, id="commit"), pytest.param(write_back_waits, id="write-back")]
-
-
-@pytest.mark.parametrize("wait", CLAIMED)
-def test_a_write_in_the_name_of_a_claim_goes_ahead_of_all_puts_that_wait(
-    full: Caller, wait: Callable[[Caller, int], int]
-) -> None:
-    puts = [waits(full, 64), waits(full, 1)]
-    claimed = wait(full, 64)
-    full.clear(["s4"])
-    assert admitted(full.plane.take_effects()) == [claimed]
-    full.clear(["s3"])
-    assert admitted(full.plane.take_effects()) == puts[:1]
-
-
 def test_the_deadline_of_a_put_is_told_with_the_room_there_is(full: Caller) -> None:
     full.put(full.put_call(["s4"], {"a": [0]}))
     first = waits(full, 100)

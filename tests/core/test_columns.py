@@ -11,7 +11,6 @@ from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from rl_dataplane.v1.element_types import ITEM_SIZES
 
-SCALAR = Shape("dense", "float32", ())
 OBJECT = Shape("object", "", ())
 
 
@@ -25,35 +24,6 @@ def jagged(*trailing: int, dtype: str = "float32") -> Shape:
 
 def of_rows(shape: Shape, *lengths: int) -> ColumnSpec:
     return ColumnSpec("x", shape, int64(lengths))
-
-
-@pytest.mark.parametrize(
-    ("held", "new", "shared"),
-    [
-        pytest.param(dense(3), dense(3), dense(3), id="the same dense shape stays"),
-        pytest.param(dense(3), dense(5), jagged(), id="dense rows of another length make the field jagged"),
-        pytest.param(dense(3), jagged(), jagged(), id="jagged rows make a dense field jagged"),
-        pytest.param(jagged(), dense(3), jagged(), id="a jagged field takes dense rows and stays jagged"),
-        pytest.param(jagged(), jagged(), jagged(), id="the same jagged shape stays"),
-        pytest.param(dense(3, 4), dense(5, 4), jagged(4), id="further dimensions stay"),
-        pytest.param(dense(0, 4), dense(5, 4), jagged(4), id="an empty first dimension is a length like any other"),
-        pytest.param(SCALAR, SCALAR, SCALAR, id="scalars stay scalars"),
-        pytest.param(OBJECT, OBJECT, OBJECT, id="objects stay objects"),
-        pytest.param(dense(3, 4), dense(3, 5), None, id="further dimensions must agree"),
-        pytest.param(dense(3, 4), dense(3), None, id="the rank of dense rows must agree"),
-        pytest.param(dense(3, 4), jagged(), None, id="the rank of jagged rows must agree"),
-        pytest.param(jagged(4), jagged(5), None, id="the trailing shape of jagged rows must agree"),
-        pytest.param(SCALAR, jagged(), None, id="a scalar has no first dimension to vary"),
-        pytest.param(jagged(), SCALAR, None, id="nor does a jagged field take scalars"),
-        pytest.param(SCALAR, dense(1), None, id="a scalar is not a row of one"),
-        pytest.param(dense(3), dense(3, dtype="int32"), None, id="element types must agree"),
-        pytest.param(jagged(), jagged(dtype="float16"), None, id="element types of jagged rows must agree"),
-        pytest.param(OBJECT, jagged(dtype="uint8"), None, id="objects are not bytes"),
-        pytest.param(dense(3), OBJECT, None, id="arrays are not objects"),
-    ],
-)
-def test_shapes_widen_from_dense_to_jagged_and_no_further(held: Shape, new: Shape, shared: Shape | None) -> None:
-    assert held.widened(new) == shared
 
 
 def test_the_size_of_a_column_is_exact_where_the_bytes_of_its_rows_overflow() -> None:

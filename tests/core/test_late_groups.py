@@ -64,11 +64,19 @@ def test_a_group_with_too_few_rows_at_its_deadline_is_removed_and_its_producer_t
     reserve(caller)
 
 
+def test_a_deadline_is_kept_however_many_groups_have_come_and_gone(caller: Caller) -> None:
+    reserve(caller, "x", min_rows=1)
+    for number in range(200):
+        caller.abort_group(caller.reserve(f"g{number}", [], deadline_s=60.0).reservation_id)
+    caller.pass_time(31.0)
+    assert ended(caller)["partial"] == 1
+
+
 def test_values_that_all_rows_share_make_none_of_them_complete(caller: Caller) -> None:
     reservation = reserve(caller, "x", min_rows=1)
     caller.share(reservation, b=8)
     caller.pass_time(31.0)
-    assert caller.take("a", "b").sample_ids == ("x",)
+    assert caller.take("b", batch_size=3, min_size=1).sample_ids == ("x",)
 
 
 def test_a_row_that_failed_is_gone_and_the_others_tell_how_many_their_group_lacks(caller: Caller) -> None:
@@ -82,12 +90,6 @@ def test_a_row_that_failed_is_gone_and_the_others_tell_how_many_their_group_lack
     assert [dict(tags) for tags in grant.tags] == [{}, {"missing_rows": 1}, {"missing_rows": 1}]
     assert caller.plane.sample("p", "z").events[-1].reason == "sandbox died"
     assert caller.state()[0][0].removed_rows["failed"] == 1
-
-
-def test_a_group_whose_rows_have_all_failed_is_aborted(caller: Caller) -> None:
-    reservation = reserve(caller)
-    caller.apply(AbortGroup(caller.request_id(), reservation, "no", IDS))
-    assert (ended(caller)["aborted"], caller.state()[0][0].open_groups) == (1, 0)
 
 
 def test_a_prompt_is_tried_again_only_as_often_as_it_may_be(caller: Caller) -> None:

@@ -7,9 +7,6 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import BYTES, Caller
 
-from dataplane_server.core.calls.answers import Reservation
-from dataplane_server.core.calls.refusal import Reason, Refusal
-
 
 @pytest.fixture
 def opened(new_caller: Callable[..., Caller]) -> Caller:
@@ -48,17 +45,3 @@ def test_a_write_declares_the_fields_that_it_names(opened: Caller, call: Callabl
     assert fields(opened) == ["a", "new"]
     new = opened.plane.partition_info("p").fields[1]
     assert (new.shape, new.per_token, new.size_bytes) == (BYTES, False, 3)
-
-
-def test_fields_up_to_the_limit_are_declared_and_more_are_refused(opened: Caller) -> None:
-    opened.put_rows(["s1"], "x", "y")
-    with opened.refuses(Reason.INVALID_REQUEST, "'p'", "3 fields", "4", "'u'"):
-        opened.put_rows(["s1"], "u", "v")
-    late = opened.apply(opened.put_call(["s1"], {"v": [1]}))
-    assert isinstance(late, Reservation)
-    opened.put_rows(["s1"], "u")
-    with pytest.raises(Refusal) as caught:
-        opened.finish(late.ticket)
-    assert (caught.value.reason, "'v'" in caught.value.message) == (Reason.INVALID_REQUEST, True)
-    with opened.refuses(Reason.INVALID_REQUEST, "'v'"):
-        opened.apply(opened.claim_call("v"))

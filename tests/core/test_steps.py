@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from tests.core.caller import Caller
 
@@ -56,25 +54,6 @@ def test_groups_of_different_sizes_are_split_by_what_the_balance_names(
     assert all(len(shard.sample_ids) == sum(part.rows for part in shard.groups) for shard in shards)
 
 
-@pytest.mark.parametrize(
-    ("first", "other", "word"),
-    [
-        ({}, {"dp_world": 3}, "task 'train': dp_world is 3 here and was 2 in the first call of "),
-        ({}, {"whole_groups": True, "unit": "rows"}, "whole_groups"),
-        ({}, {"order": "newest_version"}, "order"),
-        ({"order": "lowest_tag", "order_tag": "x"}, {"order": "lowest_tag", "order_tag": "y"}, "order_tag"),
-    ],
-    ids=str,
-)
-def test_calls_of_one_step_that_differ_are_refused(
-    rows: Caller, first: dict[str, object], other: dict[str, object], word: str
-) -> None:
-    rows.take_shard("a", dp_rank=0, **first)
-    asked: dict[str, object] = {"dp_rank": 1, **other}
-    with rows.refuses(Reason.INVALID_REQUEST, "step 0", word):
-        rows.take_shard("a", **asked)
-
-
 def test_a_shard_is_held_by_all_sessions_that_asked_for_it(rows: Caller) -> None:
     first, second = rows.open_session(5.0), rows.open_session(20.0)
     grant = rows.take_shard("a", session_id=first)
@@ -92,14 +71,6 @@ def test_a_shard_whose_last_holder_died_goes_to_whoever_asks_next_under_a_new_cl
     assert again.claim_id != grant.claim_id
     with rows.refuses(Reason.CLAIM_FENCED, grant.claim_id):
         rows.commit(grant.claim_id)
-
-
-def test_a_shard_that_was_released_stays_with_its_step(rows: Caller) -> None:
-    grant = rows.take_shard("a")
-    rows.release(grant.claim_id)
-    assert (rows.task().delayed_rows, rows.task().untaken_rows) == (4, 4)
-    again = rows.take_shard("a")
-    assert (again.sample_ids, again.deliveries.tolist()) == (grant.sample_ids, [1, 1])
 
 
 def test_one_commit_ends_a_shard_for_all_and_the_others_are_answered_alike(rows: Caller) -> None:
@@ -153,15 +124,3 @@ def test_a_task_tells_the_step_with_which_a_trainer_goes_on(rows: Caller) -> Non
     assert steps() == (6, 7)
     rows.reset()
     assert steps() == (None, 0)
-
-
-def test_steps_are_forgotten_after_so_many_later_ones_and_their_rows_go_back(new_caller: Callable[..., Caller]) -> None:
-    caller = new_caller(remembered_steps=2)
-    caller.register()
-    caller.put_rows([f"s{i}" for i in range(6)], "a")
-    held = caller.take_shard("a", step=0, dp_rank=0, batch_size=2)
-    for step in (1, 2):
-        caller.take_shard("a", step=step, batch_size=2)
-    assert caller.take("a").sample_ids == ("s1",)
-    caller.release(held.claim_id)
-    assert caller.take("a").sample_ids == ("s0",)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from tests.core.caller import Caller, int64
+from tests.core.caller import Caller
 from tests.integration.conftest import Eventually
 from tests.semantics.callers import Caller as AnyCaller
 from tests.semantics.conftest import ON_ONE_WAY
@@ -18,11 +18,10 @@ from torch.nested import nested_tensor
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import AppendConflictError, InvalidArgumentError, NotFoundError, OutOfSpaceError
 from dataplane_client.options import TransportChoice
-from dataplane_server.core.calls.answers import PutResult, Reservation
+from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import PutSamples
-from dataplane_server.core.calls.values import Copy, Run
 from dataplane_server.testing import ServerThread
 
 
@@ -55,29 +54,6 @@ def two(caller: Caller) -> Caller:
     """Rows s1 and s2 with 3 and 5 bytes in a, from offset 0."""
     caller.put(caller.put_call(["s1", "s2"], {"a": [3, 5]}))
     return caller
-
-
-# -- what grows --------------------------------------------------------------------------------------------------------
-
-
-def test_a_row_is_placed_anew_with_its_entries_before_the_new_ones(two: Caller) -> None:
-    begun = begin(two, append(two, "s2", "s1", a=[1, 2]))
-    assert begun == Reservation(2, (Run(8 + 5, 1), Run(8 + 6 + 3, 2)), 3, (Copy(3, 8, 5), Copy(0, 8 + 6, 3)))
-    assert two.used == 8 + 11
-    assert two.finish(begun.ticket) == PutResult(0, 3)
-    assert two.used == 11
-    plan = two.read(["s2", "s1"], "a")
-    assert (list(plan.runs), plan.columns[0].entries.tolist()) == ([Run(8, 11)], [6, 5])
-    assert plan.sequence_lengths.tolist() == [6, 5]
-
-
-def test_a_dense_value_grows_into_a_jagged_one(caller: Caller) -> None:
-    dense = ColumnSpec("a", Shape("dense", "uint8", (4, 2)))
-    caller.put(caller.put_call(["s1"], columns=[dense], sequence_lengths=[4]))
-    more = ColumnSpec("a", Shape("jagged", "uint8", (2,)), int64([3]))
-    caller.put(caller.put_call(["s1"], columns=[more], append=True))
-    (column,) = caller.read(["s1"], "a").columns
-    assert (column.shape, column.entries.tolist()) == (Shape("jagged", "uint8", (2,)), [7])
 
 
 # -- who may append ----------------------------------------------------------------------------------------------------
@@ -131,32 +107,11 @@ def test_a_row_that_was_cleared_is_not_made_of_its_last_tokens(flow: DataPlaneCl
     [
         pytest.param({}, {}, Reason.INVALID_REQUEST, ("at least one column",), id="nothing"),
         pytest.param(
-            {"c": [1]}, {}, Reason.INVALID_REQUEST, ("'p'", "'c'", "per-token fields only"), id="not per-token"
-        ),
-        pytest.param({"x": [1]}, {}, Reason.FIELD_NOT_DECLARED, ("'x'",), id="not declared"),
-        pytest.param(
             {},
             {"columns": [ColumnSpec("a", Shape("dense", "uint8", (1,)))]},
             Reason.INVALID_REQUEST,
             ("'a'", "its column is dense"),
             id="dense",
-        ),
-        pytest.param(
-            {},
-            {"columns": [ColumnSpec("a", Shape("jagged", "int16", ()), int64([1]))]},
-            Reason.FIELD_MISMATCH,
-            ("'a'", "int16"),
-            id="another type",
-        ),
-        pytest.param(
-            {"b": [1]},
-            {},
-            Reason.LENGTH_MISMATCH,
-            ("'s1'", "field 'b' after the append has 1 tokens, field 'a' as stored has 3"),
-            id="a field that the row lacks",
-        ),
-        pytest.param(
-            {"a": [2]}, {"sequence_lengths": [2]}, Reason.LENGTH_MISMATCH, ("has 5 tokens", "has 2"), id="length"
         ),
         pytest.param({"a": [(1 << 31) - 2]}, {}, Reason.INVALID_REQUEST, ("row 0", "2147483649"), id="too long"),
         pytest.param({"a": [4091]}, {}, Reason.PUT_TOO_LARGE, ("append", "3.998 KiB", "beside the 3"), id="too large"),
@@ -224,17 +179,6 @@ def test_a_row_whose_values_change_while_entries_arrive_is_not_appended_to(
     assert caught.value.reason is Reason.APPEND_CONFLICT
     assert two.state()[0] == left
     assert two.used == two.plane.partition_info("p").size_bytes
-
-
-def test_a_row_is_not_appended_to_though_another_value_has_the_place_of_the_old_one(caller: Caller) -> None:
-    """The first put frees the place of the value, the second one takes it."""
-    caller.put_rows(["s1"], "a", size=8)
-    begun = begin(caller, append(caller, "s1", a=[1]))
-    caller.put_rows(["s1"], "a", size=8)
-    caller.put_rows(["s1"], "a", size=8)
-    assert caller.read(["s1"], "a").runs == (Run(begun.copies[0].source, 8),)
-    with pytest.raises(Refusal, match="'s1'"):
-        caller.finish(begun.ticket)
 
 
 # -- clients -----------------------------------------------------------------------------------------------------------

@@ -273,22 +273,6 @@ def test_rows_are_listed_and_cleared_as_an_expression_says(via: AnyCaller) -> No
         put()
 
 
-def test_a_clear_removes_those_of_the_named_rows_that_fit(caller: Caller) -> None:
-    put_tags(caller, {f"s{row}": {"std": row} for row in range(4)})
-    assert clear_where(caller, (Term(">=", "std", values=(1,)),), ["s0", "s1", "s2", "gone"]) == 2
-    assert listed(caller, ()) == ["s0", "s3"]
-    assert [event.what for event in caller.plane.sample("p", "s0").events] == ["put"]
-
-
-def test_rows_are_listed_and_cleared_by_age(caller: Caller) -> None:
-    for sample_id in ("old", "new"):
-        put_tags(caller, {sample_id: {}})
-        caller.now += 10
-    old = (Term(">", "age_s", True, (10,)),)
-    assert listed(caller, old) == ["old"]
-    assert clear_where(caller, old) == 1
-
-
 NEW = (Term("==", "state", values=("new",)),)
 
 

@@ -312,22 +312,6 @@ def test_nothing_is_evicted_unless_it_makes_enough_room(caller: Caller) -> None:
 # -- pace --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_value_that_rows_share_makes_room_once(caller: Caller) -> None:
-    caller.put_rows(["x"], "a", size=10)
-    assert caller.take("a").sample_ids == ("x",)
-    reservation_id = caller.reserve("g", ["g1", "g2"]).reservation_id
-    caller.share(reservation_id, a=30)
-    caller.finish_group(reservation_id)
-    caller.set_flow(max_bytes=40, when_full="evict")
-    waits(caller, "y", size=40)
-    assert rows(caller) == "xg1g2"
-    caller.set_flow(max_bytes=45, when_full="evict")
-    assert rows(caller) == "xg1g2"
-    caller.set_flow(max_bytes=50, when_full="evict")
-    assert admitted(caller)
-    assert rows(caller) == "xy"
-
-
 def test_producers_are_paced_so_that_rows_are_trained_within_their_bound(caller: Caller) -> None:
     caller.set_policy(1, rows_per_version=2)
     caller.set_version(0)
@@ -369,15 +353,6 @@ def test_rows_that_a_waiting_claim_consumes_as_it_is_served_make_room_at_once(ca
         ("Granted", consuming.ticket),
         ("Admitted", ticket),
     ]
-
-
-def test_rows_that_became_too_stale_hold_nobody_up(caller: Caller) -> None:
-    caller.set_policy(0, rows_per_version=2)
-    caller.set_version(0)
-    caller.put_versions(a=0, b=0)
-    ticket = waits(caller, "c", "d")
-    caller.set_version(1)
-    assert admitted(caller) == [ticket]
 
 
 @ON_ONE_WAY

@@ -13,7 +13,6 @@ from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import InvalidArgumentError, NotFoundError
 from dataplane_client.records import tasks as policies
 from dataplane_server.core.calls.answers import Granted, Retired, Waiting
-from dataplane_server.core.calls.policies import TaskPolicy
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import GiveUpClaim
 from dataplane_server.core.calls.values import Tags
@@ -82,45 +81,12 @@ def test_rows_turn_stale_in_the_queue_when_the_trainer_moves_on(caller: Caller) 
     assert ready(caller) == ("x", "y")
 
 
-def test_until_the_trainer_says_otherwise_the_newest_tag_is_the_version(caller: Caller) -> None:
-    caller.put_versions(x=1)
-    caller.set_policy(1)
-    caller.put_versions(y=3)
-    assert caller.plane.partition_info("p", 0.0).weight_version == 3
-    assert ready(caller) == ("y",)
-    caller.set_version(2)
-    caller.put_versions(z=9)
-    assert caller.plane.partition_info("p", 0.0).weight_version == 2
-    assert ready(caller) == ("y", "x", "z")
-
-
 def test_the_version_at_the_end_of_a_group_counts_as_one_that_was_seen(caller: Caller) -> None:
     caller.put_versions(old=1)
     reservation_id = caller.reserve("g", ["g0"], weight_version=1).reservation_id
     caller.put(caller.put_call(["g0"], {"a": [1]}, reservation_id=reservation_id))
     caller.finish_group(reservation_id, weight_version=4)
     assert caller.plane.partition_info("p", 0.0).weight_version == 4
-
-
-def test_a_released_row_that_has_become_stale_is_not_granted_again(caller: Caller) -> None:
-    caller.put_versions(x=1)
-    caller.set_policy(1)
-    grant = caller.take("a")
-    caller.set_version(3)
-    caller.release(grant.claim_id)
-    assert ready(caller) == ()
-
-
-def test_a_shard_is_granted_again_without_rows_that_have_become_stale(caller: Caller) -> None:
-    caller.put_versions(w=1, x=2, y=2, z=2)
-    caller.set_policy(1)
-    caller.set_version(2)
-    session = caller.open_session()
-    shard = caller.take_shard("a", session_id=session)
-    assert shard.sample_ids == ("w", "x")
-    caller.release(shard.claim_id)
-    caller.set_version(3)
-    assert caller.take_shard("a").sample_ids == ("x",)
 
 
 def test_a_waiting_claim_is_served_by_another_policy(caller: Caller) -> None:
@@ -219,15 +185,6 @@ def test_a_row_whose_tag_changes_takes_its_new_place(via: AnyCaller) -> None:
     assert claim.ids == "xyz"
     via.put("zx", tags=[{"score": 2}, {"score": 0}])
     assert via.claim("a", **order).ids == "zyx"
-
-
-def test_policies_are_described_and_survive_a_new_definition(caller: Caller) -> None:
-    caller.set_policy(2, when_stale="drop", order="newest_version")
-    expected = TaskPolicy(2, "drop", "newest_version")
-    assert caller.task().policy == expected
-    caller.register(("a", "b"), ("train", "judge"))
-    assert caller.task().policy == expected
-    assert caller.task("judge").policy == TaskPolicy()
 
 
 def test_retiring_above_the_version_is_refused_and_removes_nothing(caller: Caller) -> None:

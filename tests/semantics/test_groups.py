@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import pytest
@@ -23,7 +22,6 @@ from dataplane_server.core.calls.answers import (
     GroupAborted,
     GroupFinished,
     PutResult,
-    Reservation,
     Waiting,
 )
 from dataplane_server.core.calls.limits import Limits
@@ -59,40 +57,6 @@ def test_reserved_rows_exist_and_no_claim_sees_them(caller: Caller) -> None:
     assert isinstance(caller.apply(caller.claim_call(task="score", whole_groups=True)), Waiting)
 
 
-@pytest.mark.parametrize(
-    ("group_id", "sample_ids", "reason", "words"),
-    [
-        pytest.param("g", ["s9"], Reason.SAMPLE_EXISTS, ("'p'", "group 'g'"), id="the group"),
-        pytest.param("h", ["s9", "s1"], Reason.SAMPLE_EXISTS, ("'p'", "'s1'", "'h'"), id="a row of a group"),
-        pytest.param("h", ["s9", "single"], Reason.SAMPLE_EXISTS, ("'p'", "'single'"), id="a row"),
-        pytest.param("", ["s9"], Reason.INVALID_REQUEST, ("group id", "1 to 256 bytes"), id="no id"),
-        pytest.param("x" * 257, ["s9"], Reason.INVALID_REQUEST, ("group id", "257"), id="long id"),
-        pytest.param("h", [*"abcde"], Reason.INVALID_REQUEST, ("5 rows", "the limit is 4"), id="many rows"),
-        pytest.param("h", ["s9", ""], Reason.INVALID_REQUEST, ("sample id",), id="malformed row"),
-        pytest.param("h", ["s9", "s9"], Reason.DUPLICATE, ("'s9'",), id="a row twice"),
-        pytest.param("h", ["w", "x", "y", "z"], Reason.LIMIT_REACHED, ("at most 6",), id="too many rows in all"),
-    ],
-)
-@pytest.mark.parametrize("finished", [False, True])
-def test_a_group_that_cannot_be_is_refused(
-    new_caller: Callable[..., Caller],
-    group_id: str,
-    sample_ids: list[str],
-    reason: Reason,
-    words: tuple[str, ...],
-    finished: bool,
-) -> None:
-    caller = new_caller(max_group_rows=4, max_rows=6)
-    caller.register()
-    caller.put_rows(["single"], "a")
-    reservation_id = caller.reserve("g", ["s1", "s2"]).reservation_id
-    put_into(caller, reservation_id, "s1", "s2")
-    if finished:
-        caller.finish_group(reservation_id)
-    with caller.refuses(reason, *words):
-        caller.reserve(group_id, sample_ids)
-
-
 def test_a_group_that_exists_is_told_with_its_state_and_who_fills_it(caller: Caller) -> None:
     reservation_id = caller.reserve("g", ["s1", "s2"], caller.open_session()).reservation_id
     with caller.refuses(Reason.SAMPLE_EXISTS, "is being filled by client", "aborts it or dies"):
@@ -125,68 +89,12 @@ def test_a_put_to_reserved_rows_must_name_their_reservation(caller: Caller) -> N
     caller.put_rows(["s0"], "a")
 
 
-def finish(caller: Caller, reservation_id: str) -> None:
-    caller.finish_group(reservation_id)
-
-
-def abort(caller: Caller, reservation_id: str) -> None:
-    caller.abort_group(reservation_id)
-
-
-def clear_all(caller: Caller, reservation_id: str) -> None:
-    caller.clear(["s1", "s2"])
-
-
-def let_the_session_die(caller: Caller, reservation_id: str) -> None:
-    caller.pass_time(100.0)
-
-
-End = Callable[[Caller, str], None]
-ENDS: list[End] = [finish, abort, clear_all, let_the_session_die]
-
-
 @pytest.fixture
 def reservation(caller: Caller) -> str:
     """Of group g, rows s1 and s2, each with a byte in a, held by a session."""
     reservation_id = caller.reserve("g", ["s1", "s2"], caller.open_session()).reservation_id
     put_into(caller, reservation_id, "s1", "s2")
     return reservation_id
-
-
-@pytest.mark.parametrize("end", ENDS)
-def test_whatever_is_done_in_the_name_of_a_reservation_that_ended_is_refused(
-    caller: Caller, reservation: str, end: End
-) -> None:
-    end(caller, reservation)
-    with caller.refuses(Reason.GROUP_FENCED, reservation):
-        caller.apply(caller.put_call(["s1"], {"a": [1]}, reservation_id=reservation))
-    with caller.refuses(Reason.GROUP_FENCED, reservation):
-        caller.apply(caller.put_call(["s3"], {"a": [1]}, reservation_id=reservation))
-    with caller.refuses(Reason.GROUP_FENCED, reservation):
-        caller.apply(caller.put_call([], {"b": [1]}, reservation_id=reservation, shared=True))
-    with caller.refuses(Reason.GROUP_FENCED, reservation):
-        caller.finish_group(reservation)
-    with caller.refuses(Reason.GROUP_FENCED, reservation):
-        caller.abort_group(reservation)
-    assert caller.plane.totals().open_groups == 0
-
-
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_put_under_way_when_its_reservation_ends_leaves_nothing_behind(
-    caller: Caller, reservation: str, end: End, shared: bool
-) -> None:
-    put = caller.put_call([] if shared else ["s1"], {"b": [7]}, reservation_id=reservation, shared=shared)
-    begun = caller.apply(put)
-    assert isinstance(begun, Reservation)
-    end(caller, reservation)
-    caller.plane.take_effects()
-    left = caller.state()[0]
-    with pytest.raises(Refusal) as caught:
-        caller.finish(begun.ticket)
-    assert caught.value.reason is Reason.GROUP_FENCED
-    assert caller.state()[0] == left
-    assert caller.used == caller.plane.partition_info("p").size_bytes
 
 
 # -- finished ----------------------------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from tests.core.caller import Caller
 from tests.semantics.callers import Caller as AnyCaller
@@ -15,8 +13,7 @@ from dataplane_server.core.calls.answers import (
     Reservation,
 )
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import DropPartition, EndRead, RegisterPartition
-from dataplane_server.core.calls.values import Definition
+from dataplane_server.core.calls.requests import DropPartition, EndRead
 
 
 @pytest.fixture
@@ -92,30 +89,6 @@ def test_a_group_that_never_had_a_row_leaves_nothing_behind(caller: Caller, grou
     caller.reserve("g", [])
 
 
-@pytest.mark.parametrize("added", [True, False])
-def test_a_group_has_a_greatest_number_of_rows(new_caller: Callable[..., Caller], added: bool) -> None:
-    caller = new_caller(max_group_rows=4)
-    caller.register()
-    reservation_id = caller.reserve("g", [] if added else ["s1", "s2", "s3"]).reservation_id
-    if added:
-        add(caller, reservation_id, "s1", "s2", "s3")
-    with caller.refuses(Reason.INVALID_REQUEST, "'g'", "5 rows", "the limit is 4"):
-        add(caller, reservation_id, "s1", "s4", "s5")
-    add(caller, reservation_id, "s1", "s4")
-
-
-def test_two_adds_under_way_do_not_exceed_the_greatest_number_of_rows(new_caller: Callable[..., Caller]) -> None:
-    caller = new_caller(max_group_rows=3)
-    caller.register()
-    reservation_id = caller.reserve("g", []).reservation_id
-    begun = [caller.apply(caller.add_call(reservation_id, ids, {"a": [1, 1]})) for ids in (["s1", "s2"], ["s3", "s4"])]
-    assert all(isinstance(one, Reservation) for one in begun)
-    caller.finish(begun[0].ticket)  # type: ignore[union-attr]
-    with pytest.raises(Refusal, match="the limit is 3"):
-        caller.finish(begun[1].ticket)  # type: ignore[union-attr]
-    assert (caller.used, caller.plane.partition_info("p").rows) == (2, 2)
-
-
 @pytest.mark.parametrize(
     "more",
     [{"reservation_id": ""}, {"claim_id": "c-1"}, {"generations": [1]}, {"shared": True, "sample_ids": ()}],
@@ -150,20 +123,3 @@ def test_rows_share_what_was_put_before_or_after_they_were_added(
     caller.apply(EndRead(plan.ticket))
     assert caller.clear() == ClearResult(1, 1 + size)
     assert caller.used == 0
-
-
-def test_a_value_that_no_row_shares_is_freed_when_the_group_is_finished(caller: Caller, group: str) -> None:
-    caller.share(group, b=50)
-    caller.put(caller.add_call(group, ["s1"], {"b": [7]}))
-    assert caller.used == 57
-    caller.finish_group(group)
-    assert (caller.used, caller.plane.partition_info("p").size_bytes) == (7, 7)
-
-
-def test_a_field_that_a_group_without_rows_shares_stays_declared(caller: Caller, group: str) -> None:
-    caller.share(group, b=50)
-    definition = Definition("p", ("a",), ("train", "score"))
-    with caller.refuses(Reason.FIELD_HOLDS_VALUES, "'b'", "1 reserved group"):
-        caller.apply(RegisterPartition(caller.request_id(), definition, replace=True))
-    caller.abort_group(group)
-    caller.apply(RegisterPartition(caller.request_id(), definition, replace=True))

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Failed, Granted, SessionExpired, SessionInfo, Waiting
+from dataplane_server.core.calls.answers import SessionInfo, Waiting
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import Advance, CloseSession, Heartbeat, OpenSession
+from dataplane_server.core.calls.requests import CloseSession, Heartbeat, OpenSession
 from dataplane_server.core.state.sessions import Sessions
 
 
@@ -36,19 +36,6 @@ def test_a_client_that_sends_heartbeats_lives_for_hours(sessions: Sessions) -> N
     for quarter in range(4 * 3600 * 3):
         assert sessions.heartbeat("x-s1", quarter / 4)
         assert sessions.expired(quarter / 4, 0.0) == []
-
-
-def test_a_heartbeat_that_is_read_late_takes_nothing_back(sessions: Sessions) -> None:
-    sessions.open(OpenSession("", "client", 5.0), 100.0)
-    assert sessions.heartbeat("x-s1", 90.0)
-    assert dead(sessions, 104.9) == []
-
-
-def test_time_in_which_the_server_stood_still_counts_for_nobody(sessions: Sessions) -> None:
-    sessions.open(OpenSession("", "client", 5.0), 0.0)
-    assert dead(sessions, 1000.0, 996.0) == []
-    assert dead(sessions, 1000.9) == []
-    assert dead(sessions, 1001.0) == ["x-s1"]
 
 
 def test_a_session_that_lives_is_resumed_with_its_grace(sessions: Sessions) -> None:
@@ -89,16 +76,6 @@ def test_how_sessions_ended_is_remembered_by_name_for_the_last_256(sessions: Ses
 # -- what a session holds ----------------------------------------------------------------------------------------------
 
 
-def test_the_claims_of_a_session_that_died_end_and_their_rows_come_first_in_line(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2", "s3"], "a")
-    session_id = caller.open_session(5.0)
-    for _ in range(2):
-        caller.take("a", session_id=session_id)
-    caller.pass_time(5.0)
-    assert (caller.task().claimed_rows, caller.task().ended_deliveries["expired"]) == (0, 2)
-    assert caller.take("a", batch_size=3).sample_ids == ("s1", "s2", "s3")
-
-
 @pytest.mark.parametrize("ended", ["died", "closed"])
 def test_nothing_is_claimed_or_reserved_in_the_name_of_a_session_that_ended(caller: Caller, ended: str) -> None:
     caller.put_rows(["s1"], "a")
@@ -115,37 +92,6 @@ def test_nothing_is_claimed_or_reserved_in_the_name_of_a_session_that_ended(call
         caller.reserve("g", ["s2"], session_id)
     with caller.refuses(Reason.SESSION_EXPIRED, session_id):
         caller.apply(OpenSession(session_id, "client", None))
-
-
-@pytest.mark.parametrize("holder_first", [True, False], ids=["the holder first", "the waiting one first"])
-def test_of_two_sessions_that_expire_at_once_neither_is_granted_the_rows_of_the_other(
-    caller: Caller, holder_first: bool
-) -> None:
-    caller.put_rows(["s1"], "a")
-    holder = caller.open_session(5.0 if holder_first else 6.0)
-    waiting = caller.open_session(6.0 if holder_first else 5.0)
-    caller.take("a", session_id=holder)
-    first = caller.apply(caller.claim_call("a", session_id=waiting))
-    second = caller.apply(caller.shard_call("a", step=1, batch_size=1, min_size=1, dp_world=1, session_id=waiting))
-    heir = caller.apply(caller.claim_call("a"))
-    assert isinstance(first, Waiting)
-    assert isinstance(second, Waiting)
-    assert isinstance(heir, Waiting)
-    caller.now = 20.0
-    caller.apply(Advance())
-    *failed, one, other, granted = caller.plane.take_effects()
-    if isinstance(other, Granted):  # the holder expired first, and its rows were granted before the other one's end
-        other, granted = granted, other
-    assert [(effect.ticket, effect.refusal.reason) for effect in failed if isinstance(effect, Failed)] == [
-        (first.ticket, Reason.SESSION_EXPIRED),
-        (second.ticket, Reason.SESSION_EXPIRED),
-    ]
-    assert isinstance(one, SessionExpired)
-    assert isinstance(other, SessionExpired)
-    assert {one.session_id: one.claims, other.session_id: other.claims} == {holder: 1, waiting: 0}
-    assert one.session_id == (holder if holder_first else waiting)
-    assert isinstance(granted, Granted)
-    assert (granted.ticket, granted.grant.sample_ids) == (heir.ticket, ("s1",))
 
 
 # -- room for new ones -------------------------------------------------------------------------------------------------
