@@ -1,7 +1,16 @@
-"""One seeded fault: a text of the library, and what stands there instead."""
+"""One seeded fault: a text of the library, and what stands there instead.
+
+Faults are kept in files that read like patches. After a line that says what a file has, each line is one of:
+
+    @ FILE              of the faults that follow
+    ? TEST ...          where they are looked for
+    = NAME => USERS     a fault
+    -LINE and +LINE     its right text, and its wrong one; each without the end of its last line
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -29,3 +38,24 @@ class Mutant(NamedTuple):
         """The text of its file with the fault. ValueError as `check`."""
         self.check(text)
         return text.replace(self.right, self.wrong)
+
+
+def read_mutants(path: Path) -> tuple[Mutant, ...]:
+    """The faults of a file."""
+    file, where = "", tuple[str, ...]()
+    found: list[tuple[str, str, str, list[str], list[str], tuple[str, ...]]] = []
+    for line in path.read_text().splitlines()[1:]:
+        kind, rest = line[:1], line[1:].strip()
+        if kind == "@":
+            file = rest
+        elif kind == "?":
+            where = tuple(rest.split())
+        elif kind == "=":
+            name, _, users = rest.partition(" => ")
+            found.append((name, users, file, [], [], where))
+        elif kind:
+            found[-1][3 if kind == "-" else 4].append(line[1:])
+    return tuple(
+        Mutant(name, users, file, "\n".join(right), "\n".join(wrong), where)
+        for name, users, file, right, wrong, where in found
+    )

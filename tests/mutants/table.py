@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tests.mutants import client, core, device, frameworks, server, trainer
-from tests.mutants.mutant import Mutant
+from pathlib import Path
+
+from tests.mutants.mutant import Mutant, read_mutants
 from tests.simulate.bugs import BUGS
 
 _SERVER = "dataplane_server/dataplane_server"
@@ -19,12 +20,9 @@ _OF_DYING_SERVERS = tuple(
     for name, bug in BUGS.items()
 )
 
+_PARTS = ("core", "server", "client", "frameworks", "trainer", "device")
+
 MUTANTS = (
-    *core.MUTANTS,
-    *server.MUTANTS,
-    *client.MUTANTS,
-    *frameworks.MUTANTS,
-    *trainer.MUTANTS,
-    *device.MUTANTS,
+    *(mutant for part in _PARTS for mutant in read_mutants(Path(__file__).with_name(f"{part}.txt"))),
     *_OF_DYING_SERVERS,
 )

@@ -25,7 +25,6 @@ from tests.integration.wire.local_peer import HEAD, Lifeline, Peer, claim
 
 from dataplane_client._connect.deadline import Deadline
 from dataplane_client._memory.shared_arena import SharedArena
-from dataplane_client._verbs._async import local_calls
 from dataplane_client._verbs._async.local_calls import AsyncLocalCalls
 from dataplane_client._verbs._sync.local_calls import LocalCalls
 from dataplane_client.client import DataPlaneClient
