@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from secrets import randbits
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from dataplane_client._common.arguments import (
     checked_choice,
@@ -17,25 +17,14 @@ from dataplane_client._common.arguments import (
 from dataplane_client._requests.requests import new_request_id
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.records.filters import Where, filter_message
-from dataplane_client.records.tasks import ClaimOrder, order_number
+from dataplane_client.records.tasks import BatchUnit, Selection, order_number
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 Balance = Literal["rows", "tokens", "groups"]
 """What the data-parallel ranks of a step get about equally much of."""
 
-BatchUnit = Literal["rows", "groups"]
-"""What the sizes of a claim count."""
-
 DrawStrategy = Literal["uniform", "prioritized", "fifo", "lifo"]
 """How rows are drawn."""
-
-
-class Selection(NamedTuple):
-    """Which rows a claim takes, and which of them first."""
-
-    where: Where | None = None
-    order: ClaimOrder | None = None
-    order_tag: str = ""
 
 
 ANY = Selection()

@@ -15,7 +15,6 @@ from dataplane_client._common.arguments import checked_lengths, checked_name, ch
 from dataplane_client._common.arrays import int64_bytes
 from dataplane_client._requests.padded_puts import carried_lengths
 from dataplane_client._requests.requests import (
-    Fields,
     GivenTags,
     Put,
     checked_tags,
@@ -25,6 +24,7 @@ from dataplane_client._requests.requests import (
     receipt_of,
     wire_columns,
 )
+from dataplane_client._values.codec import Fields
 from dataplane_client._values.column_messages import column_message
 from dataplane_client._values.columns_layout import WireColumn, join_values, total_bytes
 from dataplane_client.meta import KVBatchMeta, Tag

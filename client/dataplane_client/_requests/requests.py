@@ -26,6 +26,7 @@ from dataplane_client._common.arguments import (
 from dataplane_client._common.arrays import generations_of, int64_bytes
 from dataplane_client._requests.padded_puts import carried_lengths
 from dataplane_client._requests.row_write import RowWrite
+from dataplane_client._values.codec import Fields
 from dataplane_client._values.column_messages import column_message
 from dataplane_client._values.columns_layout import WireColumn
 from dataplane_client._values.dtypes import dtype_name
@@ -34,8 +35,6 @@ from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.meta import KVBatchMeta, PutOutcome, Tag
 from dataplane_client.records.filters import Where, filter_message
 from rl_dataplane.v1 import data_plane_pb2 as pb
-
-Fields = TensorDictBase | Mapping[str, object]
 
 GivenTag = Tag | np.generic | torch.Tensor
 """A tag as callers give it; NumPy scalars and 0-d tensors are stored as Python's values."""

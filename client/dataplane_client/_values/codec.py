@@ -46,6 +46,8 @@ from dataplane_client._values.rows import gather_rows
 from dataplane_client.batched_data_dict import BatchedDataDict
 
 Array = npt.NDArray[Any]
+Fields = TensorDictBase | Mapping[str, object]
+"""Columns as callers give them, with one row for each sample."""
 Lengths = torch.Tensor | Sequence[int] | Array
 """Tokens of each row, (N,)."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import print_json, print_text
-from dataplane_client.cli._server import server_or_exit
+from dataplane_client.cli._server import answer_of
 from dataplane_client.cli._status import contents_text
 from dataplane_client.cli._table import Labelled, Table, figure
 from dataplane_client.cli._text import age_text, count_text, counts_text, duration_text, plural, size_text
@@ -29,8 +29,7 @@ _STATES = {
 
 
 def show_partition(partition_id: str, address: str, output: Format, timeout_s: float) -> None:
-    with server_or_exit(address, timeout_s) as server:
-        answer = server.call("GetPartition", pb.GetPartitionRequest(partition_id=partition_id))
+    answer = answer_of(address, timeout_s, "GetPartition", pb.GetPartitionRequest(partition_id=partition_id))
     partition = partition_description(answer.partition)
     if output == "json":
         print_json(partition)

@@ -10,7 +10,7 @@ import typer
 
 from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import print_json, print_text
-from dataplane_client.cli._server import Server, server_or_exit
+from dataplane_client.cli._server import Server, answer_of, server_or_exit
 from dataplane_client.cli._table import Table
 from dataplane_client.cli._text import age_text, count_text, plural, tags_text
 from dataplane_client.errors import InvalidArgumentError
@@ -134,9 +134,8 @@ def _group_text(group: SampleGroup | None) -> str:
 
 
 def show_claims(partition_id: str | None, task: str | None, address: str, output: Format, timeout_s: float) -> None:
-    with server_or_exit(address, timeout_s) as server:
-        answer = server.call("ListClaims", pb.ListClaimsRequest(partition_id=partition_id or "", task=task or ""))
-    listed = claim_list(answer)
+    request = pb.ListClaimsRequest(partition_id=partition_id or "", task=task or "")
+    listed = claim_list(answer_of(address, timeout_s, "ListClaims", request))
     if output == "json":
         print_json(listed)
         return
@@ -167,8 +166,8 @@ def _missing_text(claim: WaitingClaim) -> str:
 
 
 def show_groups(partition_id: str, address: str, output: Format, timeout_s: float) -> None:
-    with server_or_exit(address, timeout_s) as server:
-        listed = group_list(server.call("ListGroups", pb.ListGroupsRequest(partition_id=partition_id)))
+    request = pb.ListGroupsRequest(partition_id=partition_id)
+    listed = group_list(answer_of(address, timeout_s, "ListGroups", request))
     if output == "json":
         print_json(listed)
         return
@@ -204,8 +203,7 @@ def _given_up_table(groups: Iterable[GivenUpGroup]) -> Table:
 
 
 def show_sessions(address: str, output: Format, timeout_s: float) -> None:
-    with server_or_exit(address, timeout_s) as server:
-        listed = session_list(server.call("ListSessions", pb.ListSessionsRequest()))
+    listed = session_list(answer_of(address, timeout_s, "ListSessions", pb.ListSessionsRequest()))
     if output == "json":
         print_json(listed)
         return

@@ -11,7 +11,7 @@ import typer
 
 from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import fail, print_json, print_text
-from dataplane_client.cli._server import server_or_exit
+from dataplane_client.cli._server import answer_of, server_or_exit
 from dataplane_client.cli._table import Table
 from dataplane_client.cli._text import age_text, plural, tags_text
 from dataplane_client.records.descriptions import (
@@ -41,9 +41,7 @@ def show_sample(partition_id: str, sample_id: str, address: str, output: Format,
 
 
 def show_dead_letters(partition_id: str, task: str, address: str, output: Format, timeout_s: float) -> None:
-    with server_or_exit(address, timeout_s) as server:
-        answer = server.call("ListDeadLetters", pb.ListDeadLettersRequest(partition_id=partition_id, task=task))
-    letters = [dead_letter(message) for message in answer.dead_letters]
+    letters = _dead_letters(partition_id, task, address, timeout_s)
     if output == "json":
         print_json(letters)
         return
@@ -52,12 +50,16 @@ def show_dead_letters(partition_id: str, task: str, address: str, output: Format
 
 def reset_dead(partition_id: str, task: str, address: str, timeout_s: float) -> None:
     """Reset the dead letters, at most 65,536."""
-    with server_or_exit(address, timeout_s) as server:
-        answer = server.call("ListDeadLetters", pb.ListDeadLettersRequest(partition_id=partition_id, task=task))
-    if answer.dead_letters:
-        reset_task(partition_id, task, [letter.sample_id for letter in answer.dead_letters], address, timeout_s)
+    letters = _dead_letters(partition_id, task, address, timeout_s)
+    if letters:
+        reset_task(partition_id, task, [letter.sample_id for letter in letters], address, timeout_s)
     else:
         print_text("no dead letters")
+
+
+def _dead_letters(partition_id: str, task: str, address: str, timeout_s: float) -> list[DeadLetter]:
+    request = pb.ListDeadLettersRequest(partition_id=partition_id, task=task)
+    return [*map(dead_letter, answer_of(address, timeout_s, "ListDeadLetters", request).dead_letters)]
 
 
 def reset_samples(partition_id: str, task: str, sample_ids: Sequence[str], address: str, timeout_s: float) -> None:
@@ -79,8 +81,7 @@ def reset_task(partition_id: str, task: str, sample_ids: Sequence[str], address:
         sample_ids=sample_ids,
         whole_task=not sample_ids,
     )
-    with server_or_exit(address, timeout_s) as server:
-        done = server.call("ResetTask", request)
+    done = answer_of(address, timeout_s, "ResetTask", request)
     print_text(f"rows reset: {done.reset_rows:,}, claims fenced: {done.fenced_claims:,}")
 
 
@@ -90,8 +91,7 @@ def set_weight_version(
     request = pb.SetWeightVersionRequest(
         request_id=uuid.uuid4().hex, partition_id=partition_id, version=version, retire_below=retire_below
     )
-    with server_or_exit(address, timeout_s) as server:
-        done = server.call("SetWeightVersion", request)
+    done = answer_of(address, timeout_s, "SetWeightVersion", request)
     print_text(f"rows retired: {done.retired_rows:,}, groups aborted: {done.aborted_groups:,}")
 
 

@@ -89,3 +89,9 @@ def server_or_exit(address: str, timeout_s: float) -> Iterator[Server]:
             yield server
         except DataPlaneError as error:
             fail(str(error))
+
+
+def answer_of(address: str, timeout_s: float, verb: str, request: Message) -> Any:
+    """The response to one call. An error ends the command with exit code 1."""
+    with server_or_exit(address, timeout_s) as server:
+        return server.call(verb, request)

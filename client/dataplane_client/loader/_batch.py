@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dataplane_client._requests.requests import Fields
+from dataplane_client._values.codec import Fields
 from dataplane_client._verbs._sync.claim import Claim
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.errors import PreconditionError

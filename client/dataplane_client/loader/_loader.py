@@ -12,7 +12,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 from dataplane_client._common.arguments import checked_names
 from dataplane_client._common.displays import short_list
 from dataplane_client._common.reasons import reason_of
-from dataplane_client._requests.claim_requests import BatchUnit, Selection
 from dataplane_client._values.columns_layout import Layout
 from dataplane_client._verbs._sync.client import connect
 from dataplane_client.loader._batch import LoadedBatch
@@ -20,7 +19,7 @@ from dataplane_client.loader._iterator import ClaimIterator, OpenIterators
 from dataplane_client.loader._prefetch import Prefetcher
 from dataplane_client.loader._settings import LoaderSettings
 from dataplane_client.records.filters import Where
-from dataplane_client.records.tasks import ClaimOrder
+from dataplane_client.records.tasks import BatchUnit, ClaimOrder, Selection
 
 
 class ClaimLoader(IterableDataset[LoadedBatch]):

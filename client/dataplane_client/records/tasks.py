@@ -1,9 +1,9 @@
-"""Policies of tasks: which rows a task gets, and in which order."""
+"""Which rows a task gets, and in which order: its policy, and what a claim asks for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from dataplane_client._common.arguments import checked_choice, checked_count, checked_name
 from dataplane_client.errors import InvalidArgumentError
@@ -14,6 +14,8 @@ WhenStale = Literal["withhold", "drop", "deliver"]
 WhenExcluded = Literal["withhold", "drop"]
 ClaimOrder = Literal["ready", "oldest_version", "newest_version", "lowest_tag", "highest_tag"]
 """Which rows a claim takes first."""
+BatchUnit = Literal["rows", "groups"]
+"""What the sizes of a claim count."""
 
 _STALE_PREFIX, _EXCLUDED_PREFIX, _ORDER_PREFIX = "WHEN_STALE_", "WHEN_EXCLUDED_", "CLAIM_ORDER_"
 
@@ -58,6 +60,14 @@ class TaskPolicy:
 
     def __post_init__(self) -> None:
         policy_message(self, "TaskPolicy")  # refuses what is wrong where it is written, not at set_policies
+
+
+class Selection(NamedTuple):
+    """Which rows a claim takes, and which of them first."""
+
+    where: Where | None = None
+    order: ClaimOrder | None = None
+    order_tag: str = ""
 
 
 def policy_message(policy: TaskPolicy, where: str) -> pb.TaskPolicy:

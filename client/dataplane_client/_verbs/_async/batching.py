@@ -23,7 +23,8 @@ from typing import NamedTuple
 from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._connect.deadline import ANSWER_MARGIN_S, Deadline
 from dataplane_client._requests.gathered_puts import PutRows, gathered, put_rows, receipts
-from dataplane_client._requests.requests import Fields, GivenTag, Put
+from dataplane_client._requests.requests import GivenTag, Put
+from dataplane_client._values.codec import Fields
 from dataplane_client._verbs._async.row_writes import write_rows
 from dataplane_client._verbs._async.runtime import Sending, result_of
 from dataplane_client._verbs._async.transport import AsyncTransport

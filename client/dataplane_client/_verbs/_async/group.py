@@ -11,7 +11,8 @@ from typing import Literal
 from dataplane_client._common.arguments import checked_name, checked_names
 from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._requests.claim_requests import checked_version
-from dataplane_client._requests.requests import Fields, GivenTag, Put, new_request_id, put_request, shared_put_request
+from dataplane_client._requests.requests import GivenTag, Put, new_request_id, put_request, shared_put_request
+from dataplane_client._values.codec import Fields
 from dataplane_client._verbs._async.handle import AsyncHandle
 from dataplane_client._verbs._async.row_writes import write_rows
 from dataplane_client._verbs._async.session import AsyncSession

@@ -8,8 +8,9 @@ from typing import Literal
 from dataplane_client._common.arguments import checked_name
 from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._requests.claim_requests import release_request
-from dataplane_client._requests.requests import Fields, GivenTag, new_request_id, put_request, wire_columns
+from dataplane_client._requests.requests import GivenTag, new_request_id, put_request, wire_columns
 from dataplane_client._requests.row_write import RowWrite
+from dataplane_client._values.codec import Fields
 from dataplane_client._values.column_messages import column_message
 from dataplane_client._verbs._sync.handle import Handle
 from dataplane_client._verbs._sync.row_writes import write_rows

@@ -11,14 +11,13 @@ from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._connect.deadline import Deadline
 from dataplane_client._requests.claim_requests import (
     Balance,
-    BatchUnit,
-    Selection,
     claim_request,
     reserve_request,
     reset_request,
     shard_request,
 )
-from dataplane_client._requests.requests import Fields, GivenTag, new_request_id, put_request
+from dataplane_client._requests.requests import GivenTag, new_request_id, put_request
+from dataplane_client._values.codec import Fields
 from dataplane_client._verbs._sync.claim import Claim
 from dataplane_client._verbs._sync.group import Group
 from dataplane_client._verbs._sync.row_writes import write_rows
@@ -30,7 +29,7 @@ from dataplane_client.meta import KVBatchMeta
 from dataplane_client.records.descriptions import DeadLetter, dead_letter
 from dataplane_client.records.filters import Where
 from dataplane_client.records.grants import Grant, decode_grant
-from dataplane_client.records.tasks import ClaimOrder
+from dataplane_client.records.tasks import BatchUnit, ClaimOrder, Selection
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _NO_RESERVATION = "-"

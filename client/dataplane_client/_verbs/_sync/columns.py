@@ -9,8 +9,8 @@ import torch
 
 from dataplane_client._common.tracebacks import short_traceback
 from dataplane_client._requests.first_write import FirstWrite
-from dataplane_client._requests.requests import Fields, GivenTag, TokenRange
-from dataplane_client._values.codec import pack_jagged_fields, with_padded_rows
+from dataplane_client._requests.requests import GivenTag, TokenRange
+from dataplane_client._values.codec import Fields, pack_jagged_fields, with_padded_rows
 from dataplane_client._values.columns_layout import Layout
 from dataplane_client._verbs._sync.client import DataPlaneClient
 from dataplane_client.batched_data_dict import BatchedDataDict

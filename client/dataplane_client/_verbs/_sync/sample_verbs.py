@@ -22,8 +22,8 @@ from dataplane_client._memory.read_batches import (
     to_tensors,
 )
 from dataplane_client._requests.claim_requests import DrawStrategy, draw_request
-from dataplane_client._requests.requests import Fields, GivenTag, TokenRange, clear_request, put_request, read_request
-from dataplane_client._values.codec import materialize
+from dataplane_client._requests.requests import GivenTag, TokenRange, clear_request, put_request, read_request
+from dataplane_client._values.codec import Fields, materialize
 from dataplane_client._values.columns_layout import Layout, TensorLayout
 from dataplane_client._verbs._sync.batching import Batching
 from dataplane_client._verbs._sync.row_writes import write_rows
