@@ -49,7 +49,8 @@ class Call:
     observers, each under itself as the key. traceparent: the W3C trace context that is sent with the call; "" for none.
     """
 
-    def __init__(self, verb: str, target: str, request: object) -> None:
+    def __init__(self, verb: str, target: str, request: object, observers: tuple[Observer, ...] | None = None) -> None:
+        """observers: None for those of the process."""
         self.verb = verb
         self.target = target
         self.traceparent = ""
@@ -61,7 +62,7 @@ class Call:
         self.kept: dict[Observer, Any] = {}
         self.response: object = None
         self._request = request
-        self._observers = _active
+        self._observers = _active if observers is None else observers
         self._began = time.perf_counter() if self._observers else 0.0
 
     @property
