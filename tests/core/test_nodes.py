@@ -102,11 +102,6 @@ def test_a_row_without_bytes_on_a_node_survives_it(cluster: Caller) -> None:
     assert cluster.apply(LoseNode(2)) == 0
 
 
-def test_losing_a_node_twice_loses_nothing_more(cluster: Caller) -> None:
-    put(cluster, ["s1"], 2)
-    assert [cluster.apply(LoseNode(number)) for number in (2, 2, 7)] == [1, 0, 0]
-
-
 def test_claimed_rows_are_lost_too_and_the_claim_goes_on_without_them(cluster: Caller) -> None:
     put(cluster, ["n1"], 1)
     put(cluster, ["s1"], 2)
@@ -175,10 +170,6 @@ def mirrored(cluster: Caller) -> Caller:
     return cluster
 
 
-def removed(caller: Caller) -> int:
-    return caller.plane.partition_info("p").removed_rows["lost"]
-
-
 def test_a_node_that_ends_lives_on_in_its_mirror(mirrored: Caller) -> None:
     waiting = mirrored.apply(mirrored.put_call(["big"], {"a": [BUDGET]}, node=2))
     assert isinstance(waiting, Waiting)
@@ -201,27 +192,23 @@ def test_a_node_that_lived_on_in_its_mirror_is_lost_with_it(mirrored: Caller) ->
     assert [region.number for region in mirrored.plane.nodes()] == [1]
 
 
-def test_a_node_that_lived_on_in_its_mirror_is_lost_if_the_mirror_is_forgotten(mirrored: Caller) -> None:
-    mirrored.apply(LoseNode(2))
-    assert mirrored.apply(SetMirror(2, 3, "")) == 1
-    assert removed(mirrored) == 1
+FORGET = SetMirror(2, 3, "")
 
 
-def test_a_node_whose_mirror_ended_before_is_lost_as_one_without(mirrored: Caller) -> None:
-    assert [mirrored.apply(LoseNode(number)) for number in (3, 2)] == [0, 1]
-
-
-def test_a_mirror_that_is_forgotten_saves_nothing(mirrored: Caller) -> None:
-    assert mirrored.apply(SetMirror(2, 3, "")) == 0
-    assert mirrored.apply(LoseNode(2)) == 1
-
-
-def test_a_node_lives_on_until_its_last_mirror_is_lost(mirrored: Caller) -> None:
-    mirrored.apply(LoseNode(2))
-    mirrored.apply(SetMirror(2, 1, "n"))
-    assert mirrored.apply(LoseNode(3)) == 0
-    assert list(mirrored.take("a").sample_ids) == ["s1"]
-    assert mirrored.apply(LoseNode(1)) == 1
+@pytest.mark.parametrize(
+    ("calls", "lost"),
+    [
+        pytest.param([FORGET, LoseNode(2), LoseNode(2), LoseNode(7)], [0, 1, 0, 0], id="a node without mirror, once"),
+        pytest.param([LoseNode(3), LoseNode(2)], [0, 1], id="a node whose mirror ended before"),
+        pytest.param([LoseNode(2), FORGET], [0, 1], id="a mirror that is forgotten"),
+        pytest.param([LoseNode(2), SetMirror(2, 1, "n"), LoseNode(3), LoseNode(1)], [0, 0, 0, 1], id="the last mirror"),
+    ],
+)
+def test_a_row_is_lost_when_neither_its_node_nor_a_mirror_has_it(
+    mirrored: Caller, calls: list[LoseNode | SetMirror], lost: list[int]
+) -> None:
+    assert [mirrored.apply(call) for call in calls] == lost
+    assert mirrored.plane.partition_info("p").removed_rows["lost"] == 1
 
 
 def test_a_mirror_takes_the_place_of_a_former_one_on_its_node(mirrored: Caller) -> None:

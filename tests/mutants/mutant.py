@@ -43,9 +43,7 @@ class Mutant(NamedTuple):
 def read_mutants(path: Path) -> tuple[Mutant, ...]:
     """The faults of a file."""
     file, where = "", tuple[str, ...]()
-    found: list[tuple[str, str, str, tuple[str, ...]]] = []
-    right: list[list[str]] = []
-    wrong: list[list[str]] = []
+    found: list[tuple[str, str, str, list[str], list[str], tuple[str, ...]]] = []
     for line in path.read_text().splitlines()[1:]:
         kind, rest = line[:1], line[1:].strip()
         if kind == "@":
@@ -54,12 +52,12 @@ def read_mutants(path: Path) -> tuple[Mutant, ...]:
             where = tuple(rest.split())
         elif kind == "=":
             name, _, users = rest.partition(" => ")
-            found.append((name, users, file, where))
-            right.append([])
-            wrong.append([])
-        elif kind:
-            (right if kind == "-" else wrong)[-1].append(line[1:])
+            found.append((name, users, file, [], [], where))
+        elif kind == "-":
+            found[-1][3].append(line[1:])
+        elif kind == "+":
+            found[-1][4].append(line[1:])
     return tuple(
-        Mutant(name, users, file, "\n".join(before), "\n".join(after), where)
-        for (name, users, file, where), before, after in zip(found, right, wrong, strict=True)
+        Mutant(name, users, file, "\n".join(right), "\n".join(wrong), where)
+        for name, users, file, right, wrong, where in found
     )

@@ -431,11 +431,6 @@ def test_a_policy_that_contradicts_itself_is_refused(
         caller.set_flow(**flow)
 
 
-def test_a_pace_needs_a_bound(caller: Caller) -> None:
-    with caller.refuses(Reason.INVALID_REQUEST, "rows_per_version", "max_staleness"):
-        caller.set_policy(None, rows_per_version=4)
-
-
 PACE = TaskPolicy(max_staleness=1, rows_per_version=1)
 
 

@@ -38,16 +38,6 @@ def three(caller: Caller) -> Caller:
     return caller
 
 
-def test_equal_values_are_kept_and_counted_once_and_read_by_every_row(three: Caller) -> None:
-    assert size(three) == (3, 100, 100)
-    info = three.plane.partition_info("p")
-    assert (info.written_bytes_total, info.deduplicated_bytes_total) == (300, 200)
-    plan = three.read(IDS, "a")
-    assert plan.columns[0].entries.tolist() == [100, 100, 100]
-    assert [run.size_bytes for run in plan.runs] == [100, 100, 100]
-    assert len(set(plan.runs)) == 1
-
-
 @pytest.mark.parametrize("order", list(itertools.permutations(IDS)))
 def test_cleared_one_by_one_the_last_row_frees_the_bytes(three: Caller, order: tuple[str, ...]) -> None:
     freed = [three.clear([sample_id]).size_bytes for sample_id in order]
