@@ -151,6 +151,17 @@ def test_an_adopted_claim_outlives_its_former_session(caller: Caller) -> None:
     assert caller.commit(claim_id).consumed_rows == 1
 
 
+def test_an_adopted_claim_ends_with_its_new_session(caller: Caller) -> None:
+    caller.put_rows(["s1"], "a")
+    former, heir = caller.open_session(60.0), caller.open_session(5.0)
+    claim_id = caller.take("a", session_id=former).claim_id
+    caller.adopt(claim_id, heir)
+    caller.pass_time(5.0)
+    with caller.refuses(Reason.CLAIM_FENCED, claim_id):
+        caller.commit(claim_id)
+    assert caller.take("a").sample_ids == ("s1",)
+
+
 def test_a_claim_on_a_partition_that_was_dropped_is_told_that_its_rows_are_gone(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
     grant = caller.apply(caller.claim_call("a"))
