@@ -141,8 +141,9 @@ class CheckedPlane:
             self.model.writes.append(expected)
             self._check_effects()
         elif isinstance(expected, Write):
-            self._check_effects()  # a write that was superseded has made way for others
+            self._check_effects(in_turn=True)  # a write that was superseded has made way for others
             self._admit(expected, outcome)
+            self._check_queue()
         else:
             self._check_answer(request, outcome, expected)
         return outcome
@@ -416,15 +417,17 @@ class CheckedPlane:
         finally:
             state, *_ = self.plane.parts
             self.model.admitted = {effect.ticket for effect in state.effects if isinstance(effect, Admitted)}
-            self.model.came_late.clear()
+            self.model.asks_first.clear()
 
-    def _check_effects(self) -> None:
+    def _check_effects(self, *, in_turn: bool = False) -> None:
         """Callers that wait are told what the model says: failures in its order, grants in that of each task."""
         self.model.follow_up()
         effects = self.plane.take_effects()
         expected, self.model.effects = self.model.effects, Effects()
         admitted = [effect for effect in effects if isinstance(effect, Admitted)]
         self._check_admissions(admitted)
+        if not in_turn:  # or a write has yet to get its space, which has evicted rows for it
+            self._check_queue()
         failed = [(effect.ticket, effect.refusal.reason) for effect in effects if isinstance(effect, Failed)]
         self._check_ended([ticket for ticket, reason in failed if reason is Reason.END_OF_DATA], expected.ended)
         failed = [(ticket, reason) for ticket, reason in failed if reason is not Reason.END_OF_DATA]
@@ -474,6 +477,8 @@ class CheckedPlane:
             assert effect.ticket == effect.reservation.ticket
             assert not self.model.must_wait(write), "a write passed others that it may not pass"
             self.model.give_space(write, effect.reservation)
+
+    def _check_queue(self) -> None:
         for write in self.model.queue():
             may_go = not self.model.must_wait(write) and self.model.arena.must_fit(write.sizes)
             assert not may_go, "a write waits although there is space"

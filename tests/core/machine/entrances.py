@@ -148,7 +148,7 @@ class Entrances(Writes):
         if write.size > 0 and len(queue) >= self.limits.max_waiting_puts and write.ticket not in self.admitted:
             self.fail_writes([write], Reason.LIMIT_REACHED)
         else:
-            self.came_late.add(write)
+            self.asks_first.add(write)
             self._come(entrant)
 
     def _answer(self, entrant: Entrant) -> None:
@@ -231,6 +231,8 @@ class Entrances(Writes):
                 return False
             partition.remove(gone, "evicted")
             self.touched[partition] = None
+            if entrant.write is not None:
+                self.asks_first.add(entrant.write)
         return True
 
     def _coming(self, partition: PartitionModel) -> tuple[int, int]:

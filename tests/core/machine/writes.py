@@ -29,7 +29,7 @@ class Writes(Claims):
         self.made_way = False  # an earlier attempt of the call has: whom the plane gave its space is not known yet
         self.was_refused = False  # what the plane said to the call
         self.admitted: set[int] = set()  # writes that waited, and got their space from the plane in this turn
-        self.came_late: set[Write] = set()  # those that waited at an entrance until this turn
+        self.asks_first: set[Write] = set()  # those that waited at an entrance until this turn, or evict rows in it
 
     # -- begin ---------------------------------------------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ class Writes(Claims):
         assert reservation.size_bytes == write.size - write.kept
         for other in self._ahead_of(write):
             may_go = not self.must_wait(other) and self.arena.must_fit(other.sizes)
-            fair = not write.size or not may_go or write in self.came_late  # they ask before those that wait for space
+            fair = not write.size or not may_go or write in self.asks_first  # they ask before those that wait for space
             assert fair, "a write passed one that fits"
             other.passed += write.size
         values = [value for column in write.values.values() for value in column]
