@@ -134,13 +134,7 @@ REFUSED: dict[type[Exception], dict[str, tuple[Callable[[], object], str]]] = {
         "round": (lambda: dynamic(eight(), sequence_length_round=0), "sequence_length_round must be positive"),
         "pad multiple": (lambda: packed(eight(), sequence_length_pad_multiple=0), "pad_multiple must be positive"),
         "order": (lambda: packed(eight(), algorithm="concatenative", microbatch_order="smallest_first"), ORDERS),
-        "algorithm": (lambda: packed(eight(), algorithm="best_fit"), "Unknown packing algorithm"),
         "keys": (lambda: eight().shard_by_batch_size(2, sequence_packing_args={"max_tokens": 8}), KEYS),  # type: ignore[call-overload]
-        "longer than a bin": (lambda: packed(with_lengths([30, 33])), "Sequence length 36 exceeds bin capacity 32"),
-        "few rows": (
-            lambda: packed(with_lengths([4, 4]), 3, uneven=True),
-            "Cannot create 3 bins with only 2 sequences",
-        ),
     },
     TypeError: {
         "a list for ids": (lambda: dynamic(with_ids([[1], [2]])), NO_WIDTH),

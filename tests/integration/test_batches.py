@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dataplane_client import BatchedDataDict, aio
+from dataplane_client import BatchedDataDict
 from dataplane_client.client import DataPlaneClient, kv_first_write, read_columns, write_columns
 from dataplane_client.errors import DataPlaneError, InvalidArgumentError
 
@@ -105,16 +105,6 @@ def test_a_partition_describes_what_it_holds(flow: DataPlaneClient) -> None:
     assert [status.task for status in described.tasks] == ["prev_lp", "train"]
     with pytest.raises(KeyError, match="eval"):
         described.task("eval")
-
-
-async def test_the_asynchronous_helpers_do_the_same(
-    flow: DataPlaneClient, async_client: aio.AsyncDataPlaneClient
-) -> None:
-    written = await aio.kv_first_write(batch(), sample_ids=IDS, dp_client=async_client, partition_id="p")
-    assert written.extra_info == {"global_forward_pad_seqlen": 5}
-    await aio.write_columns(async_client, written, {"logprobs": torch.ones(3, 5)})
-    got = await aio.read_columns(async_client, written, ["logprobs"], pad_value_dict={"logprobs": -1.0})
-    assert got["logprobs"].sum() == sum(LENGTHS) - (15 - sum(LENGTHS))
 
 
 def test_a_client_shows_its_state_in_one_line_and_closes_twice(client: DataPlaneClient) -> None:

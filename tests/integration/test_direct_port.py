@@ -63,11 +63,6 @@ def test_who_shares_no_memory_with_the_server_uses_its_direct_port(server: Serve
             assert (client.transport, works(client)) == (expected, True)
 
 
-async def test_the_asynchronous_client_chooses_alike(server: ServerThread) -> None:
-    async with await aio.connect(server.addresses[0]) as client:
-        assert client.transport == "direct"
-
-
 @pytest.mark.parametrize("what", ["nobody", "a stranger", "another server"])
 def test_if_the_port_leads_elsewhere_values_travel_over_grpc_unless_the_client_insists(
     server: ServerThread, start_server: Callable[..., ServerThread], what: str, caplog: pytest.LogCaptureFixture

@@ -16,7 +16,6 @@ from tests.client.cli.reading import run_json
 from tests.forked import FORKS, forking
 from tests.integration.wire.local_peer import Host, put
 
-from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_server.testing import ServerThread
 from rl_dataplane.v1 import local_pb2 as pb
@@ -53,14 +52,6 @@ def test_values_go_there_and_back(reader: DataPlaneClient, size: int) -> None:
         claim.commit({"y": y})
     assert torch.equal(reader.get_samples(["s"], "p", ["y"])["y"], y)
     assert reader.transport == "shm"
-
-
-async def test_the_asynchronous_client_does_alike(reader: DataPlaneClient, listen: str) -> None:
-    sent = rows(LARGE)
-    async with await aio.connect(listen, transport="shm") as client:
-        await client.put_samples(["a"], "p", {"x": sent})
-        assert torch.equal((await client.get_samples(["a"], "p", ["x"]))["x"], sent)
-        assert client.transport == "shm"
 
 
 def test_one_descriptor_came_and_it_cannot_be_mapped_for_writing(reader: DataPlaneClient) -> None:

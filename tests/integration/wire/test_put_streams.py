@@ -72,30 +72,6 @@ def test_a_put_is_refused_and_leaves_nothing_behind_for(
     assert fragment in message
 
 
-@pytest.mark.parametrize("name", ["no header", "a second header", "a truncated end", "a chunk too much", "a gap"])
-def test_a_commit_is_refused_and_its_claim_stays_open_for(
-    registered: DataPlaneClient, stub: Any, refusal: Refusal, unchanged: Unchanged, name: str
-) -> None:
-    registered.put_samples(["s"], "p")
-    claim = registered.claim("p", "train", [], 1)
-    frames = [commit_frame(put, claim.claim_id) for put in BROKEN[name][0]()]
-    with unchanged(registered):
-        code, reason, message = refusal(lambda: stub.CommitClaim(iter(frames), timeout=120))
-    assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_STREAM")
-    assert BROKEN[name][1] in message
-    assert claim.commit() == 1
-
-
-def commit_frame(put: pb.PutSamplesRequest, claim_id: str) -> pb.CommitClaimRequest:
-    request = pb.CommitClaimRequest()
-    if put.HasField("header"):
-        request.header.request_id, request.header.claim_id = put.header.request_id, claim_id
-        request.header.columns.extend(put.header.columns)
-    if put.HasField("chunk"):
-        request.chunk.CopyFrom(put.chunk)
-    return request
-
-
 def test_a_chunk_of_16_mib_is_accepted(registered: DataPlaneClient, stub: Any) -> None:
     response = stub.PutSamples(iter([frame(header(16 * MIB), (0, bytes(16 * MIB)))]), timeout=120)
     assert (response.created_rows, response.size_bytes) == (1, 16 * MIB)
