@@ -83,6 +83,7 @@ def test_ranks_in_16_bits_differ_from_a_plain_model_by_rounding_only(played: Pla
         assert (rank["loss"], rank["grad_norm"]) == pytest.approx((loss, norm), rel=0.05)
 
 
+@long
 def test_a_step_communicates_once_if_its_sum_is_deferred(played: Played) -> None:
     for deferred, at_once in zip(*(played.ranks(f"communicated_{which}") for which in (True, False)), strict=True):
         once = deferred["1"]
