@@ -23,7 +23,7 @@ def server() -> Iterator[ServerThread]:
         yield server
 
 
-_LATE = {"sample behind a closed call", "sample from the owners port", "put behind a closed call"}
+_LATE = {"sample behind a closed call", "sample from the owners port", "put behind a closed call", "half closed put"}
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.long if way in _LATE else ()) for way in WAYS])
