@@ -308,7 +308,10 @@ def _float(text: str) -> float:
 
 async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
     headers = {"Allow": error.headers["Allow"]} if error.headers and "Allow" in error.headers else {}
-    return answer_of(error.status_code, "INVALID_REQUEST", error.detail, headers=headers)
+    message = error.detail
+    if error.status_code in (404, 405):
+        message = f"there is no {request.method} {request.url.path}; GET /openapi.json lists what there is"
+    return answer_of(error.status_code, "INVALID_REQUEST", message, headers=headers)
 
 
 async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:

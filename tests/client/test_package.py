@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import metadata
 
 import dataplane_client
 from dataplane_client import aio, errors
@@ -21,6 +22,10 @@ def test_dir_shows_the_public_names_and_no_others() -> None:
     assert dir(dataplane_client) == sorted(dataplane_client.__all__)
     assert dir(aio) == sorted(aio.__all__)
     assert [name for name in dir(dataplane_client) if name.startswith("_")] == []
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert dataplane_client.__version__ == metadata.version("rl-dataplane")
 
 
 def test_every_exception_is_at_the_top() -> None:

@@ -153,6 +153,17 @@ def test_a_sample_is_found_by_its_id_and_dead_letters_by_a_click(open_page: Any,
     one.becomes("() => document.querySelector('#inspector').innerText.includes('dead letter')")
 
 
+def test_no_call_is_said_to_have_taken_longer_than_the_server_has_been_up(open_page: Any) -> None:
+    """Five calls in a bucket that ends after days, of a server that has just started."""
+    one = open_page()
+    told, up_s = one.page.evaluate("""async () => {
+      const model = await import("/page/model.js");
+      model.state.latencies = [{ at: model.now(), bounds: [60, 1e6], counts: { "PutSamples shm": [0, 5] } }];
+      return [model.latencies(), model.now() - model.state.server.started];
+    }""")
+    assert [0 < seconds <= up_s + 1 for seconds in told[0][3:5]] == [True, True]
+
+
 def test_names_from_clients_are_shown_as_text(open_page: Any, server: ServerThread) -> None:
     name = '<img src=x onerror="document.title=1">'
     with connect(server.addresses[0], client_name=name) as client:

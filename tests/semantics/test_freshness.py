@@ -208,7 +208,7 @@ def test_what_is_wrong_in_a_policy_is_told_to_a_client_before_anything_changes(c
     client.register_partition("p", ["a"], 0, ["train"])
     for wrong in ({"max_staleness": -1}, {"when_stale": "forget"}, {"rows_per_version": -1}, {"order": "std"}):
         with pytest.raises(InvalidArgumentError, match=f"TaskPolicy.*{next(iter(wrong))}"):
-            policies.TaskPolicy(**wrong)  # type: ignore[arg-type]
+            policies.TaskPolicy(**wrong)
     with pytest.raises(NotFoundError, match="no task 'judge'"):
         client.set_policies("p", {"train": policies.TaskPolicy(3), "judge": policies.TaskPolicy()})
     with pytest.raises(InvalidArgumentError, match="needs the name of the tag"):

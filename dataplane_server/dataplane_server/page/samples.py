@@ -167,16 +167,19 @@ class Samples:
         if not chosen:
             return []
         names = [field.name for field in chosen]
-        first, end = np.array([0], "<i8").tobytes(), np.array([MOST_TOKENS], "<i8").tobytes()
-        header, data = await self._read(caller, partition, [sample_id], names, token_starts=first, token_ends=end)
+        whole = MOST_TOKENS if any(field.per_token for field in chosen) else None
+        header, data = await self._read(caller, partition, [sample_id], names, whole)
         return list(_parsed(chosen, header, data))
 
     async def _read(
-        self, caller: Caller, partition: Partition, sample_ids: list[str], names: list[str], **ranges: bytes
+        self, caller: Caller, partition: Partition, sample_ids: list[str], names: list[str], most: int | None = None
     ) -> tuple[pb.ReadColumnsHeader, bytes]:
+        """most: tokens of one row; None if no field is per-token."""
         asked = pb.ReadColumnsRequest(
-            partition_id=partition.partition_id, sample_ids=sample_ids, fields=names, caller=_CALLER, **ranges
+            partition_id=partition.partition_id, sample_ids=sample_ids, fields=names, caller=_CALLER
         )
+        if most is not None:
+            asked.token_starts, asked.token_ends = (np.array([token], "<i8").tobytes() for token in (0, most))
         header, data = pb.ReadColumnsHeader(), bytearray()
         with acting_as(caller):
             async for message in self._servicer.ReadColumns(asked, None):

@@ -178,6 +178,7 @@ def test_what_is_no_call_has_the_status_of_http(
     answer = ask(method, path, raw=raw, headers=headers)
     assert answer.error == (status, "INVALID_REQUEST")
     assert answer.headers.get("Allow") == ("POST" if status == 405 else None)
+    assert (f"{method} {path}; GET /openapi.json" in answer.body["error"]["message"]) == (status in (404, 405))
 
 
 def test_an_error_names_what_it_is_about(ask: Ask, partition: str) -> None:
