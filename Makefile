@@ -179,7 +179,7 @@ $(VENV)-verl/.ready: pyproject.toml $(KERNELS)
 	@touch $@
 
 test-frameworks: $(VENV)-trl/.ready $(VENV)-transfer-queue/.ready $(VENV)-verl/.ready  ## the adapters beside TRL, TransferQueue and verl, each in an environment of its own
-	$(VENV)-verl/bin/python -m pytest -m frameworks integrations/dataplane_transfer_queue/tests/test_verl.py integrations/dataplane_nemo_rl/tests/test_their_source.py
+	$(VENV)-verl/bin/python -m pytest -m frameworks integrations/dataplane_transfer_queue/tests/test_verl.py integrations/dataplane_nemo_rl/tests/test_their_source.py integrations/dataplane_slime/tests/test_their_source.py
 	$(VENV)-trl/bin/python -m pytest -m frameworks integrations/dataplane_trl/tests/test_trl.py
 	$(VENV)-transfer-queue/bin/python -m pytest -m frameworks integrations/dataplane_transfer_queue/tests/test_transfer_queue_side_by_side.py integrations/dataplane_transfer_queue/tests/test_their_interface.py
 

@@ -1,0 +1,119 @@
+"""slime's own code, from a source tree that SLIME_SOURCE names: its fully asynchronous worker on our data source, in a
+process that is killed. Only the engine is ours, by slime's own option for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+SOURCE = os.environ.get("SLIME_SOURCE")
+
+pytestmark = [
+    pytest.mark.frameworks,
+    pytest.mark.skipif(SOURCE is None, reason="SLIME_SOURCE names no source tree of slime"),
+]
+
+ENGINE = """
+import json, os, sys
+from argparse import Namespace
+
+from slime.utils.types import Sample
+
+GIVEN_BACK = 3
+seen = set()
+
+
+async def generate(args, sample, sampling_params):
+    first = sample.index not in seen
+    seen.add(sample.index)
+    if sample.group_index == GIVEN_BACK and first:
+        sample.status = Sample.Status.ABORTED
+        return sample
+    sample.tokens, sample.response_length, sample.loss_mask = [5, 6, 7], 2, [1, 1]
+    sample.reward, sample.status = 1.0, Sample.Status.COMPLETED
+    return sample
+
+
+def arguments(folder):
+    return Namespace(
+        data_plane_prompts="", data_plane_timeout_s=60, n_samples_per_prompt=2, save=folder, hf_checkpoint=folder,
+        custom_generate_function_path="engine.generate", partial_rollout=True, mask_offpolicy_in_partial_rollout=False,
+        group_rm=False, sglang_server_concurrency=4, sglang_dp_size=1, rollout_num_gpus=1,
+        rollout_num_gpus_per_engine=1, rollout_temperature=1.0, rollout_top_p=1.0, rollout_top_k=-1,
+        rollout_max_response_len=8, rollout_stop=None, rollout_stop_token_ids=None,
+        rollout_skip_special_tokens=True, rollout_all_samples_process_path="dataplane_slime.note_rollout",
+    )
+"""
+
+
+def run(code: str, address: str, folder: Path) -> list[int]:
+    """What a process prints that may kill itself."""
+    folder.joinpath("engine.py").write_text(ENGINE)
+    path = os.pathsep.join([str(folder), str(SOURCE), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "DATAPLANE_SERVER": address, "PYTHONPATH": path}
+    command = [sys.executable, "-c", textwrap.dedent(code), str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found: list[int] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_groups_in_flight_in_their_fully_asynchronous_worker_come_again_after_a_kill(
+    address: str, tmp_path: Path
+) -> None:
+    used = run(
+        """
+        import time
+        from engine import *
+        from tokenizers import Tokenizer, models
+        from transformers import PreTrainedTokenizerFast
+        from slime.rollout.fully_async_rollout import AsyncRolloutWorker
+        from dataplane_slime import DataPlaneDataSource, convert_samples_to_train_data
+
+        folder = sys.argv[1]
+        PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a"))).save_pretrained(folder)
+        args = arguments(folder)
+        source = DataPlaneDataSource(args)
+        source.add_samples([[Sample(group_index=g, index=2 * g + i) for i in (0, 1)] for g in range(20)])
+        worker = AsyncRolloutWorker(args, source, concurrency=4)
+        worker.start()
+        used, deadline = [], time.monotonic() + 200
+        for rollout in range(3):
+            groups = []
+            while len(groups) < 4:
+                groups += [group for _, group in worker.get_completed_groups(limit=4 - len(groups))]
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            convert_samples_to_train_data(args, [sample for group in groups for sample in group])
+            source.save(rollout)
+            used += [group[0].group_index for group in groups]
+        print(json.dumps(used), flush=True)
+        os._exit(0)  # nothing is closed
+        """,
+        address,
+        tmp_path,
+    )
+    again = run(
+        """
+        from engine import *
+        from dataplane_slime import DataPlaneDataSource
+
+        source = DataPlaneDataSource(arguments(sys.argv[1]))
+        source.load(2)
+        groups = source.get_samples(8)
+        assert {type(sample) for group in groups for sample in group} == {Sample}
+        print(json.dumps([group[0].group_index for group in groups]))
+        source.close()
+        """,
+        address,
+        tmp_path,
+    )
+    assert len(used) == 12
+    assert sorted(used + again) == list(range(20))
