@@ -81,8 +81,8 @@ class MortalServer:
                 self.recoveries.append(entry)
         return process
 
-    def _end(self) -> None:
-        self._process.send_signal(signal.SIGKILL)
+    def _end(self, by: signal.Signals = signal.SIGKILL) -> None:
+        self._process.send_signal(by)
         self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()
