@@ -110,6 +110,7 @@ def test_the_size_of_chunks_does_not_show(address: str, transport: TransportChoi
     sent = {"x": tensor(torch.float32, (rows, 50)), "y": jagged(torch.bfloat16, lengths_of(rows), (9,))}
     ids = [f"s{row}" for row in range(rows)]
     with connect(address, chunk_bytes=chunk_bytes, transport=transport) as client:
+        client.drop_partition("p")  # of `shared_client`, whose server this may be
         client.register_partition("p", ["x", "y"], rows, ["train"])
         client.put_samples(ids, "p", sent)
         assert_same(client.get_samples(ids, "p", ["x", "y"]), sent)
