@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from advantages import group_advantages, spread_over_tokens
 from dataplane_client import DataPlaneClient, KVBatchMeta, kv_first_write, pack_per_token_field, read_columns
 from dataplane_client.client import Claim
-from dataplane_client.errors import ClaimTimeoutError, UnavailableError
+from dataplane_client.errors import DeadlineError, UnavailableError
 from dataplane_client.meta import Tag
 from flow import PROGRESS, REPORT, ROLLOUT_FIELDS, ROLLOUTS, STEPS, WARMUP, one_object
 from problem_file import Problem, prompt_ids
@@ -224,7 +224,7 @@ class Controller:
             self._check()
             try:
                 return claim()
-            except (ClaimTimeoutError, UnavailableError):
+            except (DeadlineError, UnavailableError):
                 if time.monotonic() > deadline:
                     raise
 

@@ -22,7 +22,6 @@ pytestmark = [
         torch.version.cuda is not None, reason="torch has CUDA; the pretended device is for one without"
     ),
     pytest.mark.xdist_group("pretended_cuda"),
-    pytest.mark.long,
 ]
 
 
