@@ -261,7 +261,7 @@ def test_a_filter_that_no_claim_could_have_is_refused_to_a_client_and_its_policy
 ) -> None:
     client.register_partition("p", ["a"], 0, ["train"])
     wrong = {
-        r"task 'train': filter 'std >', column": {"where": "std >"},
+        r"filter 'std >', column": {"where": "std >"},
         "when_excluded must be one of": {"where": "std > 0", "when_excluded": "forget"},
         "age changes without a call": {"where": "age_s > 60"},
     }

@@ -67,12 +67,13 @@ class World(CheckedPlane):
     def _releases(self) -> int:
         return self.plane.releases
 
-    def _real(self, call: Call[object]) -> object:
+    def _real(self, call: Call[object], at: float | None = None) -> object:
         self.before()
-        outcome = super()._real(call)
+        outcome = super()._real(call, at)
+        when = self.now if at is None else at
         if not isinstance(call, (BeginRead, EndRead)):
-            self.logged_s = self.now
-        self.after(self.now, call, outcome)
+            self.logged_s = when
+        self.after(when, call, outcome)
         return without_reads(outcome)
 
     def begin(self, life: Life) -> None:

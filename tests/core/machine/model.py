@@ -137,6 +137,7 @@ class Model(Entrances):
         if call.generations is not None and call.sample_ids is not None:
             wanted = dict(zip(call.sample_ids, call.generations.tolist(), strict=True))
             rows = [row for row in rows if wanted[row.sample_id] == row.generation]
+        refuse_if((partition.takes_fields_for_tags(call.where), Reason.INVALID_REQUEST))
         rows = [row for row in rows if partition.fits(row, call.where)]
         size = self._remove(partition, rows)
         return ClearResult(len(rows), size)

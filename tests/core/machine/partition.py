@@ -255,6 +255,14 @@ class PartitionModel:
     def fits(self, row: Row, where: Filter) -> bool:
         return fits(where, lambda term: self._held(row, term))
 
+    def takes_fields_for_tags(self, where: Filter) -> bool:
+        """Whether a filter compares what is a field, and a tag of none of the rows."""
+        compared = {term.subject for term in where if not term.of_row and term.operator != "is null"}
+        named = compared.intersection(self.definition.fields)
+        return bool(self.rows) and any(
+            all(self.fits(row, (Term("is null", tag),)) for row in self.rows) for tag in named
+        )
+
     def _held(self, row: Row, term: Term) -> object:
         if not term.of_row:
             return row.tags.get(term.subject)
