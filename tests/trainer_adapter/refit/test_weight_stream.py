@@ -176,6 +176,29 @@ def test_a_trainer_that_starts_anew_is_not_taken_for_the_one_that_broke_off(endp
     assert "expected message 1 of this stream of weights" in engine
 
 
+def test_engines_have_closed_the_trainers_memory_when_its_call_returns(endpoint: str) -> None:
+    """On a GPU torch keeps freed memory for the first engine that opened it, and for none that came later."""
+    folder = Path(endpoint.removeprefix("ipc://")).parent
+    publisher = WeightPublisher(MODEL, torch.bfloat16, CPU, 0, timeout_s=10, endpoint_folder=folder)
+    opened, returned, alone = [], [], []
+
+    def send() -> None:
+        publisher.stream_weights_via_ipc_zmq(buffer_size_bytes=1000)
+        returned.append(mappings_of_weights())
+
+    def load() -> None:
+        with receive_streamed_weights(endpoint, INFO, CPU, 10) as weights:
+            assert_all_weights({name: weight.clone() for name, weight in weights})
+            opened.append(mappings_of_weights())
+
+    for _ in range(10):
+        assert both(send, load) == ("done", "done")
+        alone.append(mappings_of_weights())
+    publisher.close()
+    assert returned == alone == [alone[0]] * 10
+    assert min(opened) > alone[0]
+
+
 def test_refits_that_fail_add_no_memory_to_that_of_the_first(endpoint: str) -> None:
     """CUDA memory that was offered to an engine that never came is not freed before the trainer ends."""
     folder = Path(endpoint.removeprefix("ipc://")).parent

@@ -20,7 +20,8 @@ class SharedBuffer:
     """Bytes to fill (`tensor`, uint8), and a handle with which another process on this host opens them.
 
     The memory exists as long as this buffer. On the CPU it also exists as long as another process has it open; on a GPU
-    torch counts one opening of a handle, so keep the buffer until all engines have closed theirs.
+    torch counts one opening of a handle, so keep the buffer until all engines have closed theirs: a stream of weights
+    that succeeds ends after that.
     """
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:

@@ -67,9 +67,10 @@ class _IncomingStream:
         self._complete = True
 
     def finish(self) -> None:
-        """Answer the last message, after all weights are in place."""
+        """Close the trainer's memory and answer the last message, after all weights are in place."""
         if not self._complete:
             raise ValueError("the engine stopped before the last weight")
+        self._known_buffers.clear()  # copies from it ended before the answer to the last group
         self._accept()
 
     def _accept(self) -> None:

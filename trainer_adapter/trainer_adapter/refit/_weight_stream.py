@@ -48,7 +48,7 @@ def stream_weights(
     timeout_s: float = 120.0,
     buffers: AlternateBuffers[SharedBuffer] | None = None,
 ) -> None:
-    """Send all weights to one engine; returns when the engine has them.
+    """Send all weights to one engine; returns when the engine has them and has closed the buffers.
 
     The socket lives as long as the call: in a socket that stayed, the first message could go to the connection of an
     engine that has just left.
