@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -107,9 +107,11 @@ def told(step: Callable[[], Any]) -> str:
 
 def mappings_of_weights() -> int:
     """How much shared memory this process still holds, by number of mappings and descriptors."""
-    mapped = Path("/proc/self/maps").read_text().count("dataplane-weights")
-    links = [str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
-    return mapped + sum("dataplane-weights" in link for link in links)
+    held = Path("/proc/self/maps").read_text().count("dataplane-weights")
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # another thread has closed it
+            held += "dataplane-weights" in str(descriptor.readlink())
+    return held
 
 
 # --- two trainers and an engine, step by step together ---

@@ -191,10 +191,10 @@ def test_engines_have_closed_the_trainers_memory_when_its_call_returns(endpoint:
             assert_all_weights({name: weight.clone() for name, weight in weights})
             opened.append(mappings_of_weights())
 
-    for _ in range(10):
-        assert both(send, load) == ("done", "done")
-        alone.append(mappings_of_weights())
-    publisher.close()
+    with closing(publisher):
+        for _ in range(10):
+            assert both(send, load) == ("done", "done")
+            alone.append(mappings_of_weights())
     assert returned == alone == [alone[0]] * 10
     assert min(opened) > alone[0]
 
