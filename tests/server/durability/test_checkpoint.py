@@ -41,7 +41,7 @@ Turn = tuple[float, Call[Any], str]
 def story(seed: int) -> tuple[Limits, list[Turn]]:
     """What random clients did: times, calls, and hashes of outcomes."""
     clients = Clients(random.Random(seed))
-    clients.run(280, 10**9)
+    clients.run(280, 10**9, 280)
     return clients.world.plane.limits, clients.world.plane.turns
 
 

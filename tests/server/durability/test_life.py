@@ -102,7 +102,7 @@ class Played:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 8))])
 def test_a_replica_of_any_history_goes_on_as_the_core_does(tmp_path: Path, seed: int) -> None:
     clients = Clients(random.Random(seed))
-    clients.run(300, 10**9)
+    clients.run(300, 10**9, 300)
     turns = [(now, call) for now, call, _ in clients.world.plane.turns]
     plane = LoggedPlane(clients.world.plane.limits)
     origin = {

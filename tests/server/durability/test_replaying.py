@@ -16,8 +16,9 @@ from tests import commands
 from tests.core.machine.clients import Clients
 from tests.server.durability.test_life import Played, raised
 
-from dataplane_server.core.calls.requests import OpenSession
-from dataplane_server.durability.call_codec import decode_call, encode_call
+from dataplane_server.core.calls.requests import OpenSession, RegisterPartition
+from dataplane_server.core.calls.values import Definition
+from dataplane_server.durability.call_codec import decode_call, encode_batch, encode_call
 from dataplane_server.durability.checkpoint import build, checkpoints, load_checkpoint, write_checkpoint
 from dataplane_server.durability.checkpointer import remove_history
 from dataplane_server.durability.frames import MARK, frame_of
@@ -46,7 +47,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The log of random clients in small segments, and checkpoints. Its first call comes at 14:00."""
     folder = tmp_path_factory.mktemp("written")
     clients = Clients(random.Random(7))
-    clients.run(400, 10**9)
+    clients.run(400, 10**9, 400)
     turns = [(now, call) for now, call, _ in clients.world.plane.turns]
     plane = LoggedPlane(clients.world.plane.limits)
     origin = {
@@ -175,12 +176,12 @@ def change_checkpoint(folder: Path) -> None:
 
 
 def change_log(folder: Path) -> None:
-    """Another call in place of the first one after the first checkpoint."""
+    """One more call with the first one after the first checkpoint, which later calls may need."""
     start, _ = checkpoints(folder)[-1]
     (payload,) = LogReader(folder, start).read(1)
-    other = encode_call(decode_call(payload)[0], OpenSession("", "intruder"))
+    other = encode_call(decode_call(payload)[0], RegisterPartition("", Definition("intruder", ("a",), ("t",))))
     _, path = next(found for found in reversed(segments(folder)) if found[0] <= start)
-    path.write_bytes(path.read_bytes().replace(frame_of(payload), frame_of(other)))
+    path.write_bytes(path.read_bytes().replace(frame_of(payload), frame_of(encode_batch([payload, other]))))
 
 
 @pytest.mark.parametrize(("tamper", "later"), [(change_checkpoint, True), (change_log, False)])
