@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -113,14 +113,17 @@ RETRIED_LATER = {
 class Refusing(DataPlaneServicer):
     """Refuses every description for the reason that the partition is named after."""
 
-    answers = 1  # to a session and of the partition "silent", before there are none
     _overloads = 2  # before the partition "busy" is described
+
+    def __init__(self, *shell_values_metrics: Any) -> None:
+        super().__init__(*shell_values_metrics)
+        self._to_refuse = {"session", "partition"}  # once, before there is no answer
 
     async def GetPartition(self, request: pb.GetPartitionRequest, context: object) -> pb.GetPartitionResponse:  # noqa: N802
         if request.partition_id == "defect":
             raise ZeroDivisionError("a secret of the server")
         if request.partition_id == "silent":
-            await self._refuse_then_be_silent()
+            await self._refuse_then_be_silent("partition")
         if request.partition_id == "busy":
             self._overloads -= 1
             if self._overloads < 0:
@@ -129,12 +132,12 @@ class Refusing(DataPlaneServicer):
         raise Refusal(Reason[request.partition_id], "why it is so", sample_id="s")
 
     async def Session(self, requests: object, context: object) -> None:  # type: ignore[override]  # noqa: N802
-        await self._refuse_then_be_silent()
+        await self._refuse_then_be_silent("session")
 
-    async def _refuse_then_be_silent(self) -> None:
-        if not self.answers:
+    async def _refuse_then_be_silent(self, kind: str) -> None:
+        if kind not in self._to_refuse:
             await asyncio.Event().wait()
-        self.answers -= 1
+        self._to_refuse.remove(kind)
         raise Refusal(Reason.DRAINING, "why it is so", sample_id="s")
 
     async def ReadColumns(self, request: object, context: object) -> AsyncIterator[bytes]:  # type: ignore[override]  # noqa: N802
@@ -183,24 +186,17 @@ async def test_each_refusal_arrives_as_its_error(refusing: aio.AsyncDataPlaneCli
         assert (error.retry_after_s is not None) is (reason in RETRIED_LATER), reason
 
 
-@pytest.mark.parametrize(
-    "call",
-    [lambda client: client.partition("silent"), lambda client: client.claim("p", "train", ["x"], 1, timeout_s=2.0)],
-    ids=["a call", "opening a session"],
-)
 async def test_a_call_whose_last_attempt_gets_no_answer_tells_why_those_before_it_were_refused(
-    refusing: aio.AsyncDataPlaneClient, call: Callable[[aio.AsyncDataPlaneClient], Awaitable[object]]
+    refusing: aio.AsyncDataPlaneClient,
 ) -> None:
+    """An ordinary call, and one that opens a session."""
     async with await aio.connect(refusing.target, timeout_s=2.0, transport=refusing.transport) as client:
-        with pytest.raises(
-            UnavailableError, match="why it is so; repeated without an answer until the deadline"
-        ) as caught:
-            await call(client)
-    assert (caught.value.reason, caught.value.details, caught.value.retry_after_s) == (
-        "DRAINING",
-        {"sample_id": "s"},
-        0.5,
-    )
+        calls = client.partition("silent"), client.claim("p", "train", ["x"], 1, timeout_s=2.0)
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+    for error in errors:
+        assert isinstance(error, UnavailableError)
+        assert "why it is so; repeated without an answer until the deadline" in str(error)
+        assert (error.reason, error.details, error.retry_after_s) == ("DRAINING", {"sample_id": "s"}, 0.5)
 
 
 async def test_a_call_that_is_refused_for_overload_is_made_again_the_same_way_until_it_is_answered(
