@@ -162,7 +162,9 @@ def _nemo_rl(session: Session, part: int) -> None:
                 except (NotInstalledError, WorkerError) as error:
                     session.console.print(f"{name}, {system}: {error}")
                     continue
-                stored = sum(file.stat().st_size for file in (Path(folder) / "saved").rglob("*") if file.is_file())
+                stored = sum(
+                    file.stat().st_blocks * 512 for file in (Path(folder) / "saved").rglob("*") if file.is_file()
+                )
             p95 = f"{statistics.quantiles(puts, n=20)[-1] * 1e3:.1f} of {len(puts)}" if len(puts) > 1 else ""
             shown.append((system, f"{size / _MB:.0f}", f"{save_s:.2f}", f"{load_s:.2f}", f"{stored / size:.2f}", p95))
         session.console.print(table(f"NeMo-RL, {name}: {rows.rows} rows", headings, shown), "")

@@ -85,6 +85,7 @@ class Calls:
 
     def prepare_dict(self, size_bytes: int) -> None:
         self._rollout = rollout(size_bytes)
+        self._joined: dict[str, Any] = {}
         if self._other is not None:
             import ray
 
@@ -105,15 +106,16 @@ class Calls:
         self._other = ray.remote(Calls).remote()
 
     def put_dict(self, partition: str) -> Mapping[str, float]:
-        """`rebuild` joins the arrays of the samples to columns, `move` puts these."""
+        """`rebuild` joins the arrays of the samples to columns, in buffers that it keeps; `move` puts these."""
         self._client.register_partition(partition, list(_ROLLOUT), 0, ["train"], per_token_fields=list(_ROLLOUT))
         offsets = torch.tensor([0, *itertools.accumulate(map(len, self._rollout["tokens"]))])
         columns: dict[str, Any] = {}
 
         def rebuild() -> None:
             for name, arrays in self._rollout.items():
-                joined = torch.from_numpy(np.concatenate(arrays))
-                columns[name] = torch.nested.nested_tensor_from_jagged(joined, offsets)
+                self._joined[name] = np.concatenate(arrays, out=self._joined.get(name))
+                values = torch.from_numpy(self._joined[name])
+                columns[name] = torch.nested.nested_tensor_from_jagged(values, offsets)
 
         move = lambda: self._client.put_samples(self._ids(), partition, columns)  # noqa: E731
         return _named("put", timed(rebuilt=rebuild, moved=move))
