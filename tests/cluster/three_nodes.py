@@ -120,6 +120,7 @@ def _start_ray(folder: str, ending: contextlib.ExitStack) -> tuple[RayCluster, l
     usual: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * MIB, "include_dashboard": False}
     head = usual | {"temp_dir": folder, "_system_config": {"prestart_worker_first_driver": False}}
     head["dashboard_port"] = None  # one that is free; Ray's own default leaves a socket open where another cluster is
+    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)  # Ray notes the address there, and makes only `folder`
     machine = RayCluster(initialize_head=True, head_node_args=head)
     ending.callback(machine.shutdown)
     others = [machine.add_node(**usual, node_ip_address=host) for host in _HOSTS]
