@@ -412,9 +412,7 @@ def replay(
     sample_id: Annotated[
         str | None, typer.Option("--sample", metavar="SAMPLE", help="Only the calls that concern this sample.")
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, metavar="N", help="Only the last N calls.")
-    ] = None,
+    last: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the last N calls.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Compare with each checkpoint.")] = False,
     output: Output = "table",
 ) -> None:
@@ -427,13 +425,13 @@ def replay(
     --check replays all and compares with each checkpoint in DIR. Exits with 1 if there is a difference, with 2 if DIR
     cannot be replayed.
     """
-    if screen and (check or sample_id is not None or limit is not None):
-        raise typer.BadParameter("--sample, --limit and --check go without SCREEN")
-    if check and (until or sample_id is not None or limit is not None):
-        raise typer.BadParameter("--check replays all: it goes without --until, --sample and --limit")
+    if screen and (check or sample_id is not None or last is not None):
+        raise typer.BadParameter("--sample, --last and --check go without SCREEN")
+    if check and (until or sample_id is not None or last is not None):
+        raise typer.BadParameter("--check replays all: it goes without --until, --sample and --last")
     from dataplane_client.cli._replay import replay_calls, replay_screen
 
     if screen:
         replay_screen(app, path, until, screen, output)
     else:
-        raise typer.Exit(replay_calls(path, until, sample_id, limit, check, output))
+        raise typer.Exit(replay_calls(path, until, sample_id, last, check, output))

@@ -27,7 +27,7 @@ LOAD_S = 4.0
 STEP_S = 0.25
 RATE_INTERVAL = "2s"
 GRAPHS = [panel for panel in load_panels(RATE_INTERVAL) if panel.kind != "row"]
-DEFECTS = re.compile(r"INTERNAL")
+DEFECTS = re.compile(r"INTERNAL|memory_budget")
 """What no server does that is well: its series are not there."""
 
 

@@ -107,7 +107,13 @@ def told(incident: Incident, *arguments: str) -> list[dict[str, Any]]:
 def test_a_screen_of_a_moment_shows_what_the_server_showed_then(incident: Incident, name: str) -> None:
     code, shown, note = replay(incident.data, "--until", incident.moment, *SCREENS[name])
     assert (code, note.count("\n")) == (0, 1)
-    masked = (r"unix:\S+:", r"\d+%", r"(?m)^  values .*$", *RECENT)  # the log does not tell how values travelled
+    masked = (
+        r"unix:\S+:",
+        r"replay at \S+:",
+        r"\d+%",
+        r"(?m)^  values .*$",
+        *RECENT,
+    )  # the log does not tell how values travelled
     assert read(shown, *masked) == read(incident.screens[name], *masked)
     assert read(replay(incident.data, *SCREENS[name])[1], *masked) != read(shown, *masked)  # at the end of the log
 
@@ -160,7 +166,7 @@ def test_a_line_tells_a_call_its_outcome_and_what_it_changed(incident: Incident)
     verbs = {line[24:42].strip() for line in lines}
     assert verbs >= {"register_partition", "put_samples", "claim", "commit", "release", "clear_samples"}
     assert [verb for verb in verbs if verb != verb.lower()] == []
-    last = replay(incident.data, "--limit", "3")[1].splitlines()
+    last = replay(incident.data, "--last", "3")[1].splitlines()
     assert [re.sub(r"\b[0-9a-f]{12}-", "", line) for line in last[1:]] == lines[-3:]
 
 
@@ -176,7 +182,7 @@ def test_a_line_tells_a_call_its_outcome_and_what_it_changed(incident: Incident)
         (["--until", "-3600s", "describe", "train"], 2, "it covers the time from 20"),
         (["--check", "describe", "train"], 2, "--check go without SCREEN"),
         (["--check", "--until", "-1s"], 2, "goes without --until"),
-        (["--limit", "3", "describe", "train"], 2, "--limit"),
+        (["--last", "3", "describe", "train"], 2, "--last"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_in_words(
