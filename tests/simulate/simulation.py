@@ -36,6 +36,7 @@ from dataplane_server.durability.call_codec import decode_record
 from dataplane_server.durability.checkpointer import remove_history
 from dataplane_server.durability.group_commit import GroupCommit
 from dataplane_server.durability.life import DataDirDurability, Life, Terms, begin_life
+from dataplane_server.durability.log_reader import LogReader
 from dataplane_server.durability.replica import Replica, kept
 from dataplane_server.durability.standby import _Standby
 from dataplane_server.storage import arena_file
@@ -422,7 +423,12 @@ class Simulation:
                 self._taken = self._submitted
             self._ends[number + 1] = self._taken
             self._disk.quiet = begun.commits is None
-            append(payload)
+            try:
+                append(payload)
+            except OSError:
+                if begun.commits is not None or not LogReader(self._terms.folder, number).read(1):
+                    raise
+                self._disk.dead = True  # what failed is the mark: the call counts, and is not answered
             self._disk.quiet = False
 
         begun.log.append = log  # type: ignore[method-assign]

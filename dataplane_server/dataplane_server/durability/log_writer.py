@@ -66,7 +66,8 @@ class LogWriter:
         """Append a record of 1 byte to 1 GiB; ValueError for others. Blocks while the kernel copies it, and while it
         allocates the next segment.
 
-        OSError if that fails: then the record is not in the log, and every further call raises OSError.
+        OSError if that fails, and from every further call. The record is not in the log then, unless what failed is the
+        mark that counts it.
         """
         frame = frame_of(payload)
         if self._file is None or self._refusal:
