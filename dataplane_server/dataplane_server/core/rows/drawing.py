@@ -11,6 +11,7 @@ of float32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,18 +26,24 @@ _LEAST_WEIGHT = np.finfo(np.float32).tiny
 
 
 class Sieve:
-    """Rows that may be drawn, fewer with each condition. slots: those that are left. why: what the others lack."""
+    """Rows that may be drawn, fewer with each condition. slots: those that are left."""
 
     def __init__(self, slots: Slots) -> None:
         self.slots = slots
-        self.why: list[str] = []
+        self._gone: list[tuple[str, Callable[[], str]]] = []
 
-    def keep(self, fits: BoolArray, why: str) -> None:
-        """Keep the rows that fit. why: what is to be said of the others, after their number."""
+    def keep(self, fits: BoolArray, why: str, more: Callable[[], str] = str) -> None:
+        """Keep the rows that fit. why: what is to be said of the others, after their number. more: makes the rest of
+        that, if it is said.
+        """
         gone = len(self.slots) - int(np.count_nonzero(fits))
         if gone:
             self.slots = self.slots[fits]
-            self.why.append(f"{gone} {why}")
+            self._gone.append((f"{gone} {why}", more))
+
+    def why(self) -> list[str]:
+        """What the rows that are gone lack."""
+        return [why + more() for why, more in self._gone]
 
 
 def is_priority(numbers: Float64Array) -> BoolArray:

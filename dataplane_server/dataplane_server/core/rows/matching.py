@@ -66,13 +66,10 @@ def absence_text(absent: Collection[str], fields: Collection[str]) -> str:
 
 def check_sees_tags(rows: RowTable, fields: Collection[str], where: Filter) -> None:
     """Refuse a filter that compares a field as if it were a tag. A tag of a row may have the name of a field."""
-    slots = np.flatnonzero(rows["alive"])
-    for tag in absent_tags(rows, where, slots) if len(slots) else ():
-        if tag in fields:
-            message = (
-                f"a filter sees tags: {tag!r} is a field, and none of the {len(slots)} rows has a tag of that name"
-            )
-            raise Refusal(Reason.INVALID_REQUEST, message)
+    slots, named = np.flatnonzero(rows["alive"]), tuple([term for term in where if term.subject in fields])
+    for tag in absent_tags(rows, named, slots) if len(slots) else ():
+        message = f"a filter sees tags: {tag!r} is a field, and none of the {len(slots)} rows has a tag of that name"
+        raise Refusal(Reason.INVALID_REQUEST, message)
 
 
 def _fact(rows: RowTable, name: str, slots: Slots, now: float | None) -> TagValues:

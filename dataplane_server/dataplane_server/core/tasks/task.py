@@ -25,7 +25,7 @@ from dataplane_server.core.rows.bookkeeping import DELAY_BYTES
 from dataplane_server.core.rows.group_table import GroupTable
 from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.tasks.deliveries import Deliveries, How
-from dataplane_server.core.tasks.eligibility import all_stale, bounds_of, excluded, rejected, stale
+from dataplane_server.core.tasks.eligibility import all_stale, excluded, rejected, stale
 from dataplane_server.core.tasks.readiness import Kind
 from dataplane_server.core.tasks.task_clock import TaskClock
 from dataplane_server.core.tasks.task_states import (
@@ -91,7 +91,7 @@ class Task:
     def view(self, kind: Kind) -> AnyView:
         """The view of a kind of claims; see `Views.get`."""
         self._changed[self] = None
-        return self.views.get(kind, bounds_of(self._rows, self.policy))
+        return self.views.get(kind, self.policy)
 
     def produced(self, slots: Slots) -> None:
         """Fields or tags of the rows were put, or the rows became visible."""
@@ -130,7 +130,7 @@ class Task:
         self._changed[self] = None
         self._rows.keep(filter_bytes(policy.where) - filter_bytes(self.policy.where))
         before, self.policy = self.policy, policy
-        self.views.follow(bounds_of(self._rows, policy))
+        self.views.follow(policy)
         only_stale = policy == before and not asks_staleness(policy.where)
         self.suspect(np.flatnonzero(all_stale(self._rows, self.policy) if only_stale else self._rows["alive"]))
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
+from dataplane_server.core.calls.policies import TaskPolicy
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Slots
 from dataplane_server.core.rows.group_table import GroupTable
 from dataplane_server.core.rows.row_table import RowTable
-from dataplane_server.core.tasks.eligibility import Bounds
+from dataplane_server.core.tasks.eligibility import bounds_of
 from dataplane_server.core.tasks.group_view import GROUPED_BYTES, GroupView
 from dataplane_server.core.tasks.readiness import Kind
 from dataplane_server.core.tasks.task_states import Waiter
@@ -49,10 +50,11 @@ class Views:
             raise Refusal(Reason.LIMIT_REACHED, message, task=self._task, max_views=MAX_VIEWS)
         self._rows.check_column(GROUPED_BYTES if kind.whole_groups else KEYED_BYTES)
 
-    def get(self, kind: Kind, bounds: Bounds) -> AnyView:
-        """The view of a kind of claims, built on first use by one scan of the rows. bounds: of the task's policy."""
+    def get(self, kind: Kind, policy: TaskPolicy) -> AnyView:
+        """The view of a kind of claims, built on first use by one scan of the rows. policy: of the task."""
         if kind not in self._of_kind:
             self._forget_one()
+            bounds = bounds_of(self._rows, policy)
             self._of_kind[kind] = (
                 GroupView(self._rows, self._groups, self._column, kind, bounds)
                 if kind.whole_groups
@@ -99,8 +101,9 @@ class Views:
         for view in self:
             view.restart()
 
-    def follow(self, bounds: Bounds) -> None:
-        """The policy is another, or the weight version."""
+    def follow(self, policy: TaskPolicy) -> None:
+        """The policy is this one from now on, or the weight version is another."""
+        bounds = bounds_of(self._rows, policy)
         for view in self:
             outdated = view.readiness.follow(bounds)
             if outdated is None:

@@ -7,11 +7,12 @@ changes is the column "draws" of the rows. It looks at every row of the partitio
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
 from dataplane_server.core.calls.answers import Drawn, Waiting
-from dataplane_server.core.calls.filters import check_filter
+from dataplane_server.core.calls.filters import Filter, check_filter
 from dataplane_server.core.calls.names import check_distinct
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import DrawSamples
@@ -101,8 +102,8 @@ def _sieve(partition: Partition, call: DrawSamples, now: float) -> Sieve:
         often = f"were drawn {call.max_times_sampled} times (max_times_sampled)"
         sieve.keep(rows["draws"][sieve.slots] < call.max_times_sampled, often)
     if call.where:
-        absent = absence_text(absent_tags(rows, call.where, sieve.slots), partition.definition.fields)
-        sieve.keep(fitting(rows, call.where, sieve.slots, now), f"do not fit the filter (where){absent}")
+        absence = partial(_absence, partition, call.where, sieve.slots)
+        sieve.keep(fitting(rows, call.where, sieve.slots, now), "do not fit the filter (where)", absence)
     if call.priority_tag:
         priorities = rows.tag_numbers(call.priority_tag, sieve.slots)
         sieve.keep(is_priority(priorities), f"have no positive number in tag {call.priority_tag!r}")
@@ -122,10 +123,14 @@ def _chosen(rows: RowTable, call: DrawSamples, slots: Slots) -> tuple[Slots, Flo
     return slots[places], probabilities
 
 
+def _absence(partition: Partition, where: Filter, slots: Slots) -> str:
+    return absence_text(absent_tags(partition.rows, where, slots), partition.definition.fields)
+
+
 def _too_few(call: DrawSamples, resident: int, sieve: Sieve) -> Refusal:
     found = len(sieve.slots)
     message = (
         f"partition {call.partition_id!r}: a draw of at least {call.min_size} rows wanted; {found} of {resident} "
-        "resident rows can be drawn" + "".join(f"; {why}" for why in sieve.why)
+        "resident rows can be drawn" + "".join(f"; {why}" for why in sieve.why())
     )
     return Refusal(Reason.TOO_FEW_ROWS, message, partition_id=call.partition_id, rows=found)
