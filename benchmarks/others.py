@@ -7,7 +7,7 @@
   *moved* is the rest. Beside Ray's object store, which pickles the dict as it is, and the floor of copying.
 - **Relax** (pull request 217): 256 samples of 256 MB in 1, 8 and 32 fields. Beside TransferQueue.
 - **NeMo-RL**: the grid of its benchmark of checkpoints, an eighth of its rows: save, load in a fresh process, check 64
-  rows. Beside TransferQueue, with as many storage units as the cell names; ours has none.
+  rows. Beside TransferQueue, with as many storage units as the cell names; ours needs none.
 - **verl** (issue 7579): a generator, the trainer and the server are killed, and every row is accounted for.
 - **TRL** (issue 7274): one of 150 groups is slow, then the trainer is killed. What is trained on again?
 

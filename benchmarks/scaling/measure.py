@@ -90,8 +90,8 @@ def measure(repeats: int, rounds: int) -> dict[str, Any]:
 
 def _places(coordinator: Any) -> list[tuple[str, bytes]]:
     """The sockets of nodes and the nonces of their memory, that of the coordinator's own node first."""
-    told = [member.registration for member in coordinator._server.members]
-    return [(one.socket, one.nonce) for one in told]
+    registered = [member.registration for member in coordinator._server.members]
+    return [(one.socket, one.nonce) for one in registered]
 
 
 # -- calls -------------------------------------------------------------------------------------------------------------

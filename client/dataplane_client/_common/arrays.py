@@ -26,5 +26,5 @@ def int64s(data: bytes) -> Int64Array:
 
 
 def generations_of(packed: bytes, n_rows: int) -> list[int] | None:
-    """The generations of the rows of an answer; None if the answer has none."""
+    """The generations of the rows of an answer; None if the answer does not carry them."""
     return int64s(packed).tolist() if packed or not n_rows else None

@@ -35,9 +35,9 @@ class DirectAddress:
 
     @classmethod
     def of(cls, place: Place, status: plane_pb.GetServerStatusResponse) -> DirectAddress:
-        """That of the server with this status. Raises NotSharedError if it has none, or its host is not known."""
+        """The port of the server with this status. Raises NotSharedError if there is none, or its host is unknown."""
         if not status.HasField("direct_port"):
-            raise NotSharedError("the server has none (--direct)")
+            raise NotSharedError("the server does not open one (--direct)")
         if place.grpc_target.startswith("unix:"):
             raise NotSharedError("it is at a TCP address; connect to host:port")
         host = place.grpc_target.rpartition(":")[0].strip("[]")

@@ -277,7 +277,7 @@ def materialize(
     """The batch for a trainer: the TensorDict's top-level fields in their order.
 
     - Nested tensors become ``(N, longest row, ...)`` in layout "padded", padded on the right with the field's entry in
-      pad_value_dict (0 if it has none); rows that differ in several dims are padded in each, as
+      pad_value_dict (0 by default); rows that differ in several dims are padded in each, as
       ``torch.nested.to_padded_tensor`` does. They stay unchanged in layout "jagged", and in layout "auto" unless all
       rows have one shape: then they become dense.
     - With pad_to_seqlen > 0, padded and rectangular tensors of 2 or more dims whose dim 1 is smaller are padded to that

@@ -75,9 +75,11 @@ def encode_columns(
     return [_encode(name, leaf, n_rows, row_name) for name, leaf in _from_cuda(leaves).items()]
 
 
-def _from_cuda(leaves: Mapping[str, object]) -> dict[str, object]:
+def _from_cuda(leaves: Mapping[str, object]) -> Mapping[str, object]:
     """The leaves, with copies in pinned memory of those that are on a CUDA device."""
     parts = {name: found for name, leaf in leaves.items() if (found := _cuda_parts(leaf))}
+    if not parts:
+        return leaves
     staged = {id(part): _queued_copy(part) for found in parts.values() for part in found}  # fields share bounds
     for device in {part.device for found in parts.values() for part in found}:
         torch.cuda.current_stream(device).synchronize()

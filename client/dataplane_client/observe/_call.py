@@ -1,6 +1,6 @@
 """Calls of this process's clients, and the observers that are notified of them.
 
-The transport writes what a call comes to into a Call object, which notifies the observers. Counters and spans are two
+The transport writes the results of a call into a Call object, which notifies the observers. Counters and spans are two
 observers. When there is none, that costs about a microsecond a call.
 """
 

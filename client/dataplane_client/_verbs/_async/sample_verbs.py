@@ -249,7 +249,7 @@ class SampleVerbs:
         """Read fields of a meta's rows as a batch. Errors as get_data.
 
         layout "padded": ragged fields are (N, max(longest row, pad_to_seqlen), ...), filled up with the field's entry
-        of pad_value_dict (0 if it has none; ValueError if its dtype cannot hold it). A name in it that is neither in
+        of pad_value_dict (0 by default; ValueError if its dtype cannot hold it). A name in it that is neither in
         select_fields nor in meta.fields is an InvalidArgumentError: a misspelt one would pad with 0.
 
         layout "jagged": ragged fields are torch.jagged nested tensors. If memory is shared with the server and the rows

@@ -41,7 +41,7 @@ class Fetching:
     async def place(self, lease: pb.ArenaRuns, own_node: int) -> list[CachedRun]:
         """Replace the runs of other nodes in a lease by places in this node's arena. Returns copies that the caller
         holds until it releases them to the cache. Refusal LIMIT_REACHED if they do not fit into the cache, NODE_LOST if
-        a node cannot be reached, INVALID_REQUEST if this is no lease.
+        a node cannot be reached, INVALID_REQUEST for anything but a lease.
         """
         runs = runs_of(lease)
         if {len(lease.versions), 2 * len(lease.nodes)} != {len(lease.sizes)}:

@@ -28,7 +28,7 @@ class Membership:
 
 
 class Owner(Protocol):
-    """What a line tells of itself."""
+    """Hears of the state of a line."""
 
     def line_lost(self, line: NodeLine) -> None:
         """The coordinator has closed it, or it broke."""
