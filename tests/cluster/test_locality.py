@@ -187,7 +187,7 @@ def test_a_read_larger_than_the_cache_comes_over_grpc(users: Users, three_nodes:
 
 
 def append(client: DataPlaneClient, ids: list[str], tokens: torch.Tensor) -> None:
-    client.append_tokens(ids, "p", {"tokens": [tokens] * len(ids)})
+    client.append_tokens(ids, "p", {"tokens": [tokens] * len(ids)}, create=True)
 
 
 def tokens_of(client: DataPlaneClient, ids: list[str]) -> list[list[int]]:

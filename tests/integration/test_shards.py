@@ -40,6 +40,10 @@ def test_each_row_says_of_which_step_and_rank_it_is(flow: DataPlaneClient) -> No
     assert {row: (task.step, task.dp_rank) for row, task in told.items()} == {
         row: (3, 0 if row in mine else 1) for row in IDS
     }
+
+
+def test_the_command_says_of_which_step_and_rank_a_row_is(flow: DataPlaneClient) -> None:
+    mine = shard(flow, 0, step=3).meta.sample_ids
     assert "step 3, rank 1" in run("sample", "p", next(row for row in IDS if row not in mine), "-s", flow.target)[1]
 
 

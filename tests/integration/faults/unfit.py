@@ -14,7 +14,6 @@ _UNFIT = {
         "histories and the ids of requests outlive partitions, and one cluster has served other tests": (
             "test_a_request_id_commits_one_claim",
             "test_a_dropped_claim_gives_its_rows_back_and_says_so",
-            "test_the_story_of_a_sample_tells_who_wrote_what",
         ),
         "its clients are forked processes, which have not joined the Ray cluster": (
             "test_a_client_that_is_killed_while_its_group_waits_leaves_nothing_behind",
@@ -24,14 +23,11 @@ _UNFIT = {
             "test_a_data_loader_ends_when_its_first_worker_finds_all_rows_claimed_by_the_second",
             "test_rows_of_a_killed_data_loader_worker_come_again_in_the_next_iteration",
         ),
-        "its messages are sent by hand, to an address": ("test_a_crafted_message_runs_no_code_in_server_or_reader",),
+        "commands take no ray:// address": ("test_the_command_says_of_which_step_and_rank_a_row_is",),
     },
     "resets": {
         _TOO_SHORT: (
             "test_a_claim_is_refused_for",
-            "test_each_row_is_committed_exactly_once_among_50_claimers",
-            "test_a_claim_behind_an_underfilled_one_is_served_when_that_gives_up",
-            "test_those_behind_a_put_that_gives_up_are_admitted",
             "test_another_generator_goes_on_where_one_was_killed_and_the_trainer_gets_the_group_when_it_is_whole",
         ),
         "a call that is cut off does not wait just then": (
@@ -42,14 +38,12 @@ _UNFIT = {
         "a read that is repeated is counted twice": (
             "test_two_context_parallel_ranks_that_read_halves_have_the_whole",
         ),
-        "a session whose last word is lost expires instead": ("test_sessions_that_end_are_counted_by_how",),
         "a command does not repeat its calls": (
             "test_the_cause_of_a_stall_is_named_by_call_command_and_metric",
             "test_a_healthy_flow_has_nothing_that_waits",
             "test_a_task_without_a_consumer_is_told_where_it_is_named",
             "test_a_partition_that_is_not_there_is_an_error",
         ),
-        "its messages are sent by hand, once": ("test_a_crafted_message_runs_no_code_in_server_or_reader",),
     },
 }
 
