@@ -25,6 +25,7 @@ from rl_dataplane.v1.local_frames import HEAD
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("ray")]
 
 MIB = 1 << 20
+_GREETING = HEAD.pack(0, pb.LOCAL_OUTCOME_UNSPECIFIED)  # bytes, as Ray pickles what a class uses
 
 
 class Coordinator:
@@ -48,7 +49,7 @@ class Coordinator:
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
-        writer.write(HEAD.pack(0, pb.LOCAL_OUTCOME_UNSPECIFIED))
+        writer.write(_GREETING)
         await reader.read()
 
     async def beat(self, beat: Beat) -> BeatAnswer:
