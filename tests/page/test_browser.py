@@ -107,6 +107,27 @@ def test_the_page_shows_the_flow_what_waits_and_why_and_follows_it(open_page: An
     one.becomes("() => parseFloat(document.querySelector('#figures b').innerText) > 0")
 
 
+def test_the_waits_follow_the_search_and_the_choice_and_are_not_hidden_in_a_scroll_area(open_page: Any) -> None:
+    one = open_page()
+    waits = "[...document.querySelectorAll('#waits > ul > li')]"
+    others = f"() => {waits}.some((wait) => !wait.innerText.includes('judged'))"
+    only_judged = f"() => {waits}.length > 0 && {waits}.every((wait) => wait.innerText.includes('judged'))"
+    one.becomes(others)
+    one.page.keyboard.press("/")
+    one.page.keyboard.type("judged")
+    one.becomes(only_judged)
+    one.page.keyboard.press("Escape")
+    one.becomes(others)
+    one.page.click("[data-partition=judged]")
+    one.becomes(only_judged)
+    assert (
+        one.page.evaluate(
+            "(({ scrollHeight, clientHeight }) => scrollHeight - clientHeight)(document.querySelector('#waits'))"
+        )
+        <= 0
+    )
+
+
 def test_keys_choose_partitions_search_and_help(open_page: Any) -> None:
     one = open_page()
     keys = one.page.keyboard

@@ -18,14 +18,29 @@ pytestmark = [pytest.mark.xdist_group("site"), pytest.mark.long]
 
 
 class Html(HTMLParser):
-    """anchors: ids in the page. links: what its links lead to. loads: what a browser fetches for it."""
+    """anchors: ids in the page. links: what its links lead to. loads: what a browser fetches for it. texts: of its
+    titles and paragraphs, by element.
+    """
 
     def __init__(self, file: Path) -> None:
         super().__init__()
         self.anchors, self.links, self.loads = {""}, set[str](), set[str]()
+        self.texts: dict[str, list[str]] = {"title": [], "h1": [], "p": []}
+        self._element = ""
         self.feed(file.read_text())
 
+    def handle_data(self, data: str) -> None:
+        if self._element:
+            self.texts[self._element][-1] += data
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == self._element:
+            self._element = ""
+
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        if tag in self.texts:
+            self._element = tag
+            self.texts[tag].append("")
         values = dict(attributes)
         self.anchors.add(values.get("id") or "")
         if tag == "a":
@@ -54,6 +69,12 @@ def test_every_page_of_the_docs_and_of_the_root_is_in_the_site(site: Path) -> No
     names = {file.relative_to(ROOT / "docs").with_suffix("").as_posix() for file in (ROOT / "docs").rglob("*.md")}
     names = names - {"README"} | {"index", "overview", "security", "changelog", "contributing", "robustness"}
     assert {file.relative_to(site).with_suffix("").as_posix() for file in site.rglob("*.html")} == names | {"404"}
+
+
+def test_no_two_pages_have_one_title_or_begin_alike(pages: dict[Path, Html]) -> None:
+    for element in ("title", "h1", "p"):
+        firsts = [next(iter(page.texts[element]), "") for page in pages.values()]
+        assert sorted(first for first in firsts if firsts.count(first) > 1) == []
 
 
 def test_every_link_of_the_site_leads_to_a_place_in_it(pages: dict[Path, Html]) -> None:
