@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -19,7 +19,7 @@ from dataplane_client.errors import ClaimTimeoutError, NotFoundError, Preconditi
 from dataplane_transfer_queue._connection import attached
 from dataplane_transfer_queue._kv import Parser, checked_keys, in_thread, parsed
 from dataplane_transfer_queue._metas import BatchMeta
-from dataplane_transfer_queue._not_served import SERVED, check_sampler
+from dataplane_transfer_queue._not_served import SERVED, absent_member, check_sampler
 from dataplane_transfer_queue._rows import Rows
 
 Mode = Literal["fetch", "force_fetch", "insert"]
@@ -38,6 +38,11 @@ class TransferQueueClient:
         self._rows = rows
         self._polling = polling
         self._sampler = sampler
+
+    if not TYPE_CHECKING:  # a type checker would accept any name
+
+        def __getattr__(self, name: str) -> Any:
+            raise absent_member("TransferQueueClient", name)
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,9 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dataplane_transfer_queue._not_served import absent_member
 
 T = TypeVar("T")
 
@@ -119,6 +121,11 @@ class BatchMeta:
             column = getattr(self, name)
             if column is not None and len(column) != self.size:
                 raise ValueError(f"BatchMeta: {self.size} global_indexes, but {name} for {len(column)}")
+
+    if not TYPE_CHECKING:  # a type checker would accept any name
+
+        def __getattr__(self, name: str) -> Any:
+            raise absent_member("BatchMeta", name)
 
     def __repr__(self) -> str:
         return f"BatchMeta(size={self.size}, field_names={self.field_names}, is_ready={self.is_ready})"

@@ -12,6 +12,23 @@ from typing import Any
 
 SERVED = "SequentialSampler"
 
+_CHECKPOINT = "save_checkpoint and load_checkpoint of the module, which keep rows, tags and cursors together"
+NOT_SERVED: dict[str, dict[str, str]] = {
+    "BatchMeta": {
+        "add_fields": "the meta that `put` returns, which has the fields that were put",
+        "get_dtypes": "`dtype` of the columns that `get_data` returns",
+        "get_shapes": "shapes of the columns that `get_data` returns",
+        "samples": "meta[i], which is a meta of one row",
+    },
+    "TransferQueueClient": {
+        "get_production_status": "check_production_status, or get_meta(mode='force_fetch')",
+        **{f"{verb}_{what}_checkpoint": _CHECKPOINT for verb in ("load", "save") for what in ("controller", "storage")},
+    },
+}
+"""Members of TransferQueue's classes that are not here, with what to use instead. The `async_` twins are not here either.
+Metas name rows and fields only: types and shapes are those of the values, and the server keeps no state for each value.
+"""
+
 
 class BaseSampler(ABC):
     """What samplers derive from."""
@@ -79,6 +96,14 @@ class StreamingDataLoader:
 
     def __init__(self, dataset: Any, *args: Any, **kwargs: Any) -> None:
         raise refusal("StreamingDataLoader", "dataplane_client.loader.ClaimLoader")
+
+
+def absent_member(owner: str, name: str) -> AttributeError:
+    """The error for a member that a class does not have."""
+    message = f"{owner!r} object has no attribute {name!r}"
+    if instead := NOT_SERVED[owner].get(name.removeprefix("async_")):
+        message += f": RL Data Plane does not serve TransferQueue's; use {instead}"
+    return AttributeError(message)
 
 
 def refusal(name: str, instead: str) -> NotImplementedError:

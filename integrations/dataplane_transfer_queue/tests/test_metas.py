@@ -157,3 +157,11 @@ def test_extra_info_and_tags_of_a_meta_can_be_read_changed_and_forgotten() -> No
     meta.clear_custom_meta()
     assert (meta.extra_info, meta.custom_meta) == ({}, [{}, {}])
     assert (copied, tags) == ({"step": 3, "scale": 2.0}, [{"a": 1}, {"a": 2}])
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"), [("samples", ": .*meta\\[i\\]"), ("get_shapes", ": .*get_data"), ("get_sizes", "$")]
+)
+def test_a_member_that_is_not_here_is_refused_with_what_to_use(name: str, instead: str) -> None:
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'{instead}"):
+        getattr(BatchMeta([1], ["p"]), name)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import dataplane_transfer_queue as ours
+from dataplane_transfer_queue._not_served import NOT_SERVED
 
 THEIRS = next(
     (found for found in importlib.metadata.distributions(name="TransferQueue") if found.version == ours.__version__),
@@ -26,14 +27,10 @@ pytestmark = [
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 NOT_HERE = {
     "BaseSampler": {"clear_cache", "has_cached_result", "load_checkpoint", "save_checkpoint"},
-    "BatchMeta": {"add_fields", "get_dtypes", "get_shapes", "samples"},
     "SeqlenBalancedSampler": {"clear_cache", "load_checkpoint", "save_checkpoint"},
     "StreamingDataLoader": {"get_buffer", "reset", "step"},
     "StreamingDataset": {"reset", "step"},
-    "TransferQueueClient": {
-        "get_production_status",
-        *(f"{verb}_{what}_checkpoint" for verb in ("load", "save") for what in ("controller", "storage")),
-    },
+    **{name: set(members) for name, members in NOT_SERVED.items()},
 }
 """Public members of their classes that ours lack, less the `async_` twins."""
 OTHER_PARAMETERS = {"BatchMeta", "StorageKeyNotFoundError", "StreamingDataLoader", "TransferQueueClient"}
