@@ -32,7 +32,7 @@ be changes nothing of the columns, and another that repeats its put may not know
 
 def fingerprint(call: RepeatableCall[Any]) -> bytes:
     """Bytes that are the same for repeated calls, in every process."""
-    return getattr(call, "digest", b"") or xxh3_128_digest(msgpack.packb(_entries(call), default=_plain))
+    return getattr(call, "digest", b"") or xxh3_128_digest(msgpack.packb(_plain(call), default=_plain))
 
 
 def check_digest(digest: bytes) -> None:
@@ -42,15 +42,9 @@ def check_digest(digest: bytes) -> None:
         raise Refusal(Reason.INVALID_REQUEST, message)
 
 
-def _entries(record: Any) -> list[Any]:
-    """What to compare of a call, and all of another record."""
-    kind: Any = type(record)  # a class, which can be hashed whatever its instances are
-    return list(_getter(kind)(record)[:-1])
-
-
 @cache
 def _getter(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
-    """Gets what `_entries` has of a class, and the class, so that there are two and the result is a tuple."""
+    """Gets what to compare of a call, or all of another record, then its class, so that a tuple always results."""
     left_out = _OF_CLASS.get(kind, set()) | (_NOT_COMPARED if issubclass(kind, RepeatableCall) else set())
     return attrgetter(*(field.name for field in dataclasses.fields(kind) if field.name not in left_out), "__class__")
 
@@ -62,5 +56,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, frozenset):
         return sorted(value)
     if dataclasses.is_dataclass(value):
-        return _entries(value)
+        kind: Any = type(value)  # a class, which can be hashed whatever its instances are
+        return list(_getter(kind)(value)[:-1])
     return str(value) if isinstance(value, int) else list(value)

@@ -25,6 +25,14 @@ def check_name(what: str, name: str, limits: Limits) -> None:
         raise Refusal(Reason.INVALID_REQUEST, message)
 
 
+def check_names(what: str, names: Sequence[str], limits: Limits) -> None:
+    """Distinct, well-formed names."""
+    for name in names:
+        if not (0 < len(name) <= limits.max_id_bytes and name.isascii()):
+            check_name(f"{what} name", name, limits)
+    check_distinct(what, names)
+
+
 def check_distinct(what: str, names: Sequence[str]) -> None:
     if len(set(names)) == len(names):
         return
@@ -77,9 +85,7 @@ def check_definition(definition: Definition, limits: Limits) -> None:
         if not least <= len(names) <= most:
             message = f"partition {definition.partition_id!r} must have {least} to {most} {what}s, got {len(names)}"
             raise Refusal(Reason.INVALID_REQUEST, message, partition_id=definition.partition_id)
-        for name in names:
-            check_name(f"{what} name", name, limits)
-        check_distinct(what, names)
+        check_names(what, names, limits)
     undeclared = definition.per_token_fields - set(definition.fields)
     if undeclared:
         name = min(undeclared)

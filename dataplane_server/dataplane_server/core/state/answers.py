@@ -134,6 +134,8 @@ def _size_bytes(packed: object) -> int:
     if isinstance(packed, _PackedPut):
         arrays_bytes = packed.starts.nbytes + packed.lengths.nbytes + len(packed.outcomes)
         return _ANSWER_BYTES + arrays_bytes + text_bytes(packed.abort_hint)
+    if isinstance(packed, PutResult):
+        return _ANSWER_BYTES + packed.generations.nbytes + len(packed.outcomes) + text_bytes(packed.abort_hint)
     if isinstance(packed, _PackedGrant):
         small = (packed.id_lengths, packed.sequence_lengths, packed.deliveries, packed.staleness)
         arrays = (*small, *packed.generations)
@@ -162,7 +164,7 @@ def _of_grant(grant: Grant) -> int:
 
 
 def _pack(value: object) -> object:
-    if isinstance(value, PutResult):
+    if isinstance(value, PutResult) and len(value.generations) >= _MANY_ROWS:
         ranges = _ranges(value.generations)
         return _PackedPut(value.created_rows, value.size_bytes, *ranges, value.abort_hint, value.outcomes)
     if isinstance(value, Grant) and len(value.sample_ids) >= _MANY_ROWS:

@@ -226,7 +226,8 @@ class Partition:
         how many rows are new. group: the reserved group that new rows join. once: digests of values, by field. digests:
         of all values, if the partition has some.
         """
-        self.declare(column.name for column in columns.each)
+        if self.definition.open:
+            self.declare(column.name for column in columns.each)
         slots = checked.slots
         is_new = slots < 0
         created = self._create(sample_ids, slots)

@@ -68,11 +68,9 @@ def check_tags(partition: Partition, sample_ids: Sequence[str], slots: Slots, ta
 
 def _shapes_after(partition: Partition, fields: Mapping[str, Field], columns: Columns) -> list[Shape]:
     """The shapes of the fields of a put after it."""
-    named = ((fields[column.name], column) for column in columns.each)
-    return [field.check(column, partition.partition_id, _held_shape(partition, field)) for field, column in named]
-
-
-def _held_shape(partition: Partition, field: Field) -> Shape | None:
-    """The shape of a field of which a row or a reserved group has values; None for another."""
-    held = field.rows or any(field.name in group.shared for group in partition.groups.reserved.values())
-    return field.shape if held else None
+    shapes = []
+    for column in columns.each:
+        field = fields[column.name]
+        held = field.rows or any(field.name in group.shared for group in partition.groups.reserved.values())
+        shapes.append(field.check(column, partition.partition_id, field.shape if held else None))
+    return shapes

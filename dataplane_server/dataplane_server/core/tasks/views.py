@@ -83,28 +83,28 @@ class Views:
 
     def update(self, slots: Slots) -> None:
         """Fields, tags or the visibility of rows have changed."""
-        for view in self:
+        for view in self._of_kind.values():
             view.update(slots)
 
     def return_rows(self, slots: Slots) -> None:
         """Rows are untaken again, and first in the queue."""
-        for view in self:
+        for view in self._of_kind.values():
             view.return_rows(slots)
 
     def remove(self, slots: Slots) -> None:
         """Rows are not untaken any more."""
-        for view in self:
+        for view in self._of_kind.values():
             view.remove(slots)
 
     def restart(self) -> None:
         """Every row is untaken."""
-        for view in self:
+        for view in self._of_kind.values():
             view.restart()
 
     def follow(self, policy: TaskPolicy) -> None:
         """The policy is this one from now on, or the weight version is another."""
         bounds = bounds_of(self._rows, policy)
-        for view in self:
+        for view in self._of_kind.values():
             outdated = view.readiness.follow(bounds)
             if outdated is None:
                 slots = self._rows.all_slots()
@@ -122,11 +122,12 @@ class Views:
 
     def waiting(self) -> int:
         """How many claims are queued; those of one step count as one."""
-        return sum([len(view.waiters) for view in self])
+        return sum([len(view.waiters) for view in self._of_kind.values()])
 
     def waits_since(self) -> float | None:
         """When the longest queued claim was queued; None if none is."""
-        return min([next(iter(view.waiters.values())).since for view in self if view.waiters], default=None)
+        queues = [view.waiters for view in self._of_kind.values() if view.waiters]
+        return min([next(iter(queue.values())).since for queue in queues], default=None)
 
     def ready_rows(self) -> int | None:
         """Rows that a claim could take now, by the view that was used last; None before the first claim."""
@@ -136,7 +137,7 @@ class Views:
     def next_waiter(self) -> tuple[AnyView, Waiter] | None:
         """The longest queued claim among those that are first at their view and can be served."""
         best: tuple[AnyView, Waiter] | None = None
-        for view in self:
+        for view in self._of_kind.values():
             if view.waiters and (head := view.next_waiter()) is not None:
                 best = best if best is not None and best[1].number < head.number else (view, head)
         return best

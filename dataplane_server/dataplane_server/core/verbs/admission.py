@@ -25,7 +25,7 @@ from dataplane_server.core.calls.columns import Columns
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Copy, Int64Array
 from dataplane_server.core.rows.ranges import column_runs
-from dataplane_server.core.rows.space import ALIGNMENT, align
+from dataplane_server.core.rows.space import ALIGNMENT
 from dataplane_server.core.state.state import State
 
 
@@ -79,30 +79,24 @@ class Admission:
         """Reserve space for columns that fit into an empty arena. Returns None if the write is queued: the effect
         `Admitted` follows. urgent: ahead of all writes that are not urgent.
         """
-        asked, queue = _Asked(columns, node), self._urgent if urgent else self._waiting
+        queue = self._urgent if urgent else self._waiting
         ahead = [one for one in queue.values() if one.node == node]
         behind_urgent = not urgent and any(one.node == node for one in self._urgent.values())
         held = behind_urgent or any(columns.size_bytes > one.may_be_passed for one in ahead)
         waits = held and columns.size_bytes > 0
-        reservation = None if waits else self._pass(ahead, ticket, asked)
+        reservation = None if waits else self._pass(ahead, ticket, columns, node)
         if reservation is None:
             self._check_may_wait(queue)
-            queue[ticket] = asked
+            queue[ticket] = _Asked(columns, node)
             self._since[ticket] = now
         return reservation
 
-    def check_may_come(self, columns: Columns, *, urgent: bool = False) -> None:
-        """Refuse a write that would have to wait where no more may."""
-        queue = self._urgent if urgent else self._waiting
-        if queue and columns.size_bytes > 0:
-            self._check_may_wait(queue)
-
-    def check_can_fit(self, columns: Columns) -> None:
-        """Refuse columns that do not fit into an empty arena, each at an aligned offset; those of an append beside what
-        their rows have.
+    def check(self, columns: Columns, *, urgent: bool = False) -> None:
+        """Refuse columns that do not fit into an empty arena, each at an aligned offset (those of an append beside what
+        their rows have), and a write that would have to wait where no more may.
         """
         sizes = [column.size_bytes for column in columns.each if column.size_bytes]
-        padded = sum(map(align, sizes[:-1])) + sum(sizes[-1:])
+        padded = sum([size + -size % ALIGNMENT for size in sizes[:-1]]) + sum(sizes[-1:])
         budget = self._state.limits.memory_bytes
         if padded + columns.kept_bytes > budget:
             needed = sum(sizes)
@@ -113,6 +107,9 @@ class Admission:
                 "at a time or raise the budget"
             )
             raise Refusal(Reason.PUT_TOO_LARGE, message, size_bytes=needed, memory_budget_bytes=budget)
+        queue = self._urgent if urgent else self._waiting
+        if queue and sizes:
+            self._check_may_wait(queue)
 
     def _check_may_wait(self, queue: OrderedDict[int, _Asked]) -> None:
         limit = self._state.limits.max_waiting_puts
@@ -159,15 +156,9 @@ class Admission:
         """Offsets and bytes of the values of a reservation, an array row for each column. None for unknown tickets."""
         return self._reserved.get(ticket)
 
-    def layout_of(self, ticket: int) -> tuple[Int64Array, Int64Array]:
-        """As `layout`, of a reservation that there is."""
-        return self._reserved[ticket]
-
-    def redeem(self, ticket: int) -> Int64Array:
-        """End a reservation whose bytes become values of rows. Returns the offsets of the rows: an array row for each
-        column.
-        """
-        return self._reserved.pop(ticket)[0]
+    def redeem(self, ticket: int) -> tuple[Int64Array, Int64Array]:
+        """End a reservation whose bytes become values of rows. Returns its layout."""
+        return self._reserved.pop(ticket)
 
     def release(self, ticket: int) -> None:
         """End a reservation, or a place in the queue. Unknown tickets are ignored."""
@@ -198,14 +189,15 @@ class Admission:
                 continue
             if most <= 0:
                 break
-            reservation = None if asked.columns.size_bytes > most else self._pass(ahead, ticket, asked)
+            columns = asked.columns
+            reservation = None if columns.size_bytes > most else self._pass(ahead, ticket, columns, node)
             if reservation is None:
                 ahead.append(asked)
                 most = min(most, asked.may_be_passed)
             else:
                 del queue[ticket], self._since[ticket]
                 admitted.append(reservation)
-                most -= asked.columns.size_bytes if ahead else 0
+                most -= columns.size_bytes if ahead else 0
         return admitted
 
     def tickets_of(self, node: int) -> list[int]:
@@ -216,26 +208,18 @@ class Admission:
         """Tickets in both queues, in the order in which they are served."""
         return [*self._urgent, *self._waiting]
 
-    def _pass(self, ahead: list[_Asked], ticket: int, asked: _Asked) -> Reservation | None:
+    def _pass(self, ahead: list[_Asked], ticket: int, columns: Columns, node: int) -> Reservation | None:
         """Reserve space for a write, and count its bytes for those that it passes."""
-        reservation = self._reserve(ticket, asked)
-        for one in ahead if reservation is not None else ():
-            one.passed += asked.columns.size_bytes
-        return reservation
-
-    def _reserve(self, ticket: int, asked: _Asked) -> Reservation | None:
-        columns, node = asked.columns, asked.node
-        size = columns.size_bytes
-        if size > self._state.space.free_of(node):
-            return None
         row_bytes = columns.row_bytes
         placed = self._state.space.allocate_columns(row_bytes, node)
         if placed is None:
             return None
+        for one in ahead:
+            one.passed += columns.size_bytes
         offsets, runs = placed
         self._reserved[ticket] = (offsets, row_bytes)
         if columns.kept is None:
-            return Reservation(ticket, runs, size)
+            return Reservation(ticket, runs, columns.size_bytes)
         kept_bytes = columns.kept.entries * columns.entry_bytes
         tails = column_runs(offsets + kept_bytes, row_bytes - kept_bytes)
         filled = kept_bytes > 0

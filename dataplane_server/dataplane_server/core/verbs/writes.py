@@ -30,7 +30,7 @@ from dataplane_server.core.calls.names import (
     check_caller,
     check_distinct,
     check_generations,
-    check_name,
+    check_names,
     check_sample_ids,
     check_tags,
 )
@@ -115,17 +115,17 @@ class Writes:
         begun, checked = self._checked(call, now)
         ticket, partition = self._state.ticket(), self._state.partition(begun.partition_id)
         try:
-            was_open = self._flow.is_open(partition)
-            if not was_open and not self._enters(ticket, begun, checked.new_rows, now):
+            asks = checked.new_rows > 0 and not self._flow.is_open(partition)
+            if asks and not self._enters(ticket, begun, checked.new_rows, now):
                 return self._hold(ticket, begun, checked, None)
             reservation = self._admitted(ticket, begun, now)
             if reservation is None or begun.columns.size_bytes != at_hand.size_bytes:
                 return self._hold(ticket, begun, checked, reservation)
-            if not was_open:
+            if asks:
                 checked = self._check_again(ticket, begun, now)  # rows may have been evicted
-            offsets, sizes = self._admission.layout_of(ticket)
-            digests = self._digests(begun, checked, at_hand.value_digests, b"")
-            result = self._apply(ticket, begun, checked, _NO_DIGESTS, digests, now)
+            digests = _digests(partition, begun, checked, at_hand.value_digests, b"")
+            offsets, sizes = self._admission.redeem(ticket)
+            result = self._apply(partition, begun, checked, offsets, _NO_DIGESTS, digests, now)
             return Stored(result, reservation.runs, offsets, sizes)
         finally:
             if ticket not in self._under_way:  # also if it is refused after it has entered
@@ -149,11 +149,10 @@ class Writes:
             kept += (
                 _write_bytes(columns) + id_bytes(call.sample_ids) + DIGEST_BYTES * len(call.once) * len(call.sample_ids)
             )
-            checked = self._check_put(call, columns, revisions, now)
+            checked = self._check_put(partition, call, columns, revisions, now)
             kept += partition.rows.growth_bytes(checked.new_rows)
             begun = _UnderWay(call, call.partition_id, columns, kept, revisions)
-        self._admission.check_can_fit(columns)
-        self._admission.check_may_come(columns, urgent=urgent)
+        self._admission.check(columns, urgent=urgent)
         state.bookkeeping.check(begun.kept_bytes, urgent=urgent)
         return begun, checked
 
@@ -225,65 +224,59 @@ class Writes:
                 raise superseded()
             once = _digests_by_field(begun.call, call.digests) if isinstance(begun.call, PutSamples) else _NO_DIGESTS
             checked = self._still_checked(ticket) or self._check_again(ticket, begun, now)
-            digests = self._digests(begun, checked, call.value_digests, call.checksums)
-            return self._apply(ticket, begun, checked, once, digests, now)
+            partition = self._state.partition(begun.partition_id)
+            digests = _digests(partition, begun, checked, call.value_digests, call.checksums)
+            offsets, _ = self._admission.redeem(ticket)
+            return self._apply(partition, begun, checked, offsets, once, digests, now)
         finally:
             self.abort(ticket)
 
-    def _digests(self, begun: _UnderWay, checked: Checked, given: bytes, checksums: bytes) -> Int64Array | None:
-        """What its producer hashed of each value of a write; None where values have no digests."""
-        partition, call = self._state.partition(begun.partition_id), begun.call
-        if not partition.definition.digests or not begun.columns.each:
-            return None
-        ids = call.sample_ids if isinstance(call, PutSamples) else partition.rows.ids(checked.slots)
-        return digests_of_write(begun.partition_id, begun.columns, ids, given, checksums)
-
     def _apply(
         self,
-        ticket: int,
+        partition: Partition,
         begun: _UnderWay,
         checked: Checked,
+        offsets: Int64Array,
         once: Mapping[str, bytes],
         digests: Int64Array | None,
         now: float,
     ) -> PutResult | CommitResult:
-        """Make rows of a write that was just checked."""
-        call, partition = begun.call, self._state.partition(begun.partition_id)
+        """Make rows of a write that was just checked and whose values are at the offsets."""
+        call = begun.call
         if isinstance(call, PutSamples):
-            return self._apply_put(ticket, call, partition, begun.columns, checked, once, digests, now)
+            return self._apply_put(call, partition, begun.columns, checked, offsets, once, digests, now)
         sample_ids = partition.rows.ids(checked.slots)
-        partition.put((), checked, begun.columns, self._admission.redeem(ticket), None, None, digests=digests)
+        partition.put((), checked, begun.columns, offsets, None, None, digests=digests)
         self._report(call, partition, sample_ids)
         return CommitResult(self._claims.commit(call.claim_id, begun.columns.size_bytes))
 
     def _apply_put(
         self,
-        ticket: int,
         put: PutSamples,
         partition: Partition,
         columns: Columns,
         checked: Checked,
+        offsets: Int64Array,
         once: Mapping[str, bytes],
         digests: Int64Array | None,
         now: float,
     ) -> PutResult:
-        offsets = self._admission.redeem(ticket)
         group = partition.groups.of_reservation(put.reservation_id) if put.reservation_id else None
-        created, outcomes = 0, b""
+        created, outcomes, sent_bytes = 0, b"", columns.sent_bytes
         if put.shared and group is not None:
             partition.put_shared(group, checked, columns, offsets, digests)
         else:
             if checked.new_rows:
                 self._state.generations.record(now)
-            if not put.claim_id and group is None:
+            if not put.claim_id and group is None and checked.new_rows < len(checked.slots):
                 outcomes = partition.note_replaced(checked.slots, columns)
             more = (put.tags, put.sequence_lengths, group, once, digests)
             created = partition.put(put.sample_ids, checked, columns, offsets, *more)
-        partition.count_put(len(put.sample_ids), columns.sent_bytes)
+        partition.count_put(len(put.sample_ids), sent_bytes)
         self._report(put, partition, partition.rows.ids(checked.slots) if put.shared else put.sample_ids)
         generations = partition.rows.generations(checked.slots[: len(put.sample_ids)])
         hint = "" if group is None else self._freshness.abort_hint(partition, group)
-        return PutResult(created, columns.sent_bytes, generations, hint, outcomes)
+        return PutResult(created, sent_bytes, generations, hint, outcomes)
 
     def _report(self, call: PutSamples | CommitClaim, partition: Partition, sample_ids: Sequence[str]) -> None:
         what = "wrote_back" if call.claim_id else "put"
@@ -299,7 +292,8 @@ class Writes:
     def _check(self, begun: _UnderWay, now: float) -> Checked:
         """Refuse a write that contradicts the rows as they are now."""
         if isinstance(begun.call, PutSamples):
-            return self._check_put(begun.call, begun.columns, begun.revisions, now)
+            partition = self._state.partition(begun.partition_id)
+            return self._check_put(partition, begun.call, begun.columns, begun.revisions, now)
         partition, sample_ids = self._claims.rows_of(begun.call.claim_id)
         return self._check_commit(begun.call, partition, sample_ids, begun.columns)
 
@@ -317,8 +311,10 @@ class Writes:
             self._flow.check_still(self._state.partition(begun.partition_id), ticket, checked.new_rows)
         return checked
 
-    def _check_put(self, put: PutSamples, columns: Columns, revisions: Int64Array | None, now: float) -> Checked:
-        partition, limits = self._state.partition(put.partition_id), self._state.limits
+    def _check_put(
+        self, partition: Partition, put: PutSamples, columns: Columns, revisions: Int64Array | None, now: float
+    ) -> Checked:
+        limits = self._state.limits
         check_hashed(partition.definition, put)
         if put.shared:
             group = partition.groups.of_reservation(put.reservation_id)
@@ -332,8 +328,9 @@ class Writes:
         if revisions is not None:
             check_append(partition, put.sample_ids, slots, columns, revisions)
         checked = check_put(partition, put.sample_ids, slots, columns, put.tags, put.sequence_lengths, limits)
-        check_once(put.partition_id, partition.fields, put.once)
-        if not put.reservation_id:
+        if put.once:
+            check_once(put.partition_id, partition.fields, put.once)
+        if partition.rows.closed and not put.reservation_id:
             partition.rows.check_may_create(put.sample_ids, slots)
         self._state.check_new_rows(checked.new_rows)
         return checked
@@ -457,6 +454,17 @@ class Writes:
         return sum(under_way.kept_bytes for under_way in self._under_way.values())
 
 
+def _digests(
+    partition: Partition, begun: _UnderWay, checked: Checked, given: bytes, checksums: bytes
+) -> Int64Array | None:
+    """What its producer hashed of each value of a write; None where values have no digests."""
+    if not partition.definition.digests or not begun.columns.each:
+        return None
+    call = begun.call
+    ids = call.sample_ids if isinstance(call, PutSamples) else partition.rows.ids(checked.slots)
+    return digests_of_write(begun.partition_id, begun.columns, ids, given, checksums)
+
+
 def _check_new(put: PutSamples, slots: Slots) -> None:
     """Refusal SAMPLE_EXISTS names the first row that exists."""
     resident = np.flatnonzero(slots >= 0)
@@ -489,7 +497,8 @@ def _check_form(put: PutSamples, limits: Limits) -> int:
     if put.add_to_group and (certain or not put.reservation_id):
         message = "a put that adds to a group names its reservation, and neither a claim nor generations"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
-    _check_once(put)
+    if put.once:
+        _check_once(put)
     if put.create_only and (certain or put.reservation_id or put.only_if):
         message = "a put with create_only names neither a claim nor a reservation nor generations nor only_if"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
@@ -516,8 +525,6 @@ def _check_form(put: PutSamples, limits: Limits) -> int:
 
 def _check_once(put: PutSamples) -> None:
     """Refuse `once` for what is not a column of the put, and for one value of a whole group."""
-    if not put.once:
-        return
     check_distinct("field put once", put.once)
     names = {column.name for column in put.columns}
     others = [name for name in put.once if name not in names]
@@ -536,7 +543,5 @@ def _digests_by_field(put: PutSamples, digests: bytes) -> dict[str, bytes]:
 
 def _columns(specs: Sequence[ColumnSpec], n_rows: int, limits: Limits) -> Columns:
     """The checked columns of a write over n_rows rows. Refusal for a duplicate field."""
-    for spec in specs:
-        check_name("field name", spec.name, limits)
-    check_distinct("field", [spec.name for spec in specs])
+    check_names("field", [spec.name for spec in specs], limits)
     return make_columns(specs, n_rows, limits)
