@@ -54,6 +54,12 @@ def test_groups_of_different_sizes_are_split_by_what_the_balance_names(
     assert all(len(shard.sample_ids) == sum(part.rows for part in shard.groups) for shard in shards)
 
 
+def test_ranks_that_disagree_are_refused_with_what_differs_and_both_values(rows: Caller) -> None:
+    rows.take_shard("a", dp_rank=0, batch_size=4)
+    with rows.refuses(Reason.INVALID_REQUEST, "step 0", "batch_size", "4", "6"):
+        rows.take_shard("a", dp_rank=1, batch_size=6)
+
+
 def test_a_shard_is_held_by_all_sessions_that_asked_for_it(rows: Caller) -> None:
     first, second = rows.open_session(5.0), rows.open_session(20.0)
     grant = rows.take_shard("a", session_id=first)
