@@ -25,7 +25,7 @@ NOT_SERVED: dict[str, dict[str, str]] = {
         **{f"{verb}_{what}_checkpoint": _CHECKPOINT for verb in ("load", "save") for what in ("controller", "storage")},
     },
 }
-"""Members of TransferQueue's classes that are not here, nor their `async_` twins, with what to use instead.
+"""Members of TransferQueue's classes that are not here, nor their `async_` twins, and what to use instead.
 Metas name rows and fields only: types and shapes are those of the values, and the server keeps no state for each value.
 """
 
