@@ -28,8 +28,7 @@ def check_name(what: str, name: str, limits: Limits) -> None:
 def check_names(what: str, names: Sequence[str], limits: Limits) -> None:
     """Distinct, well-formed names."""
     for name in names:
-        if not (0 < len(name) <= limits.max_id_bytes and name.isascii()):
-            check_name(f"{what} name", name, limits)
+        check_name(f"{what} name", name, limits)
     check_distinct(what, names)
 
 

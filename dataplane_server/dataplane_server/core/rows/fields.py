@@ -58,7 +58,7 @@ class Field:
                 f"partition {partition_id!r}, field {self.name!r}: the put takes it to be per-token, and it is not"
             )
             raise Refusal(Reason.FIELD_MISMATCH, message, partition_id=partition_id, field=self.name)
-        if self.dtype and self.dtype != column.shape.element:
+        if self.dtype not in ("", column.shape.element):
             message = (
                 f"partition {partition_id!r}, field {self.name!r}: the put has {column.shape}, but the field is "
                 f"declared {self.dtype}; convert the column before the put"
@@ -159,9 +159,8 @@ def check_sequence_lengths(
     if given is not None:
         known.append(("sequence_lengths", given))
     replaced = {column.name for column in per_token}
-    if (slots >= 0).any():
-        kept = [field for field in fields.values() if field.per_token and field.name not in replaced]
-        known.extend((f"field {field.name!r} as stored", _stored(field, slots)) for field in kept)
+    kept = [field for field in fields.values() if field.per_token and field.name not in replaced]
+    known.extend((f"field {field.name!r} as stored", _stored(field, slots)) for field in kept)
     dense = [column for column in per_token if column.shape.kind == "dense"]
     metadata = {"partition_id": partition_id}
     if dense:
@@ -227,6 +226,7 @@ def _stored(field: Field, slots: Slots) -> Int64Array:
     """Entries of each row; -1 for a row without the field."""
     lengths = np.full(len(slots), -1, np.int64)
     existing = np.flatnonzero(slots >= 0)
-    holding = existing[field.holds(slots[existing])]
-    lengths[holding] = field.entries(slots[holding])
+    if len(existing):
+        holding = existing[field.holds(slots[existing])]
+        lengths[holding] = field.entries(slots[holding])
     return lengths

@@ -88,9 +88,9 @@ class Space(Releases):
         """
         offsets = row_bytes.cumsum(axis=1) - row_bytes
         totals = row_bytes.sum(axis=1).tolist()
-        if sum(totals) > self.capacity - self.used:
+        if sum(totals) > self.free:
             return None
-        start = self._find(sum([total + -total % ALIGNMENT for total in totals]))
+        start = self._find(sum(map(align, totals)))
         if start is None:
             return self._allocate_one_by_one(row_bytes, offsets, totals)
         bases = self._take_all(start, totals)
@@ -152,7 +152,7 @@ class Space(Releases):
 
     def _find(self, size: int) -> int | None:
         """The start of a free range that has `size` bytes from its first aligned offset."""
-        if size > self.capacity - self.used:
+        if size > self.free:
             return None
         start = self._find_merged(size)
         while start is None and self._pending:
@@ -209,7 +209,7 @@ class Space(Releases):
         end = self._remove(start)
         offsets = []
         for size in sizes:
-            offset = start + -start % ALIGNMENT
+            offset = align(start)
             offsets.append(offset)
             if size and offset > start:
                 self._add(start, offset)
@@ -244,7 +244,7 @@ class Space(Releases):
                 continue
             end_of[start] = end  # as _add; the call would double the time
             start_of[end] = start
-            room = end - start - -start % ALIGNMENT
+            room = end - (start + ALIGNMENT - 1 & -ALIGNMENT)
             if room > 0:
                 bins[room.bit_length() - 1][start] = None
 
@@ -260,19 +260,18 @@ class Space(Releases):
     def _add(self, start: int, end: int) -> None:
         self._end_of[start] = end
         self._start_of[end] = start
-        room = end - start - -start % ALIGNMENT
+        room = end - align(start)
         if room > 0:
             self._bins[room.bit_length() - 1][start] = None
 
     def _remove(self, start: int) -> int:
         end = self._end_of.pop(start)
         del self._start_of[end]
-        room = end - start - -start % ALIGNMENT
+        room = end - align(start)
         if room > 0:
             del self._bins[room.bit_length() - 1][start]
         return end
 
 
 def align(offset: int) -> int:
-    """The first aligned offset from this one on."""
-    return offset + -offset % ALIGNMENT
+    return (offset + ALIGNMENT - 1) & ~(ALIGNMENT - 1)

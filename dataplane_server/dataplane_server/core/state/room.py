@@ -24,8 +24,7 @@ _NO_POLICY = FlowPolicy()
 
 def is_open(partition: Partition) -> bool:
     """Whether nothing bounds new rows."""
-    tasks = partition.tasks.values()
-    return partition.entrance.policy == _NO_POLICY and not [task for task in tasks if task.policy.rows_per_version]
+    return partition.entrance.policy == _NO_POLICY and not _paces(partition)
 
 
 def why_never(partition: Partition, rows: int, size_bytes: int) -> Refusal | None:

@@ -148,7 +148,7 @@ class Task:
 
     def suspect(self, slots: Slots) -> None:
         """Rows that the policy may have to drop: they came, came back, or are others by their tags."""
-        if "drop" in (self.policy.when_stale, self.policy.when_excluded):
+        if self.policy.drops_stale or self.policy.drops_excluded:
             self.suspects.append(slots)
             self._changed[self] = None
 

@@ -25,7 +25,7 @@ from dataplane_server.core.calls.columns import Columns
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Copy, Int64Array
 from dataplane_server.core.rows.ranges import column_runs
-from dataplane_server.core.rows.space import ALIGNMENT
+from dataplane_server.core.rows.space import ALIGNMENT, align
 from dataplane_server.core.state.state import State
 
 
@@ -96,7 +96,7 @@ class Admission:
         their rows have), and a write that would have to wait where no more may.
         """
         sizes = [column.size_bytes for column in columns.each if column.size_bytes]
-        padded = sum([size + -size % ALIGNMENT for size in sizes[:-1]]) + sum(sizes[-1:])
+        padded = sum(map(align, sizes[:-1])) + sum(sizes[-1:])
         budget = self._state.limits.memory_bytes
         if padded + columns.kept_bytes > budget:
             needed = sum(sizes)

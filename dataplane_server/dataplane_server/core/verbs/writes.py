@@ -268,7 +268,7 @@ class Writes:
         else:
             if checked.new_rows:
                 self._state.generations.record(now)
-            if not put.claim_id and group is None and checked.new_rows < len(checked.slots):
+            if not put.claim_id and group is None:
                 outcomes = partition.note_replaced(checked.slots, columns)
             more = (put.tags, put.sequence_lengths, group, once, digests)
             created = partition.put(put.sample_ids, checked, columns, offsets, *more)
@@ -328,9 +328,8 @@ class Writes:
         if revisions is not None:
             check_append(partition, put.sample_ids, slots, columns, revisions)
         checked = check_put(partition, put.sample_ids, slots, columns, put.tags, put.sequence_lengths, limits)
-        if put.once:
-            check_once(put.partition_id, partition.fields, put.once)
-        if partition.rows.closed and not put.reservation_id:
+        check_once(put.partition_id, partition.fields, put.once)
+        if not put.reservation_id:
             partition.rows.check_may_create(put.sample_ids, slots)
         self._state.check_new_rows(checked.new_rows)
         return checked
