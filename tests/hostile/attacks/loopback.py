@@ -37,6 +37,8 @@ _TIMEOUT_S = 200.0
 _CALLS = 8  # of a connection
 _BATCH = 50  # attempts that the other user's process makes in one go
 _IP_LOCAL_PORT_RANGE = 51
+_PORT_TAKEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)  # by chance a connection of somebody else has the port as well
+_SERVER_CLOSED = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN)  # the connection, before the attempt was over
 _SERVICE = pb.DESCRIPTOR.services_by_name["DataPlaneService"].full_name
 
 
@@ -248,9 +250,9 @@ def _attempt(way: Callable[[Ports, str], int], ports: Ports, name: str) -> int:
     try:
         return way(ports, name)
     except OSError as error:
-        if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+        if error.errno not in (*_PORT_TAKEN, *_SERVER_CLOSED):
             raise
-        return 0  # by chance a connection of somebody else has the port as well
+        return 0
 
 
 # -- the server --------------------------------------------------------------------------------------------------------
