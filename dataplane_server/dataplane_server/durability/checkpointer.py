@@ -4,7 +4,8 @@
 if DIR is still the folder with this identity. After as many calls since the last checkpoint, or 256 MiB of log, it
 writes one. Of the segments and checkpoints before that one it keeps BYTES, for `dataplane replay`, and removes the
 oldest beyond that. It ends when its standard input does, that is, when its server has ended by whatever cause. It
-removes nothing after that, since the next server may be reading.
+removes nothing after that, since the next server may be reading. SIGTERM ends it sooner, but not in the middle of a
+checkpoint or snapshot.
 
 Each line of its standard input names a snapshot to take at the call BeginSnapshot of that name, and the folder for it.
 The server writes the line before it logs the call, so the line is there when the replica comes to the call. The answer
@@ -18,9 +19,11 @@ import dataclasses
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +89,7 @@ class Checkpointer:
         assert self._process.stdin is not None  # noqa: S101  # for the type checker
         with contextlib.suppress(BrokenPipeError):  # it has ended before
             self._process.stdin.close()
+        self._process.terminate()  # where no core is idle, it would take seconds to notice, and to end as Python does
         self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
@@ -139,7 +143,8 @@ def _follow(folder: Path, calls: int, history_bytes: int, identity: str) -> None
         if due and time.monotonic() >= rest_until and not replica.left:
             last, last_bytes = replica.calls, replica.log_bytes
             in_use.check()  # another server's log may be there
-            seconds = _write(folder, replica, history_bytes, orders)
+            with _unbroken():
+                seconds = _write(folder, replica, history_bytes, orders)
             rest_until = time.monotonic() + _REST * seconds
 
 
@@ -147,11 +152,22 @@ def _take_snapshot(order: tuple[Path, str] | None, name: str, replica: Replica, 
     if order is None:
         return
     target, request_id = order
-    try:
-        answer = dataclasses.asdict(write_snapshot(target, name, request_id, replica, folder / "arena"))
-    except (OSError, SnapshotError) as error:
-        answer = {"error": str(error)}
+    with _unbroken():
+        try:
+            answer = dataclasses.asdict(write_snapshot(target, name, request_id, replica, folder / "arena"))
+        except (OSError, SnapshotError) as error:
+            answer = {"error": str(error)}
     print(json.dumps(answer), flush=True)  # noqa: T201  # the answer
+
+
+@contextlib.contextmanager
+def _unbroken() -> Iterator[None]:
+    """A block that SIGTERM waits for."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def _write(folder: Path, replica: Replica, history_bytes: int, orders: _Orders) -> float:
