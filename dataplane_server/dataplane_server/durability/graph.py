@@ -27,7 +27,6 @@ import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import count, repeat
-from types import FunctionType, MethodType
 from typing import Any, Generic, NamedTuple, NoReturn, Protocol
 
 import msgpack
@@ -48,7 +47,7 @@ _LONG = 1 << 16
 """Bytes of an array from which on its content is outside of the pieces."""
 _CONTAINERS: tuple[type, ...] = (dict, OrderedDict, list, set, deque)
 _OBJECT = len(_CONTAINERS)
-_TUPLE, _RECORD, _FROZENSET, _ARRAY, _LONG_ARRAY, _SCALAR, _MEMBER, _TYPE, _METHOD = range(9)
+_TUPLE, _RECORD, _FROZENSET, _ARRAY, _LONG_ARRAY, _SCALAR, _MEMBER, _TYPE = range(8)
 _AS_THEY_ARE, _TEXTS, _NUMBERS, _MIXED = range(4)
 """Forms of items: plain ones; numbers of texts; numbers of nodes and values; plain ones beside lists of one number."""
 
@@ -232,7 +231,7 @@ class _Encoder:
             return [_MEMBER, self._class(value)[0], value.name]
         if kind is type and value in _PLAIN:
             return [_TYPE, value.__name__]
-        return self._method(value) if kind is MethodType else None
+        return None
 
     def _array(self, array: Array) -> list[Any]:
         if array.nbytes < _LONG:
@@ -251,12 +250,6 @@ class _Encoder:
         if form in (_NUMBERS, _MIXED):
             self._refuse(value, "is a frozenset whose members are not plain")
         return [_FROZENSET, form, items]
-
-    def _method(self, method: MethodType) -> list[Any]:
-        name: str = method.__func__.__name__
-        if getattr(type(method.__self__), name, None) is not method.__func__:
-            self._refuse(method, f"is a method that its class does not have as {name!r}")
-        return [_METHOD, self._number(method.__self__, method), name]
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
@@ -314,9 +307,9 @@ class _Encoder:
         listed = enumerate(owner) if isinstance(owner, (list, tuple, set, deque)) else ()
         pairs = owner.items() if isinstance(owner, dict) else listed
         steps = [f"[{key!r}]" for key, item in pairs if value is item or value is key]
-        if type(owner) not in _CONTAINERS and not isinstance(owner, (tuple, MethodType)):
+        if type(owner) not in _CONTAINERS and not isinstance(owner, tuple):
             steps += [f".{name}" for name, held in self._attributes(owner).items() if held is value]
-        return steps[0] if steps else ".__self__"
+        return steps[0]
 
 
 # -- decode ------------------------------------------------------------------------------------------------------------
@@ -423,7 +416,7 @@ class _Decoder:
             return np.frombuffer(rest[1], _DTYPES[rest[0]])[0]
         if code == _MEMBER:
             return self._classes[rest[0]].__members__[rest[1]]
-        return _TYPES[rest[0]] if code == _TYPE else self._method(*rest)
+        return _TYPES[rest[0]]
 
     def _long_array(self, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
         """An array whose content comes later."""
@@ -431,13 +424,6 @@ class _Decoder:
             raise ValueError(f"an array of shape {shape} in {self._most_bytes} bytes")
         self._arrays.append(np.empty(shape, dtype))
         return self._arrays[-1]
-
-    def _method(self, number: int, name: str) -> MethodType:
-        owner = self._made[number]
-        function = getattr(type(owner), name)
-        if not isinstance(function, FunctionType):
-            raise ValueError(f"{name!r} is not a method")
-        return MethodType(function, owner)
 
 
 def _contents(source: Source, pieces: int) -> Iterator[list[Any]]:

@@ -135,13 +135,6 @@ def test_a_refusal_that_a_caller_has_yet_to_hear_comes_back() -> None:
     assert (str(found), found.reason, found.metadata) == ("no room", Reason.NO_SPACE, {"free_bytes": "3"})
 
 
-def test_a_method_of_a_stored_object_is_bound_to_the_restored_one() -> None:
-    clock = GenerationClock(5)
-    found, take = again([clock, clock.take])
-    assert take(2).tolist() == [5, 6]
-    assert found.next == 7
-
-
 def test_what_is_given_instead_of_an_attribute_is_stored_in_its_place() -> None:
     changes = Changes()
     changes.facts = [lambda: 0]  # type: ignore[list-item]
@@ -173,6 +166,7 @@ class StrangeRefusal(Refusal):
         (np.array([1], ">i8"), ">i8"),
         (frozenset({(1,)}), "frozenset"),
         ([].append, "builtin_function_or_method"),
+        (GenerationClock().take, "method"),
         (math.inf.__class__.__add__, "wrapper"),
     ],
     ids=lambda value: str(value) if isinstance(value, str) else type(value).__name__,
@@ -228,7 +222,7 @@ def index(layouts: object = (), kinds: object = (), values: int = 0, *, root: in
         "an array that is too short",
         "an unknown member",
         "an unknown type",
-        "a method that is none of the core",
+        "an unknown kind of value",
     ],
 )
 def test_data_that_were_not_encoded_are_refused(pieces: list[bytes]) -> None:
