@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar, overload
+from typing import Any, BinaryIO
 
 import msgpack
 import numpy as np
@@ -38,11 +38,10 @@ from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.stats.history import History, _hash_of_all
 from dataplane_server.durability.earlier_cores import EARLIER, THIS
 from dataplane_server.durability.graph import content_of, decode, encode
+from dataplane_server.durability.logged_plane import LoggedPlane
 from dataplane_server.storage.folders import sync_folder
 from dataplane_server.storage.regular_files import open_regular
 from dataplane_server.version import VERSION
-
-P = TypeVar("P", bound=DataPlane)
 
 FORMAT = 1
 """To be raised when attributes change their meaning and keep their names."""
@@ -61,10 +60,10 @@ class DamagedCheckpointError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint(Generic[P]):
+class Checkpoint:
     """next_record: of the log, the first one that the core has not seen. now: the time of the last call, in seconds."""
 
-    plane: P
+    plane: LoggedPlane
     next_record: int
     now: float
     extra: dict[str, Any]
@@ -96,17 +95,9 @@ def write_checkpoint(folder: Path, plane: DataPlane, next_record: int, now: floa
     return path
 
 
-@overload
-def load_checkpoint(path: Path) -> Checkpoint[DataPlane]: ...
-
-
-@overload
-def load_checkpoint(path: Path, kind: type[P]) -> Checkpoint[P]: ...
-
-
-def load_checkpoint(path: Path, kind: type[Any] = DataPlane) -> Checkpoint[Any]:
-    """Read a checkpoint. kind: of the plane. OSError if the file cannot be read; DamagedCheckpointError if it was cut
-    or changed, or is of another version.
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint. OSError if the file cannot be read; DamagedCheckpointError if it was cut or changed, or is of
+    another version.
     """
     with open_regular(path) as file:
         chunks = _Chunks(path, file)
@@ -117,8 +108,8 @@ def load_checkpoint(path: Path, kind: type[Any] = DataPlane) -> Checkpoint[Any]:
             chunks.check_end()
             earlier.complete(parts)
             _restore_cells(parts["history"], parts["state"].limits.remembered_events)
-            plane: Any = object.__new__(kind)
-            plane.parts = tuple(map(parts.__getitem__, _PARTS))
+            plane = LoggedPlane.__new__(LoggedPlane)
+            plane.parts = (parts["state"], parts["verbs"], parts["answers"], parts["history"])
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise chunks.damaged(str(error)) from error
     return Checkpoint(plane, header["next_record"], header["now"], header["extra"])

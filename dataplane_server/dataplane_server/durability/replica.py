@@ -75,7 +75,7 @@ class Replica:
         self.left = False
         self.checksums = Checksums()
         if checkpoint is not None:
-            loaded = load_checkpoint(checkpoint, LoggedPlane)
+            loaded = load_checkpoint(checkpoint)
             self.reader = LogReader(self._folder, loaded.next_record, loaded.extra.get("place"))
             if loaded.extra.get("incarnation", self.header["incarnation"]) != self.header["incarnation"]:
                 raise DamagedCheckpointError(f"{checkpoint} cannot be used: it is of another server than the log")

@@ -73,7 +73,7 @@ def prepare(source: Source, folder: Path, limits: Limits) -> Prepared:
         what = f"{source.snapshot} is of a server with other limits: {manifest.limits}"
         raise SnapshotError(f"{what}; start one with those")
     _check_size(source.snapshot, manifest, limits)
-    loaded = load_checkpoint(source.snapshot / "state", LoggedPlane)
+    loaded = load_checkpoint(source.snapshot / "state")
     discard(folder)
     (folder / _STATE).mkdir()
     arena = ArenaFile(folder / f"{_ARENAS}{uuid.uuid4().hex}", source.file_bytes)

@@ -43,7 +43,6 @@ from dataplane_server.durability.frames import payloads_of
 from dataplane_server.durability.life import _UNUSABLE, RecoveryError, Terms, begin_life
 from dataplane_server.durability.log_reader import MAGIC
 from dataplane_server.durability.log_writer import LogWriter
-from dataplane_server.durability.logged_plane import LoggedPlane
 from dataplane_server.durability.replica import Replica
 from dataplane_server.durability.snapshot import (
     Manifest,
@@ -201,7 +200,7 @@ def checkpoint(data: bytes) -> None:
     path = _made_folder() / "checkpoint"
     path.write_bytes(b"RLDPCKP\n" + b"".join(map(_chunk, content)) + b"RLDPEND\n")
     with contextlib.suppress(DamagedCheckpointError):
-        load_checkpoint(path, LoggedPlane)
+        load_checkpoint(path)
 
 
 @functools.cache
