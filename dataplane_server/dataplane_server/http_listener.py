@@ -18,24 +18,24 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
+from aiohttp.web_protocol import RequestHandler
 
 from dataplane_server.accepting import accepting
 from dataplane_server.access.gate import Gate
 from dataplane_server.access.hosts import OwnHosts
 from dataplane_server.access.http import stranger
+from dataplane_server.access.tls import Tls
 from dataplane_server.core.calls.refusal import Refusal
+from dataplane_server.http_answers import error_answer
 from dataplane_server.observe.log import get_log
+from dataplane_server.service.error_table import status_of
 
-if TYPE_CHECKING:
-    from aiohttp import web
-    from aiohttp.web_protocol import RequestHandler
-
-    from dataplane_server.access.tls import Tls
-
-    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-R = TypeVar("R", bound="web.StreamResponse")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+R = TypeVar("R", bound=web.StreamResponse)
 
 _BACKLOG = 128
 _PAUSE_S = 0.02
@@ -44,12 +44,11 @@ _PATIENCE_S = 1.0
 
 
 class HttpListener:
-    """A listener on the running event loop: `start`, then `stop`. name: its name in the log. most: connections at the
-    same time. max_s: how long each may last, in seconds. tls: None for plain HTTP.
+    """A listener on the running event loop: `start`, then `stop`. most: connections at the same time. max_s: how long
+    each may last, in seconds. tls: None for plain HTTP.
     """
 
-    def __init__(self, name: str, most: int, max_s: float, gate: Gate, tls: Tls | None = None) -> None:
-        self._name = name
+    def __init__(self, most: int, max_s: float, gate: Gate, tls: Tls | None = None) -> None:
         self._most = most
         self._max_s = max_s
         self._gate = gate
@@ -61,18 +60,16 @@ class HttpListener:
         self._runner: web.AppRunner | None = None
         self._accepting: list[asyncio.Task[None]] = []
 
-    async def start(self, app: web.Application, host: str, port: int, **options: Any) -> int:
-        """Listen. Returns the port; the system chooses one for port 0. options: of aiohttp's runner. Raises OSError."""
-        from aiohttp import web
-
+    async def start(self, app: web.Application, host: str, port: int) -> int:
+        """Listen. Returns the port; the system chooses one for port 0. Raises OSError."""
         app.middlewares.insert(0, self._front(OwnHosts(host)))
-        self._runner = web.AppRunner(app, access_log=None, logger=_RequestLog("dataplane_server.http"), **options)
+        self._runner = web.AppRunner(app, access_log=None, logger=_RequestLog("dataplane_server.http"))
         await self._runner.setup()
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         for family, *_, address in dict.fromkeys(found):
             listener = _listener(family, (str(address[0]), port))
             port = listener.getsockname()[1]
-            self._accepting.append(accepting(listener, self._name, self._serve))
+            self._accepting.append(accepting(listener, "http", self._serve))
         return port
 
     async def stop(self) -> None:
@@ -80,10 +77,6 @@ class HttpListener:
         await _cancelled(self._opening.values())
         if self._runner is not None:
             await self._runner.cleanup()
-
-    def arrived(self, request: web.Request) -> None:
-        """All of a request is here, so its connection keeps its place. Requests without a body need no such call."""
-        self._arriving.pop(request.protocol, None)
 
     async def _serve(self, peer: socket.socket) -> None:
         """Begin to serve a connection when there is a place for it."""
@@ -133,10 +126,6 @@ class HttpListener:
 
     def _front(self, own: OwnHosts) -> Any:
         """What every request passes first."""
-        from aiohttp import web
-
-        from dataplane_server.http_answers import error_answer
-        from dataplane_server.service.error_table import status_of
 
         @web.middleware
         async def front(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -146,8 +135,8 @@ class HttpListener:
                     own.check(request.headers.get("Host"), request.headers.get("Origin"), secure=request.secure)
             except Refusal as refusal:
                 return error_answer(status_of(refusal))
-            if not request.can_read_body:
-                self.arrived(request)
+            if not request.can_read_body:  # all of it is here, so its connection keeps its place
+                self._arriving.pop(request.protocol, None)
             return await handler(request)
 
         return front
@@ -184,8 +173,6 @@ class _RequestLog(logging.Logger):
         super().__init__(name, logging.INFO)
 
     def handle(self, record: logging.LogRecord) -> None:
-        from aiohttp.http import HttpProcessingError
-
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, HttpProcessingError):
             why = f"{record.getMessage()}: it is not HTTP/1.1, as if a gRPC client had the wrong port"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from aiohttp import web
 
 from dataplane_server.access.gate import Credentials, Gate, bearer_token
 from dataplane_server.access.roles import EVERYTHING, Caller
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from aiohttp import web
 
 stranger: ContextVar[str | None] = ContextVar("stranger", default="nothing is known of its connection")
 """What the listener found when the connection of the request being served was opened; see `Gate.stranger`."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
@@ -21,7 +21,6 @@ from dataplane_server.core.state.issued_ids import new_incarnation
 from dataplane_server.durability.checkpointer import Checkpointer
 from dataplane_server.durability.group_commit import GroupCommit
 from dataplane_server.durability.life import Life
-from dataplane_server.observe.http import HttpSide
 from dataplane_server.observe.log import get_log
 from dataplane_server.observe.loop_lag import LoopLag
 from dataplane_server.observe.metrics import Metrics
@@ -49,6 +48,9 @@ from dataplane_server.service.values import ArenaValues, Values
 from dataplane_server.storage.arena import Arena, can_share
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 from rl_dataplane.v1.frames import keep_message_memory
+
+if TYPE_CHECKING:
+    from dataplane_server.observe.http import HttpSide
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -168,13 +170,7 @@ class Server:
         self._probes = probes or HealthListener()
         self._probing = probes is not None
         self.metrics.ailments = lambda: {reason.ailment for reason in reasons_of(self.servicer.status())}
-        self._http = HttpSide(
-            self.metrics,
-            lambda: self._serving,
-            gate=gate,
-            tls=self._tls,
-            unhealthy=lambda: [reason.text for reason in reasons_of(self.servicer.status())],
-        )
+        self._http: HttpSide | None = None
         self._sidecars = AsyncExitStack()
         self._keeps_snapshots = parts.keeps_snapshots
         self._resumed = False
@@ -231,7 +227,8 @@ class Server:
             await asyncio.gather(self._grpc.stop(grace_s), *(endpoint.drain(grace_s) for endpoint in endpoints))
             for endpoint in endpoints:  # after the last put over gRPC, which could reuse leased bytes
                 await endpoint.close()
-        await self._http.stop()
+        if self._http is not None:
+            await self._http.stop()
         self._lag.stop()
         for task in (self._former, self._watching, self._noting):
             if task is not None:
@@ -269,11 +266,19 @@ class Server:
         self.servicer.serve_directly(port, direct.nonce)
 
     async def _open_http(self, address: str) -> None:
-        from dataplane_server.page.page import open_page  # not before: it imports aiohttp
+        from dataplane_server.observe.http import HttpSide  # not before: aiohttp takes 12 MB, and a tenth of a second
+        from dataplane_server.page.page import open_page
 
         check_port("http", address)
         host, port = host_and_port("http", address)
-        self._http.page = open_page(self.servicer, self.shell, self.metrics, lambda: self._serving, self.gate)
+        self._http = HttpSide(
+            self.metrics,
+            lambda: self._serving,
+            gate=self.gate,
+            tls=self._tls,
+            unhealthy=lambda: [reason.text for reason in reasons_of(self.servicer.status())],
+            page=open_page(self.servicer, self.shell, self.metrics, lambda: self._serving, self.gate),
+        )
         self.http_address = with_port(address, await self._http.start(host, port))
 
     def resume(self) -> None:
