@@ -8,14 +8,13 @@ import pytest
 from tests.core.caller import Caller
 
 from dataplane_server.core.calls.requests import AbandonClaim
-from dataplane_server.core.stats.figures import PartitionFigures, TaskFigures
 
 
 def figures(caller: Caller, now: float) -> tuple[dict[str, Any], dict[str, Any]]:
     """Those of the one partition and its first task."""
     of_partitions, of_tasks = caller.plane.columns(now)
-    partition = dict(zip(PartitionFigures._fields, [column[0] for column in of_partitions], strict=True))
-    return partition, dict(zip(TaskFigures._fields, [column[0] for column in of_tasks], strict=True))
+    partition, task = [{name: column[0] for name, column in columns.items()} for columns in (of_partitions, of_tasks)]
+    return partition, task
 
 
 def test_figures_are_those_of_the_description(caller: Caller) -> None:

@@ -131,7 +131,7 @@ class DataPlane:
         partition = self._state.partitions.get(definition.partition_id)
         return partition is not None and merged(partition.definition, definition) == partition.definition
 
-    def columns(self, now: float) -> tuple[list[Column], list[Column]]:
+    def columns(self, now: float) -> tuple[dict[str, Column], dict[str, Column]]:
         """The figures of all partitions and of all their tasks, in the order of `partitions`; see `stats.figures`."""
         partitions = self._state.partitions.values()
         return partition_columns(partitions, now), task_columns(partitions, now)

@@ -8,8 +8,13 @@ registered; of clients, only the ten that hold most are told by name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+from dataplane_server.core.state.partition import REASONS
+from dataplane_server.core.tasks.deliveries import How
+from dataplane_server.core.tasks.task_states import STATE_NAMES, TASK_STATES
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -22,13 +27,16 @@ LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """One metric. buckets: upper bounds in seconds; histograms only."""
+    """One metric. buckets: upper bounds in seconds; histograms only. figures: of partitions or tasks (`stats.figures`),
+    the one that it exports, or those by the value of its last label.
+    """
 
     name: str
     kind: Kind
     text: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    figures: str | Mapping[str, str] = ""
 
 
 _P = ("partition",)
@@ -144,16 +152,21 @@ CALLS = (
 """Counted by the service as calls end."""
 
 PARTITIONS = (
-    MetricSpec("dataplane_rows", "gauge", "Resident rows.", _P),
-    MetricSpec("dataplane_stored_bytes", "gauge", "Bytes of the values of resident rows.", _P),
+    MetricSpec("dataplane_rows", "gauge", "Resident rows.", _P, figures="rows"),
+    MetricSpec("dataplane_stored_bytes", "gauge", "Bytes of the values of resident rows.", _P, figures="size_bytes"),
     MetricSpec(
-        "dataplane_oldest_row_age_seconds", "gauge", "Age of the oldest resident row; absent if there is none.", _P
+        "dataplane_oldest_row_age_seconds",
+        "gauge",
+        "Age of the oldest resident row; absent if there is none.",
+        _P,
+        figures="oldest_row_age_s",
     ),
     MetricSpec(
         "dataplane_newest_weight_version",
         "gauge",
         "The greatest weight version named by rows (in their tag) or groups; absent until one is named.",
         _P,
+        figures="newest_weight_version",
     ),
     MetricSpec(
         "dataplane_weight_version",
@@ -161,9 +174,10 @@ PARTITIONS = (
         "The weight version that staleness is measured against: the one that the trainer has set, else the greatest "
         "that rows or groups name; absent until there is one.",
         _P,
+        figures="weight_version",
     ),
-    MetricSpec("dataplane_open_groups", "gauge", "Reserved groups that are not finished.", _P),
-    MetricSpec("dataplane_rows_put_total", "counter", "Rows created by puts and reservations.", _P),
+    MetricSpec("dataplane_open_groups", "gauge", "Reserved groups that are not finished.", _P, figures="open_groups"),
+    MetricSpec("dataplane_rows_put_total", "counter", "Rows created by puts and reservations.", _P, figures="rows_put"),
     MetricSpec(
         "dataplane_rows_removed_total",
         "counter",
@@ -171,23 +185,31 @@ PARTITIONS = (
         "(with their weight version), stale or filtered (dropped by the policy of a task), evicted (for new rows), "
         "lost (with a node), failed (rollouts that failed, or were not complete at the deadline of their group).",
         ("partition", "reason"),
+        figures={why: f"removed_{why}" for why in REASONS},
     ),
-    MetricSpec("dataplane_puts_total", "counter", "Puts applied.", _P),
-    MetricSpec("dataplane_put_rows_total", "counter", "Rows in applied puts, created or not.", _P),
-    MetricSpec("dataplane_put_bytes_total", "counter", "Bytes of values in applied puts.", _P),
+    MetricSpec("dataplane_puts_total", "counter", "Puts applied.", _P, figures="puts"),
+    MetricSpec("dataplane_put_rows_total", "counter", "Rows in applied puts, created or not.", _P, figures="put_rows"),
+    MetricSpec("dataplane_put_bytes_total", "counter", "Bytes of values in applied puts.", _P, figures="put_bytes"),
     MetricSpec(
-        "dataplane_deduplicated_bytes_total", "counter", "Bytes of values put once that were there already.", _P
+        "dataplane_deduplicated_bytes_total",
+        "counter",
+        "Bytes of values put once that were there already.",
+        _P,
+        figures="deduplicated_bytes",
     ),
-    MetricSpec("dataplane_reads_total", "counter", "Reads begun.", _P),
-    MetricSpec("dataplane_read_rows_total", "counter", "Rows read; a row counts each time it is read.", _P),
-    MetricSpec("dataplane_read_bytes_total", "counter", "Bytes of values read.", _P),
-    MetricSpec("dataplane_clears_total", "counter", "Clears applied.", _P),
+    MetricSpec("dataplane_reads_total", "counter", "Reads begun.", _P, figures="reads"),
+    MetricSpec(
+        "dataplane_read_rows_total", "counter", "Rows read; a row counts each time it is read.", _P, figures="read_rows"
+    ),
+    MetricSpec("dataplane_read_bytes_total", "counter", "Bytes of values read.", _P, figures="read_bytes"),
+    MetricSpec("dataplane_clears_total", "counter", "Clears applied.", _P, figures="clears"),
     MetricSpec(
         "dataplane_groups_ended_total",
         "counter",
         "Reserved groups that ended, by how: committed, partial (committed without rows that failed or were late), "
         "aborted (by their client, with its session, or with their rows), late (removed at their deadline).",
         ("partition", "how"),
+        figures={how: f"groups_{how}" for how in ("committed", "partial", "aborted", "late")},
     ),
 )
 """One series for each partition, removed when it is dropped."""
@@ -198,49 +220,80 @@ TASKS = (
         "gauge",
         "Resident rows by state: untaken, claimed, consumed, delayed (by a release) or dead (dead letters).",
         ("partition", "task", "state"),
+        figures={state: state for state in STATE_NAMES},
     ),
     MetricSpec(
         "dataplane_task_ready_rows",
         "gauge",
         "Rows that a claim could take now, by the field set of the latest claim; absent until there was a claim.",
         _T,
+        figures="ready",
     ),
     MetricSpec(
         "dataplane_task_oldest_untaken_age_seconds",
         "gauge",
         "Age of the oldest row that the task has not taken; absent if there is none.",
         _T,
+        figures="oldest_untaken_age_s",
     ),
     MetricSpec(
         "dataplane_task_weight_version_lag",
         "gauge",
         "Newest weight version of the partition minus the oldest among the rows that the task has not taken.",
         _T,
+        figures="weight_version_lag",
     ),
-    MetricSpec("dataplane_task_waiting_claims", "gauge", "Claims that wait for rows.", _T),
+    MetricSpec("dataplane_task_waiting_claims", "gauge", "Claims that wait for rows.", _T, figures="waiting_claims"),
     MetricSpec(
         "dataplane_task_longest_wait_seconds",
         "gauge",
         "The longest time that a claim has been waiting; 0 if none waits.",
         _T,
+        figures="longest_wait_s",
     ),
-    MetricSpec("dataplane_claims_total", "counter", "Claims granted.", _T),
-    MetricSpec("dataplane_task_claim_wait_seconds_total", "counter", "Time that granted claims waited for rows.", _T),
-    MetricSpec("dataplane_commits_total", "counter", "Claims committed.", _T),
-    MetricSpec("dataplane_commit_bytes_total", "counter", "Bytes of values in the columns of commits.", _T),
-    MetricSpec("dataplane_rows_consumed_total", "counter", "Rows consumed since the partition was registered.", _T),
-    MetricSpec("dataplane_row_deliveries_total", "counter", "Rows granted; a row counts at each delivery.", _T),
+    MetricSpec("dataplane_claims_total", "counter", "Claims granted.", _T, figures="claims"),
+    MetricSpec(
+        "dataplane_task_claim_wait_seconds_total",
+        "counter",
+        "Time that granted claims waited for rows.",
+        _T,
+        figures="claim_wait_s",
+    ),
+    MetricSpec("dataplane_commits_total", "counter", "Claims committed.", _T, figures="commits"),
+    MetricSpec(
+        "dataplane_commit_bytes_total",
+        "counter",
+        "Bytes of values in the columns of commits.",
+        _T,
+        figures="commit_bytes",
+    ),
+    MetricSpec(
+        "dataplane_rows_consumed_total",
+        "counter",
+        "Rows consumed since the partition was registered.",
+        _T,
+        figures="rows_consumed",
+    ),
+    MetricSpec(
+        "dataplane_row_deliveries_total",
+        "counter",
+        "Rows granted; a row counts at each delivery.",
+        _T,
+        figures="deliveries",
+    ),
     MetricSpec(
         "dataplane_row_deliveries_versioned_total",
         "counter",
         "Rows granted whose weight version is known; a row counts at each delivery.",
         _T,
+        figures="versioned",
     ),
     MetricSpec(
         "dataplane_row_deliveries_versions_behind_total",
         "counter",
         "How many weight versions these rows were behind the partition's when they were granted, added up.",
         _T,
+        figures="versions_behind",
     ),
     MetricSpec(
         "dataplane_row_deliveries_ended_total",
@@ -248,6 +301,7 @@ TASKS = (
         "Deliveries of rows that have ended, by how: committed, released, expired (with the session), reset, cleared "
         "(while claimed), abandoned (the caller did not take the answer).",
         ("partition", "task", "how"),
+        figures={how: f"ended_{how}" for how in get_args(How)},
     ),
     MetricSpec(
         "dataplane_task_state_seconds_total",
@@ -256,6 +310,7 @@ TASKS = (
         "for what dataplane_waiting_cause says), waiting_for_consumers (rows are ready, none is claimed, no claim "
         "waits), idle.",
         ("partition", "task", "state"),
+        figures={state: f"{state}_s" for state in TASK_STATES},
     ),
 )
 """One series for each task of a partition."""

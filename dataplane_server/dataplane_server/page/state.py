@@ -8,7 +8,7 @@ not change says what it did before. Figures that are zero or not there are left 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from heapq import nlargest
 from itertools import islice
@@ -18,7 +18,7 @@ from typing import Any
 from dataplane_server.core.calls.causes import ExplainedWait
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.state.partition import Partition
-from dataplane_server.core.stats.figures import PartitionFigures, TaskFigures, partition_columns, task_columns
+from dataplane_server.core.stats.figures import Column, partition_columns, task_columns
 from dataplane_server.core.stats.history import Happening
 from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.tasks.task_states import TASK_STATES
@@ -191,8 +191,8 @@ def _node(node: pb.Node) -> dict[str, object]:
 
 
 def _described(partition: Partition, now: float) -> dict[str, object]:
-    (figures,) = _rows(PartitionFigures._fields, partition_columns([partition], now))
-    of_tasks = _rows(TaskFigures._fields, task_columns([partition], now))
+    (figures,) = _rows(partition_columns([partition], now))
+    of_tasks = _rows(task_columns([partition], now))
     flow, fields = partition.entrance.policy, partition.fields.values()
     budgets = {name: getattr(flow, name) for name in ("max_rows", "max_bytes", "max_versions") if getattr(flow, name)}
     _to_time(figures, "oldest_row_age_s", now)
@@ -221,11 +221,10 @@ def _task(task: Task, figures: dict[str, Any], now: float) -> dict[str, object]:
     return {"name": task.name, "state": TASK_STATES[task.clock.state_number], **figures, **bound}
 
 
-def _rows(names: Sequence[str], columns: Sequence[Sequence[float | None]]) -> list[dict[str, Any]]:
+def _rows(columns: Mapping[str, Column]) -> list[dict[str, Any]]:
     """The figures that are not zero, a dict for each partition or task."""
-    return [
-        {name: value for name, value in zip(names, row, strict=True) if value} for row in zip(*columns, strict=True)
-    ]
+    rows = zip(*columns.values(), strict=True)
+    return [{name: value for name, value in zip(columns, row, strict=True) if value} for row in rows]
 
 
 _shape_text = lru_cache(1024)(lambda shape: str(shape or ""))

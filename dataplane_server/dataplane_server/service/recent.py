@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.state.partition import Partition
-from dataplane_server.core.stats.figures import PartitionFigures, TaskFigures, partition_columns, task_columns
+from dataplane_server.core.stats.figures import PARTITION_FIGURES, TASK_FIGURES, partition_columns, task_columns
 from dataplane_server.core.tasks.task_states import TASK_STATES
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -24,8 +24,8 @@ _MOST_NOTED = 1024
 
 class _Noted(NamedTuple):
     at: float
-    partition: PartitionFigures
-    tasks: dict[str, TaskFigures]
+    partition: Sequence[float | None]
+    tasks: dict[str, Sequence[float | None]]
 
 
 class Recent:
@@ -78,38 +78,38 @@ class Recent:
 
 
 def _noted(partition: Partition, now: float) -> _Noted:
-    (figures,) = zip(*partition_columns([partition], now), strict=True)
-    tasks = map(TaskFigures._make, zip(*task_columns([partition], now), strict=True))
-    return _Noted(now, PartitionFigures._make(figures), dict(zip(partition.tasks, tasks, strict=True)))
+    (figures,) = zip(*partition_columns([partition], now).values(), strict=True)
+    tasks = zip(*task_columns([partition], now).values(), strict=True)
+    return _Noted(now, figures, dict(zip(partition.tasks, tasks, strict=True)))
 
 
 def _tell(message: pb.Partition, then: _Noted, now: _Noted) -> None:
-    flow, recent = PartitionFigures._make(_counted(then.partition, now.partition)), message.recent
+    flow, recent = _counted(PARTITION_FIGURES, then.partition, now.partition), message.recent
     recent.period.FromNanoseconds(int((now.at - then.at) * 1e9))
-    recent.rows_put, recent.read_rows, recent.read_bytes = flow.rows_put, flow.read_rows, flow.read_bytes
-    recent.written_bytes = flow.put_bytes
+    recent.rows_put, recent.read_rows, recent.read_bytes = flow["rows_put"], flow["read_rows"], flow["read_bytes"]
+    recent.written_bytes = flow["put_bytes"]
     recent.removed_rows.update(_named(flow, "removed_"))
     for status in message.tasks:
         after = now.tasks[status.task]
-        task = TaskFigures._make(_counted(then.tasks.get(status.task, (0,) * len(after)), after))
-        recent.written_bytes += task.commit_bytes
+        task = _counted(TASK_FIGURES, then.tasks.get(status.task, (0,) * len(after)), after)
+        recent.written_bytes += task["commit_bytes"]
         recent_task = pb.RecentTask(
-            claims=task.claims, delivered_rows=task.deliveries, consumed_rows=task.rows_consumed
+            claims=task["claims"], delivered_rows=task["deliveries"], consumed_rows=task["rows_consumed"]
         )
         recent_task.period.CopyFrom(recent.period)
         recent_task.ended_deliveries.update(_named(task, "ended_"))
-        recent_task.state_seconds.update({state: getattr(task, f"{state}_s") for state in TASK_STATES})
+        recent_task.state_seconds.update({state: task[f"{state}_s"] for state in TASK_STATES})
         status.recent.CopyFrom(recent_task)
 
 
-def _counted(then: Sequence[float | None], now: Sequence[float | None]) -> list[float]:
-    """The differences. A figure that has gone back began again, as the rows consumed of a task that was reset."""
+def _counted(names: Sequence[str], then: Sequence[float | None], now: Sequence[float | None]) -> dict[str, Any]:
+    """The differences by name. A figure that has gone back began again, as the rows consumed of a task that was reset:
+    it counts from 0.
+    """
     pairs = ((before or 0, after or 0) for before, after in zip(then, now, strict=True))
-    return [after - before if after >= before else after for before, after in pairs]
+    return dict(zip(names, [after - before if after >= before else after for before, after in pairs], strict=True))
 
 
-def _named(figures: PartitionFigures | TaskFigures, prefix: str) -> dict[str, int]:
+def _named(figures: Mapping[str, int], prefix: str) -> dict[str, int]:
     """Those with the prefix that are not zero, by the rest of their names."""
-    return {
-        name[len(prefix) :]: count for name, count in figures._asdict().items() if name.startswith(prefix) and count
-    }
+    return {name[len(prefix) :]: count for name, count in figures.items() if name.startswith(prefix) and count}

@@ -12,7 +12,7 @@ from tests.core.caller import Caller
 
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.plane import DataPlane
-from dataplane_server.core.stats.figures import PartitionFigures, TaskFigures
+from dataplane_server.core.stats.figures import PARTITION_FIGURES, TASK_FIGURES
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.page.board import UNCHANGED, Board, Pieces
 from dataplane_server.page.state import MOST_PARTITIONS, StateReader
@@ -21,7 +21,7 @@ from dataplane_server.service.shell import Shell
 from dataplane_server.service.values import ArenaValues
 from dataplane_server.storage.arena import Arena
 
-_FIGURES = {*PartitionFigures._fields, *TaskFigures._fields} - {
+_FIGURES = {*PARTITION_FIGURES, *TASK_FIGURES} - {
     "oldest_row_age_s",
     "oldest_untaken_age_s",
     "longest_wait_s",
@@ -51,14 +51,12 @@ def figures(row: dict[str, Any]) -> dict[str, float]:
 
 def from_core(plane: DataPlane, now: float) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
     """The figures of partitions and tasks that are not zero."""
-    partitions, tasks = plane.columns(now)
-    names = (PartitionFigures._fields, TaskFigures._fields)
     return tuple(  # type: ignore[return-value]
         [
-            {name: value for name, value in zip(fields, row, strict=True) if value and name in _FIGURES}
-            for row in zip(*columns, strict=True)
+            {name: value for name, value in zip(columns, row, strict=True) if value and name in _FIGURES}
+            for row in zip(*columns.values(), strict=True)
         ]
-        for fields, columns in zip(names, (partitions, tasks), strict=True)
+        for columns in plane.columns(now)
     )
 
 

@@ -34,7 +34,7 @@ from dataplane_server.core.state.entrance import Entrance
 from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.tasks.task_states import CONSUMED
 
-_REASONS = ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered", "evicted", "lost", "failed")
+REASONS = ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered", "evicted", "lost", "failed")
 """Why rows were removed."""
 _NO_DIGESTS: Mapping[str, bytes] = {}
 _ROWS_AT_ONCE = 1 << 14
@@ -79,7 +79,7 @@ class Partition:
         self.fields: dict[str, Field] = {}
         self.tasks: dict[str, Task] = {}
         self.rows_put_total = 0
-        self.removed = dict.fromkeys(_REASONS, 0)
+        self.removed = dict.fromkeys(REASONS, 0)
         self.entrance = Entrance()
         self.followed_version: int | None = None  # which weight version the tasks have followed
         self._adopt(definition)

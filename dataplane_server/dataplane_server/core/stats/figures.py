@@ -8,111 +8,76 @@ compares cached with computed figures. None means that the figure does not exist
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from operator import attrgetter
+from typing import get_args
 
-from dataplane_server.core.state.partition import Partition
+from dataplane_server.core.state.counters import PartitionCounters
+from dataplane_server.core.state.partition import REASONS, Partition
 from dataplane_server.core.state.task_rows import oldest_untaken
+from dataplane_server.core.tasks.deliveries import How
 from dataplane_server.core.tasks.task import Task
+from dataplane_server.core.tasks.task_states import STATE_NAMES, TASK_STATES, TaskCounters
 
 Column = Sequence[float | None]
 
+_OF_PARTITION = [field.name for field in dataclasses.fields(PartitionCounters)]
+_OF_TASK = [field.name for field in dataclasses.fields(TaskCounters)]
 
-class PartitionFigures(NamedTuple):
-    """The figures of a partition. Ages are in seconds at the time of the query."""
-
-    rows: int
-    size_bytes: int
-    oldest_row_age_s: float | None
-    newest_weight_version: int | None
-    weight_version: int | None
-    open_groups: int
-    rows_put: int
-    removed_consumed: int
-    removed_cleared: int
-    removed_rolled_back: int
-    removed_retired: int
-    removed_stale: int
-    removed_evicted: int
-    removed_filtered: int
-    removed_lost: int
-    removed_failed: int
-    puts: int
-    put_rows: int
-    put_bytes: int
-    deduplicated_bytes: int
-    reads: int
-    read_rows: int
-    read_bytes: int
-    clears: int
-    groups_committed: int
-    groups_partial: int
-    groups_aborted: int
-    groups_late: int
-
-
-class TaskFigures(NamedTuple):
-    """The figures of a task: rows by state, waits and ages in seconds at the time of the query, totals, deliveries by
-    how they ended, and seconds by state of the task.
-    """
-
-    untaken: int
-    claimed: int
-    consumed: int
-    delayed: int
-    dead: int
-    ready: int | None
-    oldest_untaken_age_s: float | None
-    weight_version_lag: int | None
-    waiting_claims: int
-    longest_wait_s: float
-    claims: int
-    claim_wait_s: float
-    commits: int
-    commit_bytes: int
-    rows_consumed: int
-    deliveries: int
-    versioned: int
-    versions_behind: int
-    ended_committed: int
-    ended_released: int
-    ended_expired: int
-    ended_reset: int
-    ended_cleared: int
-    ended_abandoned: int
-    idle_s: float
-    serving_s: float
-    waiting_s: float
-    waiting_for_consumers_s: float
+PARTITION_FIGURES: tuple[str, ...] = (
+    "rows",
+    "size_bytes",
+    "oldest_row_age_s",
+    "newest_weight_version",
+    "weight_version",
+    "open_groups",
+    "rows_put",
+    *(f"removed_{why}" for why in REASONS),
+    *_OF_PARTITION,
+)
+"""Ages are in seconds at the time of the query."""
+TASK_FIGURES: tuple[str, ...] = (
+    *STATE_NAMES,
+    "ready",
+    "oldest_untaken_age_s",
+    "weight_version_lag",
+    "waiting_claims",
+    "longest_wait_s",
+    "rows_consumed",
+    "deliveries",
+    *_OF_TASK,
+    *(f"ended_{how}" for how in get_args(How)),
+    *(f"{state}_s" for state in TASK_STATES),
+)
+"""Rows by state, waits and ages in seconds at the time of the query, totals, deliveries by how they ended, and seconds
+by state of the task.
+"""
 
 
-_ROW_AGE = PartitionFigures._fields.index("oldest_row_age_s")
-_UNTAKEN_AGE = TaskFigures._fields.index("oldest_untaken_age_s")
-_WAIT = TaskFigures._fields.index("longest_wait_s")
-_IDLE = TaskFigures._fields.index("idle_s")
-
-
-def partition_columns(partitions: Iterable[Partition], now: float) -> list[Column]:
-    """A column for each field of PartitionFigures, an entry for each partition."""
+def partition_columns(partitions: Iterable[Partition], now: float) -> dict[str, Column]:
+    """A column for each of PARTITION_FIGURES, an entry for each partition."""
     partitions = list(partitions)
-    columns = _columns([_cached_figures(partition) for partition in partitions], len(PartitionFigures._fields))
-    columns[_ROW_AGE] = _ages(partitions, columns[_ROW_AGE], now)
+    columns = _columns(PARTITION_FIGURES, [_cached_figures(partition) for partition in partitions])
+    columns["oldest_row_age_s"] = _ages(partitions, columns["oldest_row_age_s"], now)
     return columns
 
 
-def task_columns(partitions: Iterable[Partition], now: float) -> list[Column]:
-    """A column for each field of TaskFigures, an entry for each task of each partition."""
+def task_columns(partitions: Iterable[Partition], now: float) -> dict[str, Column]:
+    """A column for each of TASK_FIGURES, an entry for each task of each partition."""
     tasks = [(partition, task) for partition in partitions for task in partition.tasks.values()]
-    *columns, states, since = _columns(
-        [_cached_task_figures(partition, task) for partition, task in tasks], len(TaskFigures._fields) + 2
-    )
-    columns[_UNTAKEN_AGE] = _ages([partition for partition, _ in tasks], columns[_UNTAKEN_AGE], now)
-    columns[_WAIT] = [0.0 if began is None else max(now - began, 0.0) for began in columns[_WAIT]]
-    seconds = [[entered or 0.0 for entered in column] for column in columns[_IDLE:]]
-    for entry, (state, began) in enumerate(zip(states, since, strict=True)):
-        if began is not None:
-            seconds[int(state or 0)][entry] += max(now - began, 0.0)
-    columns[_IDLE:] = seconds
+    figures = [_cached_task_figures(partition, task) for partition, task in tasks]
+    columns = _columns((*TASK_FIGURES, "state", "since"), figures)
+    states, since = columns.pop("state"), columns.pop("since")
+    ages = _ages([partition for partition, _ in tasks], columns["oldest_untaken_age_s"], now)
+    columns["oldest_untaken_age_s"] = ages
+    columns["longest_wait_s"] = [0.0 if began is None else max(now - began, 0.0) for began in columns["longest_wait_s"]]
+    for number, state in enumerate(TASK_STATES):
+        seconds = [entered or 0.0 for entered in columns[f"{state}_s"]]
+        for entry, (present, began) in enumerate(zip(states, since, strict=True)):
+            if present == number and began is not None:
+                seconds[entry] += max(now - began, 0.0)
+        columns[f"{state}_s"] = seconds
     return columns
 
 
@@ -132,13 +97,13 @@ def _cached_task_figures(partition: Partition, task: Task) -> tuple[float | None
     return task.figures
 
 
-def _columns(rows: Sequence[tuple[float | None, ...]], count: int) -> list[Column]:
-    return list(zip(*rows, strict=True)) if rows else [()] * count
+def _columns(names: Sequence[str], rows: Sequence[tuple[float | None, ...]]) -> dict[str, Column]:
+    columns: Iterable[Column] = zip(*rows, strict=True) if rows else [()] * len(names)
+    return dict(zip(names, columns, strict=True))
 
 
 def compute_figures(partition: Partition) -> tuple[float | None, ...]:
     """The figures of a partition, with the generation of the oldest row in place of its age."""
-    removed, counters = partition.removed, partition.counters
     return (
         len(partition.rows),
         partition.size_bytes,
@@ -147,27 +112,8 @@ def compute_figures(partition: Partition) -> tuple[float | None, ...]:
         partition.rows.weight_version,
         len(partition.groups.reserved),
         partition.rows_put_total,
-        removed["consumed"],
-        removed["cleared"],
-        removed["rolled_back"],
-        removed["retired"],
-        removed["stale"],
-        removed["evicted"],
-        removed["filtered"],
-        removed["lost"],
-        removed["failed"],
-        counters.puts,
-        counters.put_rows,
-        counters.put_bytes,
-        counters.deduplicated_bytes,
-        counters.reads,
-        counters.read_rows,
-        counters.read_bytes,
-        counters.clears,
-        counters.groups_committed,
-        counters.groups_partial,
-        counters.groups_aborted,
-        counters.groups_late,
+        *(partition.removed[why] for why in REASONS),
+        *attrgetter(*_OF_PARTITION)(partition.counters),
     )
 
 
@@ -175,7 +121,6 @@ def compute_task_figures(partition: Partition, task: Task) -> tuple[float | None
     """The figures of a task, with a generation and a point in time in place of age and wait. The seconds by state end
     when the task entered its state; the number of that state and when it began follow.
     """
-    counters, ended, clock = task.counters, task.deliveries.ended, task.clock
     oldest, version = oldest_untaken(partition, task)
     return (
         *task.counts(),
@@ -184,21 +129,11 @@ def compute_task_figures(partition: Partition, task: Task) -> tuple[float | None
         partition.rows.lag_of(version),
         task.views.waiting(),
         task.views.waits_since(),
-        counters.claims,
-        counters.claim_wait_s,
-        counters.commits,
-        counters.commit_bytes,
         task.consumed_total,
         task.deliveries.total,
-        counters.versioned,
-        counters.versions_behind,
-        ended.get("committed", 0),
-        ended.get("released", 0),
-        ended.get("expired", 0),
-        ended.get("reset", 0),
-        ended.get("cleared", 0),
-        ended.get("abandoned", 0),
-        *clock.entered,
-        clock.state_number,
-        clock.since,
+        *attrgetter(*_OF_TASK)(task.counters),
+        *(task.deliveries.ended.get(how, 0) for how in get_args(How)),
+        *task.clock.entered,
+        task.clock.state_number,
+        task.clock.since,
     )
