@@ -9,7 +9,7 @@ from dataplane_server.core.calls.causes import ExplainedWait, Finding, Waiting, 
 from dataplane_server.core.state.claim_table import ClaimTable, OpenClaim
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
-from dataplane_server.core.stats.history import History, Latest
+from dataplane_server.core.stats.history import Happening, History
 from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.tasks.task_states import CLAIMED, UNTAKEN
 from dataplane_server.core.verbs.steps import Steps
@@ -52,13 +52,13 @@ class Evidence:
         self._state = state
         self._table = table
         self._history = history
-        self._latest: dict[str, list[Latest]] = {}
+        self._latest: dict[str, list[Happening]] = {}
         self._open: set[str] | None = None
 
     def name(self, session_id: str) -> str:
         return self._state.sessions.name(session_id)
 
-    def last(self, partition: Partition, what: Collection[str], task: str = "", field: str = "") -> Latest | None:
+    def last(self, partition: Partition, what: Collection[str], task: str = "", field: str = "") -> Happening | None:
         """The last of such events that the history has. task, field: empty for any."""
         partition_id = partition.partition_id
         if partition_id not in self._latest:
@@ -68,7 +68,7 @@ class Evidence:
                 return one
         return None
 
-    def by_whom(self, last: Latest) -> str:
+    def by_whom(self, last: Happening) -> str:
         """When and by whom something was done, and whether that client is gone."""
         return f"{self.ago(last.at)} ago" + (f" by {last.who!r}{self._fate(last.who)}" if last.who else "")
 

@@ -56,18 +56,8 @@ class _Topic(NamedTuple):
     reason: str
 
 
-class Latest(NamedTuple):
-    """The last time that something happened."""
-
-    at: float
-    what: str
-    who: str
-    task: str
-    fields: tuple[str, ...]
-
-
 class Happening(NamedTuple):
-    """A fact of the history. rows: 0 for every row of the partition."""
+    """When something happened, to how many rows (0: to every row of the partition), and its topic."""
 
     at: float
     rows: int
@@ -140,21 +130,20 @@ class History:
         records = [record for record in records if record.topic.partition_id == partition_id]
         return tuple(map(_event, _of_the_sample(records)))
 
-    def latest(self, partition_id: str) -> list[Latest]:
-        """What was last noted of a partition, by kind, task, fields and caller, the last first; not of one of the same
-        name that was dropped. Costs a look at each such combination that is remembered of all partitions.
+    def latest(self, partition_id: str) -> list[Happening]:
+        """What was last noted of a partition, by topic, the last first, without numbers of rows; not of one of the same
+        name that was dropped. Costs a look at each topic that is remembered of all partitions.
         """
         found = [(known.last_at, topic) for topic, known in self._topics.items() if topic.partition_id == partition_id]
         began = max((at for at, topic in found if topic.reason == PARTITION_DROPPED), default=-math.inf)
-        latest = [Latest(at, topic.what, topic.who, topic.task, topic.fields) for at, topic in found if at >= began]
-        return sorted(latest, reverse=True)
+        return sorted((Happening(at, 0, *topic) for at, topic in found if at >= began), reverse=True)
 
     def recent(self, since: float, most: int) -> Iterator[Happening]:
         """What was noted of all partitions after a time, the last first, at most so much."""
-        for _, rows, at, _, (partition_id, what, who, task, fields, reason) in islice(reversed(self._records), most):
-            if at <= since:
+        for record in islice(reversed(self._records), most):
+            if record.at <= since:
                 return
-            yield Happening(at, rows, partition_id, what, who, task, fields, reason)
+            yield Happening(record.at, record.rows, *record.topic)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from dataplane_server.core.calls.values import BoolArray, Slots
 from dataplane_server.core.rows.matching import absence_text, absent_tags
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.stats.evidence import NEW_ROWS, WRITES, Evidence, WaitingCall
-from dataplane_server.core.stats.history import Latest
+from dataplane_server.core.stats.history import Happening
 from dataplane_server.core.tasks.eligibility import all_stale
 from dataplane_server.core.tasks.task_states import DEAD, DELAYED, UNTAKEN
 from dataplane_server.core.verbs.claim_queue import QueuedClaim
@@ -164,7 +164,7 @@ class _Diagnosis:
         """Rows that lack fields, which are taken out of usable: one finding for fields of one put that the same rows
         lack.
         """
-        alike: dict[object, tuple[BoolArray, Latest | None, list[str]]] = {}
+        alike: dict[object, tuple[BoolArray, Happening | None, list[str]]] = {}
         for name in self._call.required_fields:
             lacking = visible & ((self._rows["produced"] & self._partition.field(name).bit) == 0)
             if lacking.any():
