@@ -98,11 +98,11 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     async def SetWeightVersion(
         self, request: pb.SetWeightVersionRequest, context: object
     ) -> pb.SetWeightVersionResponse:
-        retired = self._shell.apply(translate.policies.set_version(request))
+        retired = self._shell.apply(translate.rows.set_version(request))
         return pb.SetWeightVersionResponse(retired_rows=retired.rows, aborted_groups=retired.groups)
 
     async def SetPolicies(self, request: pb.SetPoliciesRequest, context: object) -> pb.SetPoliciesResponse:
-        info = self._shell.apply(translate.policies.set_policies(request))
+        info = self._shell.apply(translate.rows.set_policies(request))
         return pb.SetPoliciesResponse(partition=translate.rows.partition(info))
 
     async def DropPartition(self, request: pb.DropPartitionRequest, context: object) -> pb.DropPartitionResponse:
@@ -260,7 +260,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
 
     async def GetSample(self, request: pb.GetSampleRequest, context: object) -> pb.GetSampleResponse:
         sample = self._plane.sample(request.partition_id, request.sample_id)
-        return translate.samples.history(sample, self._shell.now())
+        return translate.listings.sample(sample, self._shell.now())
 
     async def ListSamples(self, request: pb.ListSamplesRequest, context: object) -> pb.ListSamplesResponse:
         page = self._plane.list_samples(
@@ -305,8 +305,8 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         return translate.claims.dead_letters(self._plane.dead_letters(request.partition_id, request.task))
 
     async def DrawSamples(self, request: pb.DrawSamplesRequest, context: object) -> pb.DrawSamplesResponse:
-        begun, wait_s = self._shell.apply(translate.draws.draw(request)), seconds(request.wait_timeout)
-        return translate.draws.drawn(await self._shell.answer(begun, Drawn, wait_s), request.partition_id)
+        begun, wait_s = self._shell.apply(translate.claims.draw(request)), seconds(request.wait_timeout)
+        return translate.claims.drawn(await self._shell.answer(begun, Drawn, wait_s), request.partition_id)
 
     # -- groups --------------------------------------------------------------------------------------------------------
 

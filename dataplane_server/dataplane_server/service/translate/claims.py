@@ -1,10 +1,10 @@
-"""Messages to calls of the core, and answers to messages: claims, shards, releases, resets, reserved groups."""
+"""Messages to calls of the core, and answers to messages: claims, shards, releases, resets, draws, reserved groups."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dataplane_server.core.calls.answers import DeadLetter, Grant, GroupPart, Reserved
+from dataplane_server.core.calls.answers import DeadLetter, Drawn, Grant, GroupPart, Reserved
 from dataplane_server.core.calls.fingerprints import check_digest
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import (
@@ -12,18 +12,20 @@ from dataplane_server.core.calls.requests import (
     AbortGroup,
     ClaimSamples,
     ClaimShard,
+    DrawSamples,
     FinishGroup,
     ReleaseClaim,
     ReserveGroup,
     ResetTask,
 )
+from dataplane_server.service.messages.frames import MAX_MESSAGE_BYTES
 from dataplane_server.service.translate.forms import MAPPER, int64_bytes, packed_tags
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def min_size(request: pb.ClaimSamplesRequest | pb.ClaimShardRequest | pb.DrawSamplesRequest) -> int:
+def _min_size(request: pb.ClaimSamplesRequest | pb.ClaimShardRequest | pb.DrawSamplesRequest) -> int:
     """A request that names none wants all that it asks for."""
     return request.min_size if request.HasField("min_size") else request.batch_size
 
@@ -31,11 +33,18 @@ def min_size(request: pb.ClaimSamplesRequest | pb.ClaimShardRequest | pb.DrawSam
 _claim = MAPPER.reader(
     ClaimSamples,
     pb.ClaimSamplesRequest,
-    min_size=min_size,
+    min_size=_min_size,
     consume=lambda request: request.mode == pb.CLAIM_MODE_CONSUME,
     leave=("mode", "node", "wait_timeout"),
 )
-shard = MAPPER.reader(ClaimShard, pb.ClaimShardRequest, min_size=min_size, leave=("node", "wait_timeout"))
+shard = MAPPER.reader(ClaimShard, pb.ClaimShardRequest, min_size=_min_size, leave=("node", "wait_timeout"))
+draw = MAPPER.reader(
+    DrawSamples,
+    pb.DrawSamplesRequest,
+    min_size=_min_size,
+    priority_exponent=lambda request: request.priority_exponent if request.HasField("priority_exponent") else 1.0,
+    leave=("wait_timeout",),
+)
 _release = MAPPER.reader(ReleaseClaim, pb.ReleaseClaimRequest, leave=("claim_request_id",))
 _reset = MAPPER.reader(
     ResetTask,
@@ -93,6 +102,26 @@ def grant(value: Grant) -> pb.ClaimSamplesResponse:
         staleness=int64_bytes(value.staleness),
         committed=value.committed,
     )
+
+
+def drawn(value: Drawn, partition_id: str) -> pb.DrawSamplesResponse:
+    """Refusal LIMIT_REACHED if the response exceeds a message; the rows have been drawn then."""
+    response = pb.DrawSamplesResponse(
+        sample_ids=value.sample_ids,
+        sequence_lengths=int64_bytes(value.sequence_lengths),
+        row_tags=map(packed_tags, value.tags),
+        generations=int64_bytes(value.generations),
+        draws=int64_bytes(value.draws),
+        probabilities=value.probabilities.astype("<f8", copy=False).tobytes(),
+        staleness=int64_bytes(value.staleness),
+    )
+    if (size := response.ByteSize()) > MAX_MESSAGE_BYTES:
+        message = (
+            f"partition {partition_id!r}: ids and tags of the {len(value.sample_ids)} rows take {size} bytes, the "
+            f"limit is {MAX_MESSAGE_BYTES}: draw fewer (batch_size)"
+        )
+        raise Refusal(Reason.LIMIT_REACHED, message, partition_id=partition_id)
+    return response
 
 
 def dead_letters(letters: Iterable[DeadLetter]) -> pb.ListDeadLettersResponse:

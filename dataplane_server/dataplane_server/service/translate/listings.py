@@ -1,10 +1,11 @@
-"""Lists of partitions, rows, claims and sessions, and explanations of waits, as messages."""
+"""Lists of partitions, rows, claims and sessions, what is known of a row, and why calls wait, as messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from dataplane_server.core.calls.answers import ResidentSample, SampleEvent, SampleHistory
 from dataplane_server.core.calls.causes import ExplainedWait, Explanation, Finding
 from dataplane_server.core.calls.listings import (
     ClaimInfo,
@@ -22,6 +23,7 @@ from dataplane_server.service.messages.frames import MAX_MESSAGE_BYTES
 from dataplane_server.service.translate.forms import MAPPER
 from dataplane_server.service.translate.rows import partition
 from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1.records import duration
 
 _PAGE_TASKS = 256
 """Tasks of the partitions of a page. Each takes some 50 microseconds."""
@@ -101,3 +103,16 @@ def sessions(infos: Iterable[OpenSessionInfo], *, whole_ids: bool) -> pb.ListSes
     if not whole_ids:
         infos = (replace(info, session_id=without_code(info.session_id)) for info in infos)
     return pb.ListSessionsResponse(sessions=map(_session, infos))
+
+
+_resident = MAPPER.writer(ResidentSample, pb.GetSampleResponse, resident=lambda _: True, leave=("events",))
+_event = MAPPER.writer(SampleEvent, pb.SampleEvent, leave=("age", "at"))
+
+
+def sample(value: SampleHistory, now: float) -> pb.GetSampleResponse:
+    response = pb.GetSampleResponse() if value.resident is None else _resident(value.resident)
+    for event in value.events:
+        message = _event(event)
+        message.age.CopyFrom(duration(max(0.0, now - event.at)))
+        response.events.append(message)
+    return response

@@ -1,7 +1,4 @@
-"""Messages to calls of the core, and answers to messages: partitions, writes, reads, clears.
-
-Decides nothing that the core could decide. Claims and groups are in `claims`, samples in `samples`.
-"""
+"""Messages to calls of the core, and answers to messages: partitions and their policies, writes, reads, clears."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from dataplane_server.core.calls.answers import (
     Registered,
     TaskInfo,
 )
+from dataplane_server.core.calls.policies import TaskPolicy, TaskPolicyOf
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import (
     BeginRead,
@@ -23,6 +21,8 @@ from dataplane_server.core.calls.requests import (
     ExtendPartition,
     PutSamples,
     RegisterPartition,
+    SetPolicies,
+    SetWeightVersion,
 )
 from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.plane import DataPlane
@@ -49,6 +49,15 @@ _clear = MAPPER.reader(
     sample_ids=lambda request: None if request.whole_partition else list(request.sample_ids),
     leave=("whole_partition",),
 )
+set_version = MAPPER.reader(SetWeightVersion, pb.SetWeightVersionRequest)
+_policy = MAPPER.reader(TaskPolicy, pb.TaskPolicy)
+
+
+def _policies(request: pb.SetPoliciesRequest) -> tuple[TaskPolicyOf, ...]:
+    return tuple([TaskPolicyOf(task, _policy(message)) for task, message in sorted(request.tasks.items())])
+
+
+set_policies = MAPPER.reader(SetPolicies, pb.SetPoliciesRequest, tasks=_policies)
 
 
 def register(request: pb.RegisterPartitionRequest) -> RegisterPartition:
@@ -68,7 +77,7 @@ def clear(request: pb.ClearSamplesRequest) -> ClearSamples:
 
 # -- responses ---------------------------------------------------------------------------------------------------------
 
-task_status = MAPPER.writer(TaskInfo, pb.TaskStatus, leave=("recent",))
+MAPPER.writer(TaskInfo, pb.TaskStatus, leave=("recent",))
 consumption = MAPPER.writer(ConsumptionInfo, pb.GetConsumptionStatusResponse)
 partition = MAPPER.writer(
     PartitionInfo,
