@@ -108,8 +108,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
             chunks.check_end()
             earlier.complete(parts)
             _restore_cells(parts["history"], parts["state"].limits.remembered_events)
-            plane = LoggedPlane.__new__(LoggedPlane)
-            plane.parts = (parts["state"], parts["verbs"], parts["answers"], parts["history"])
+            plane: Any = LoggedPlane.__new__(LoggedPlane)
+            plane.parts = tuple(map(parts.__getitem__, _PARTS))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise chunks.damaged(str(error)) from error
     return Checkpoint(plane, header["next_record"], header["now"], header["extra"])
