@@ -22,7 +22,6 @@ from dataplane_server.cluster.coordinator.remote_values import ClusterValues
 from dataplane_server.cluster.messages import Beat, Registration
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.node_calls import AddNode, LoseNode
-from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.rows.regions import NODE_SHIFT, Region
 from dataplane_server.durability.group_commit import GroupCommit
@@ -163,6 +162,8 @@ def _name_of(registration: Registration) -> str:
 class ClusterServicer(DataPlaneServicer):
     """As for one machine, and tells of the nodes."""
 
+    no_snapshots = "a cluster keeps no snapshots: its values are on many machines"
+
     def __init__(self, shell: Shell, values: Values, metrics: Metrics, gate: Gate, members: Members) -> None:
         super().__init__(shell, values, metrics, gate)
         self._members = members
@@ -179,21 +180,6 @@ class ClusterServicer(DataPlaneServicer):
             if (member := members.get(region.number)) is not None:
                 _describe(node, member)
         return response
-
-    async def CreateSnapshot(  # noqa: N802
-        self, request: pb.CreateSnapshotRequest, context: object
-    ) -> pb.CreateSnapshotResponse:
-        raise Refusal(Reason.INVALID_REQUEST, "a cluster keeps no snapshots: its values are on many machines")
-
-    async def RestoreSnapshot(  # noqa: N802
-        self, request: pb.RestoreSnapshotRequest, context: object
-    ) -> pb.RestoreSnapshotResponse:
-        raise Refusal(Reason.INVALID_REQUEST, "a cluster restores no snapshots: its values are on many machines")
-
-    async def ListSnapshots(  # noqa: N802
-        self, request: pb.ListSnapshotsRequest, context: object
-    ) -> pb.ListSnapshotsResponse:
-        return pb.ListSnapshotsResponse()
 
 
 def _describe(node: pb.Node, member: Member) -> None:

@@ -50,6 +50,8 @@ R = TypeVar("R", PutResult, CommitResult)
 class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     """Serves one core. The comments in data_plane.proto are the contract."""
 
+    no_snapshots = "this server keeps no snapshots; start it with --data-dir DIR"
+
     def __init__(
         self, shell: Shell, values: Values, metrics: Metrics, gate: Gate = OPEN_GATE, *, started: float | None = None
     ) -> None:
@@ -176,8 +178,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
 
     def _kept_snapshots(self) -> Snapshots:
         if self._snapshots is None:
-            message = "this server keeps no snapshots; start it with --data-dir DIR"
-            raise Refusal(Reason.INVALID_REQUEST, message)
+            raise Refusal(Reason.INVALID_REQUEST, self.no_snapshots)
         return self._snapshots
 
     # -- writes --------------------------------------------------------------------------------------------------------
