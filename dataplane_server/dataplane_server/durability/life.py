@@ -21,7 +21,8 @@ import dataclasses
 import gc
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -37,7 +38,6 @@ from dataplane_server.durability.group_commit import GroupCommit
 from dataplane_server.durability.log_reader import (
     LogDamagedError,
     LogFormatError,
-    LogReader,
     RecordMissingError,
     forget_cached,
     segment_path,
@@ -281,35 +281,33 @@ def _recovered(terms: Terms, arena: Arena, marks: Marks | None) -> _Recovered:
 
 def _end_of_log(terms: Terms, replica: Replica, marks: Marks | None) -> _Recovered:
     """Apply the rest of the log, and see whether it is complete."""
-    accepted = _of_one_run(terms, marks, replica.reader)
+    accepted: list[str] = []
+    with _accepting(terms, accepted):
+        compare_run(None if marks is None else marks.newest, replica.reader, terms.folder)
     try:
         replica.catch_up()
         torn = replica.reader.ending()
         if marks is not None and not accepted:
-            accepted = _with_mark(terms, marks, replica.reader)
+            with _accepting(terms, accepted):
+                compare(marks.newest, replica.reader, terms.folder)
     except LogDamagedError as error:
         if not terms.accept_loss:
             raise
-        accepted, torn = [*accepted, str(error)], replica.reader.abandon()
+        accepted.append(str(error))
+        torn = replica.reader.abandon()
     return _Recovered(replica, torn, accepted)
 
 
-def _of_one_run(terms: Terms, marks: Marks | None, reader: LogReader) -> list[str]:
-    """Whether arena and log belong together; what does not, if the loss is accepted. ValueError if it is not."""
+@contextmanager
+def _accepting(terms: Terms, accepted: list[str]) -> Iterator[None]:
+    """A block that compares arena and log. What differs is noted if the loss is accepted; ValueError if it is not."""
     try:
-        compare_run(None if marks is None else marks.newest, reader, terms.folder)
+        yield
     except ValueError as error:
-        return _accepted(terms, error)
-    return []
-
-
-def _with_mark(terms: Terms, marks: Marks, reader: LogReader) -> list[str]:
-    """Compare the end of the log with the mark; what differs, if the loss is accepted. ValueError if it is not."""
-    try:
-        compare(marks.newest, reader, terms.folder)
-    except ValueError as error:
-        return _accepted(terms, error)
-    return []
+        if not terms.accept_loss:
+            message = "put the right file back, start with --accept-loss to clear rows whose values are lost, or empty"
+            raise ValueError(f"{error}; {message} the folder") from error
+        accepted.append(str(error))
 
 
 def _cut(terms: Terms, replica: Replica, marks: Marks | None) -> None:
@@ -320,13 +318,6 @@ def _cut(terms: Terms, replica: Replica, marks: Marks | None) -> None:
         if terms.durability == "disk":
             marks.sync()
     replica.reader.cut()
-
-
-def _accepted(terms: Terms, error: ValueError) -> list[str]:
-    if not terms.accept_loss:
-        message = "put the right file back, start with --accept-loss to clear rows whose values are lost, or empty"
-        raise ValueError(f"{error}; {message} the folder") from error
-    return [str(error)]
 
 
 def _new_log(terms: Terms, first: int, header: Mapping[str, Any], marks: Marks | None) -> LogWriter:

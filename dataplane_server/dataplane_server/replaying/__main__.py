@@ -18,7 +18,6 @@ from pathlib import Path
 from dataplane_server.collection import without_collection
 from dataplane_server.durability.checkpoint import DamagedCheckpointError
 from dataplane_server.durability.log_reader import LogDamagedError, LogFormatError, RecordMissingError
-from dataplane_server.replaying.check import compare
 from dataplane_server.replaying.lines import line_of, tell
 from dataplane_server.replaying.moments import parse_moment, text_of
 from dataplane_server.replaying.past import Covered, Past, look_at
@@ -84,13 +83,18 @@ def _serve(covered: Covered, until: float, socket_folder: Path) -> int:
 
 
 def _check(covered: Covered, *, as_json: bool) -> int:
-    differ = False
-    for found in compare(covered):
-        equal = found.replayed == found.checkpoint
-        result = "equal" if equal else f"differs: the checkpoint has digest {found.checkpoint}"
-        text = f"record {found.record:,}: {result}, the calls give digest {found.replayed}"
-        _say(json.dumps({**found._asdict(), "equal": equal}) if as_json else text)
+    """Replay from the oldest state to the end of the log, and compare the state with each checkpoint."""
+    past, differ = Past(covered, covered.starts[0]), False
+    for record in covered.starts[1:]:
+        past.run(record)
+        replayed, checkpoint = past.plane.digest(), Past(covered, record).plane.digest()
+        equal = replayed == checkpoint
+        result = "equal" if equal else f"differs: the checkpoint has digest {checkpoint}"
+        text = f"record {record:,}: {result}, the calls give digest {replayed}"
+        found = {"record": record, "replayed": replayed, "checkpoint": checkpoint, "equal": equal}
+        _say(json.dumps(found) if as_json else text)
         differ = differ or not equal
+    past.run(covered.end)
     missing = "" if len(covered.starts) > 1 else "; there is no checkpoint to compare with"
     _note(f"records {covered.starts[0]:,} to {covered.end:,} replayed{missing}")
     return int(differ)

@@ -26,7 +26,6 @@ from dataplane_server.durability.log_reader import LogReader, segments
 from dataplane_server.durability.log_writer import LogWriter
 from dataplane_server.durability.logged_plane import LoggedPlane
 from dataplane_server.durability.replica import Replica
-from dataplane_server.replaying.check import compare
 from dataplane_server.replaying.moments import parse_moment, text_of
 from dataplane_server.replaying.past import Past, look_at
 from dataplane_server.storage.folders import FolderInUse
@@ -223,7 +222,10 @@ def test_history_is_kept_up_to_its_bytes_and_begins_with_a_state(folder: Path) -
         remove_history(folder, older)
         assert older_bytes(folder) == older
         starts.append(look_at(folder).starts)
-        assert all(found.replayed == found.checkpoint for found in compare(look_at(folder)))
+        past = Past(look_at(folder), starts[-1][0])
+        for record in starts[-1][1:]:
+            past.run(record)
+            assert past.plane.digest() == Past(look_at(folder), record).plane.digest()
         remove_history(folder, older - 1)
         assert older_bytes(folder) < older
     assert starts == [starts[0][place:] for place in range(len(starts))]

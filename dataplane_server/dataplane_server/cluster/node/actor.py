@@ -48,8 +48,7 @@ _AGAIN_S = 0.05
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
     """coordinator, namespace: where Ray finds the coordinator. memory_bytes: budget of the node; cache_bytes: for bytes
-    of other nodes, beside it. folder: None for one in shared memory. socket_mode: of the socket's file; None: the umask
-    decides.
+    of other nodes, beside it. folder: None for one in shared memory.
     """
 
     coordinator: str
@@ -57,7 +56,6 @@ class NodeOptions:
     cache_bytes: int
     namespace: str = "rl-dataplane"
     folder: str | None = None
-    socket_mode: int | None = None
 
 
 class NodeActor:
@@ -76,7 +74,7 @@ class NodeActor:
         self._cache.closed = bool(self._arena.holders())
         self._fetching = Fetching(self._arena, self._cache, self._take)
         self._gateway = Gateway(self._arena, self._cache, self._fetching)
-        self._gateway.listen_at(self._folder.socket, options.socket_mode)
+        self._gateway.listen_at(self._folder.socket, None)
         self._lines = ByteLines()
         self._mirrors = KeptMirrors(self._folder.path, self._lines)
         self._port = NodePort(self._arena_of)
