@@ -19,7 +19,7 @@ import pytest
 import torch
 import yaml
 from scripts.prometheus_server import find_command
-from tests.client.cli.reading import run
+from tests.client.cli.reading import run, run_json
 from tests.deploy.monitoring.rule_files import RULE_FILES
 from tests.integration.test_stall_lab import (
     Eventually,
@@ -142,7 +142,11 @@ def test_call_page_metric_and_alert_name_the_party(
     root = engineer.why("p").waits[0]
     assert (root.causes[0].cause, root.behind, told.words in root.summary) == (told.cause, None, True)
     assert {wait.behind for wait in engineer.why().waits[1:]} <= {0}
-    assert told.cause in run("why", "p", "--all", "-s", engineer.target)[1].splitlines()[int(at_rest)]
+    lines = run("why", "p", "--all", "-s", engineer.target, COLUMNS="80")[1].splitlines()
+    assert told.cause in lines[int(at_rest)]
+    assert [line for line in lines if len(line) > 80] == []
+    assert "  next: " + root.causes[0].next_step.split()[0] in "\n".join(lines)
+    assert run_json("why", "p", "-s", engineer.target)["waits"][0]["causes"][0]["cause"] == told.cause
 
     if at_rest:
         (task,) = of_page(lab.server, "partition p")["tasks"]

@@ -17,7 +17,7 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
-from tests.client.cli.reading import run, run_json
+from tests.client.cli.reading import run
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import ClaimTimeoutError, NotFoundError, PartitionFullError
@@ -149,29 +149,6 @@ STALLS: list[tuple[Callable[[Lab], None], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("stall", "cause", "words"), STALLS, ids=[row[0].__name__ for row in STALLS])
-def test_the_cause_of_a_stall_is_named_by_call_command_and_metric(
-    lab: Lab, eventually: Eventually, stall: Callable[[Lab], None], cause: str, words: str
-) -> None:
-    engineer = lab.client("engineer")
-    stall(lab)
-    eventually(lambda: any(wait.waiting for wait in engineer.why().waits))
-    (wait,) = engineer.why().waits
-    assert (wait.partition_id, wait.calls, wait.causes[0].cause) == ("p", 1, cause)
-    assert words in wait.summary
-    assert engineer.why("p").waits[0].summary.partition(" waits")[2] != ""
-
-    code, text = run("why", "p", "--all", "-s", engineer.target, COLUMNS="80")
-    lines = text.splitlines()
-    assert (code, cause in lines[0]) == (0, True)
-    assert [line for line in lines if len(line) > 80] == []
-    assert "  next: " + wait.causes[0].next_step.split()[0] in text
-    (told,) = run_json("why", "-s", engineer.target)["waits"]
-    assert told["causes"][0]["cause"] == cause
-
-    assert waiting_causes(lab.server) == {("p", wait.task_name, cause): 1.0}
-
-
 def waiting_causes(server: ServerThread) -> dict[tuple[str, str, str], float]:
     found = series(server, "dataplane_waiting_cause")
     return {(one.labels["partition"], one.labels["task"], one.labels["cause"]): one.value for one in found}
@@ -182,31 +159,6 @@ def series(server: ServerThread, name: str) -> list[Sample]:
     with urllib.request.urlopen(f"http://{server.http_address}/metrics", timeout=20) as response:
         families = text_string_to_metric_families(response.read().decode())
         return [sample for family in families for sample in family.samples if sample.name == name]
-
-
-def test_rows_that_come_too_slowly_are_told_while_puts_come(lab: Lab, eventually: Eventually) -> None:
-    engineer = lab.client("engineer")
-    lab.claims(8)
-    eventually(lambda: engineer.why().waits)
-    lab.put("ab", who="rollout-3")
-    (wait,) = engineer.why().waits
-    assert wait.causes[0].cause == "slow_producer"
-    assert "by 'rollout-3'" in wait.summary
-
-
-def test_a_trainer_learns_that_producers_wait_for_its_own_step(lab: Lab, eventually: Eventually) -> None:
-    engineer = lab.client("engineer")
-    the_weight_version_never_advances(lab)
-    eventually(lambda: engineer.why().waits)
-    lab.claims(2)
-    eventually(lambda: engineer.why("p", "train").waits)
-    (wait,) = engineer.why("p", "train").waits
-    assert wait.causes[0].cause == "version_not_advanced"
-    assert "no new rows come: 'rollout' waits" in wait.summary
-    assert [one.behind for one in engineer.why().waits] == [None, 0]
-    lines = run("why", "--all", "-s", engineer.target, COLUMNS="160")[1].splitlines()
-    assert [line for line in lines if not line.startswith(" ")] == ["p  version_not_advanced"]
-    assert any(line.startswith("  behind it: p, train: 'trainer' waits") for line in lines)
 
 
 def test_a_healthy_flow_has_nothing_that_waits(lab: Lab) -> None:
@@ -229,18 +181,6 @@ def test_waits_of_a_healthy_flow_are_listed_once_they_last(lab: Lab, eventually:
         said = "nothing waits for 2 s or longer\n1 wait of less than 2 s: --all lists them too\n"
         assert (text, "never_put" in run("why", "--all", "-s", engineer.target)[1]) == (said, True)
     eventually(lambda: "p, train  never_put" in run("why", "-s", engineer.target)[1])
-
-
-def test_a_task_without_a_consumer_is_told_where_it_is_named(lab: Lab) -> None:
-    lab.put("ab")
-    with connect(lab.server.addresses[0], client_name="trainer") as trainer:
-        trainer.claim("p", "train", ["x"], 1).release()
-    engineer = lab.client("engineer")
-    (wait,) = engineer.why("p").waits
-    assert (wait.waiting, wait.task_name, wait.causes[0].cause) == ("", "train", "consumer_gone")
-    for named in (["p"], []):
-        code, text = run("why", *named, "-s", engineer.target)
-        assert (code, text.splitlines()[:2]) == (0, ["nothing waits", "p, train  consumer_gone"])
 
 
 def test_an_error_names_the_cause_that_the_call_named(lab: Lab) -> None:
