@@ -17,23 +17,6 @@ def whats(caller: Caller, sample_id: str) -> list[str]:
     return [event.what for event in caller.plane.sample("p", sample_id).events]
 
 
-def test_what_happened_is_told_oldest_first_with_time_and_claim(caller: Caller) -> None:
-    caller.now = 10.0
-    caller.put(caller.put_call(["s"], {"a": [1]}, caller="worker"))
-    caller.now = 11.0
-    session_id = caller.open_session()
-    claim = caller.take("a", session_id=session_id)
-    caller.now = 12.0
-    caller.commit(claim.claim_id)
-    events = caller.plane.sample("p", "s").events
-    assert [(event.at, event.what, event.who, event.task, event.claim_id) for event in events] == [
-        (10.0, "put", "worker", "", ""),
-        (11.0, "claimed", "client", "train", claim.claim_id),
-        (12.0, "committed", "client", "train", claim.claim_id),
-    ]
-    assert events[0].fields == ("a",)
-
-
 def test_the_story_outlives_the_row_and_goes_on_with_the_next_of_its_id(caller: Caller) -> None:
     first = caller.put_rows(["s"], "a").generations
     caller.clear(["s"])

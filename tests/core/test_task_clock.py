@@ -11,19 +11,6 @@ from dataplane_server.core.tasks.task_states import TASK_STATES, TaskState
 CHANGES = st.lists(st.tuples(st.sampled_from(TASK_STATES), st.integers(0, 50)), max_size=30)
 
 
-def times(clock: TaskClock, now: float) -> dict[str, float]:
-    """The states in which the task has been."""
-    return {state: seconds for state, seconds in clock.seconds(now).items() if seconds}
-
-
-def test_asking_changes_nothing() -> None:
-    clock = TaskClock()
-    clock.enter("serving", 0.0)
-    clock.seconds(50.0)["serving"] = 7.0
-    clock.enter("idle", 10.0)
-    assert times(clock, 10.0) == {"serving": 10.0}
-
-
 @given(changes=CHANGES, last=st.integers(0, 60))
 def test_all_time_since_the_first_change_is_in_some_state(changes: list[tuple[TaskState, int]], last: int) -> None:
     clock, spent = TaskClock(), dict.fromkeys(TASK_STATES, 0)
