@@ -5,10 +5,8 @@ White-box: a server chooses few of the runs that are tried here.
 
 from __future__ import annotations
 
-import gc
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import numpy as np
@@ -17,9 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataplane_client._connect.locator import Place
 from dataplane_client._memory.leased_views import leased_columns
-from dataplane_client._memory.shared_arena import SharedArena, attach
+from dataplane_client._memory.shared_arena import SharedArena
 from dataplane_client._values.columns_layout import ColumnLayout
 from dataplane_server.testing import running_server
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -122,24 +119,4 @@ def test_runs_that_do_not_fit_are_refused(
         leased_columns(arena, 5, [jagged(3, 4)], 2, int64(*offsets), int64(*sizes))
 
 
-def test_the_lease_is_let_go_of_once_with_the_last_view(arena: RecordedArena) -> None:
-    arena.gone.clear()
-    columns = leased_columns(arena, 77, [jagged(3, 4), jagged(5, 6)], 2, int64(100), int64(18))
-    assert columns is not None
-    last = columns[1].values[3:4].view(np.int8).reshape(1, 1)
-    del columns
-    gc.collect()
-    assert arena.gone == []
-    del last
-    assert arena.gone == [77]
-
-
 # -- attaching ---------------------------------------------------------------------------------------------------------
-
-
-def test_where_there_is_no_socket_every_place_is_named(tmp_path: Path) -> None:
-    shared = pb.SharedMemory(nonce=b"x" * 16, abstract_socket="rl-dataplane-nowhere")
-    with pytest.raises(
-        OSError, match=rf"{tmp_path}/a\.sock\.local: .*No such file.*; @rl-dataplane-nowhere: .*refused"
-    ):
-        attach(Place(f"unix://{tmp_path}/a.sock"), pb.GetServerStatusResponse(shared_memory=shared))

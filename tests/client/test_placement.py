@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane_client._memory.placement import Destination, Padding, PlacedColumn, ReadBuffers, blame_server
+from dataplane_client._memory.placement import Destination, Padding, PlacedColumn, ReadBuffers
 from dataplane_client._values.columns_layout import ColumnLayout
-from dataplane_client.errors import InternalError
 from rl_dataplane.v1.element_types import ITEM_SIZES, Kind
 
 Int64Array = npt.NDArray[np.int64]
@@ -179,8 +178,3 @@ def test_a_chunk_that_does_not_continue_the_stream_is_refused_and_changes_nothin
     stream.add(2, memoryview(b"345"))
     stream.finish()
     assert buffers.columns[0].values.tobytes() == b"12345"
-
-
-def test_values_that_do_not_fit_are_an_error_of_the_server() -> None:
-    with pytest.raises(InternalError, match=r"^ReadColumns: a run ends within a row"), blame_server("ReadColumns"):
-        raise ValueError("a run ends within a row")

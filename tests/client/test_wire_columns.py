@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -76,20 +76,6 @@ def test_any_ragged_and_dense_shapes_come_back_bit_for_bit(
     got = round_trip(TensorDict(sent, [n_rows]), n_rows)
     assert_same_rows(got["j"], sent["j"])
     assert_same_rows(got["d"], sent["d"])
-
-
-@pytest.mark.parametrize(
-    "view",
-    [lambda t: t[:, ::2], lambda t: t.transpose(0, 1), lambda t: t[1:2].expand(4, *t.shape[1:]), lambda t: t[:, 1:4]],
-    ids=["strided", "transposed", "expanded", "window"],
-)
-def test_non_contiguous_tensors_come_back_bit_for_bit(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    for name in NAMES:
-        sent = view(random_values(name, (4, 6)))
-        expected = raw(view(random_values(name, (4, 6)).view(torch.uint8).reshape(4, 6, -1)))
-        n_rows = sent.shape[0]
-        got = round_trip(TensorDict({"d": sent, "j": jagged(sent, [n_rows] + [0] * (n_rows - 1))}, [n_rows]), n_rows)
-        assert (raw(got["d"]), raw(got["j"].values())) == (expected, expected), name
 
 
 @pytest.mark.parametrize(

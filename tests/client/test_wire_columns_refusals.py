@@ -7,17 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict
 from torch.nested import as_nested_tensor, nested_tensor_from_jagged
 
 from dataplane_client._values.columns_layout import WireColumn
 from dataplane_client._values.wire_columns import decode_columns, encode_columns
-from rl_dataplane.v1.element_types import Kind
 
 
 @pytest.mark.parametrize(
@@ -113,29 +109,3 @@ def test_a_field_that_comes_twice_and_a_negative_number_of_rows_are_refused() ->
         decode_columns([DENSE, JAGGED], 3)
     with pytest.raises(ValueError, match="got -1"):
         decode_columns([], -1)
-
-
-@given(
-    kind=st.sampled_from(["dense", "jagged", "object", "?"]),
-    dtype=st.sampled_from(["", "int32", "bool", "complex32", "float4_e2m1fn_x2", "nonsense"]),
-    row_shape=st.lists(st.integers(-1, 3) | st.just(2**62), max_size=3).map(tuple),
-    lengths=st.none() | st.lists(st.integers(-1, 9) | st.just(2**62), max_size=4).map(lambda x: np.array(x, np.int64)),
-    values=st.binary(max_size=40),
-    n_rows=st.integers(-1, 4),
-)
-@settings(max_examples=200)
-def test_any_column_decodes_or_is_refused_with_a_value_error(
-    kind: Kind,
-    dtype: str,
-    row_shape: tuple[int, ...],
-    lengths: npt.NDArray[np.int64] | None,
-    values: bytes,
-    n_rows: int,
-) -> None:
-    column = WireColumn("x", kind, dtype, row_shape, lengths, memoryview(bytearray(values)))
-    try:
-        td = decode_columns([column], n_rows)
-    except ValueError:
-        return
-    assert td.batch_size == (n_rows,)
-    assert encode_columns(td)[0].values.nbytes <= max(len(values) * 2, len(values) + 9 * n_rows)
