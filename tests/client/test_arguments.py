@@ -141,7 +141,7 @@ def test_a_value_that_would_be_sent_as_something_else_is_refused(
 def test_a_delay_is_finite_and_not_negative_and_a_claim_is_no_meta(client: DataPlaneClient) -> None:
     client.put_samples(["delayed"], "p", {"x": torch.zeros(1)})
     claim = client.claim("p", "t", ["x"], 1)
-    with pytest.raises(UnsupportedTypeError, match=r"KVBatchMeta, got Claim"):
+    with pytest.raises(UnsupportedTypeError, match="Claim"):
         client.read_columns(claim, ["x"])  # type: ignore[arg-type]
     for seconds in (-1.0, float("nan"), float("inf")):
         with pytest.raises(InvalidArgumentError, match=r"delay_s .* 0 to 1e\+09"):

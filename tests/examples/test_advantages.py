@@ -28,7 +28,7 @@ def test_a_group_of_equal_rewards_teaches_nothing(value: float) -> None:
 
 @pytest.mark.parametrize("shape", [(4,), (4, 1), (2, 2, 2)], ids=str)
 def test_rewards_that_are_not_groups_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"rewards: expected \[prompts, group >= 2\]"):
+    with pytest.raises(ValueError, match="rewards"):
         group_advantages(torch.zeros(shape))
 
 

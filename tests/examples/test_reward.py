@@ -67,7 +67,7 @@ def test_a_reference_is_a_number_or_a_text_with_a_marked_number(answer: str | fl
 
 @pytest.mark.parametrize("answer", ["", "forty", "4 apples", "1/2", "#### x", "3 4", True])
 def test_a_reference_that_holds_no_number_is_refused(answer: str | float) -> None:
-    with pytest.raises(ValueError, match=r"answer: .* is neither a number nor a text with a number"):
+    with pytest.raises(ValueError, match="answer"):
         reference_answer(answer)
 
 

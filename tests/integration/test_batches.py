@@ -10,7 +10,7 @@ import torch
 
 from dataplane_client import BatchedDataDict
 from dataplane_client.client import DataPlaneClient, kv_first_write, read_columns, write_columns
-from dataplane_client.errors import DataPlaneError, InvalidArgumentError
+from dataplane_client.errors import ClosedError, InvalidArgumentError
 
 IDS = ["u0_g0", "u0_g1", "u1_g0"]
 LENGTHS = [2, 5, 3]
@@ -64,7 +64,7 @@ def test_a_pad_value_of_a_field_that_is_not_there_is_refused(flow: DataPlaneClie
     write(flow)
     meta = flow.claim_meta("p", "train", ["input_ids"], 3)
     read_columns(flow, meta, ["reward"], pad_value_dict={"input_ids": -7})  # the claim's, and not read now
-    with pytest.raises(InvalidArgumentError, match=r"pad_value_dict names 'inputs'.*\(input_ids\)"):
+    with pytest.raises(InvalidArgumentError, match=r"'inputs'.*input_ids"):
         read_columns(flow, meta, ["input_ids"], pad_value_dict={"input_ids": -7, "inputs": 1})
 
 
@@ -90,7 +90,7 @@ def test_written_columns_are_ragged_by_the_metas_lengths_and_complete_the_next_s
 def test_get_data_never_means_all_fields(flow: DataPlaneClient, fields: list[str] | None) -> None:
     write(flow)
     meta = replace(flow.claim("p", "train", ["reward"], 3).meta, fields=fields)
-    with pytest.raises(ValueError, match=r"neither select_fields nor meta\.fields names a field"):
+    with pytest.raises(ValueError, match=r"select_fields .*meta\.fields"):
         flow.get_data(meta)
 
 
@@ -112,7 +112,7 @@ def test_a_client_shows_its_state_in_one_line_and_closes_twice(client: DataPlane
     client.close()
     client.close()
     assert repr(client) == f"<DataPlaneClient {client.target} closed>"
-    with pytest.raises(DataPlaneError, match="was closed"):
+    with pytest.raises(ClosedError):
         client.partitions()
 
 
@@ -135,5 +135,5 @@ def test_an_unknown_layout_is_refused_before_anything_is_read(flow: DataPlaneCli
     write(flow)
     meta = flow.claim_meta("p", "train", ["input_ids"], 3)
     first = (IDS, "p") if read == "get_samples" else (meta,)
-    with pytest.raises(InvalidArgumentError, match=r"layout must be one of .*'auto'.*, got 'square'"):
+    with pytest.raises(InvalidArgumentError, match=r"layout .*'square'"):
         getattr(flow, read)(*first, ["input_ids"], layout="square")

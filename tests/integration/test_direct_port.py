@@ -75,7 +75,7 @@ def test_if_the_port_leads_elsewhere_values_travel_over_grpc_unless_the_client_i
     with caplog.at_level(logging.INFO, "dataplane_client"), connect(server.addresses[0]) as client:
         assert (client.transport, works(client)) == ("grpc", True)
     assert "direct_port_not_used" in {record.getMessage().split()[0] for record in caplog.records}
-    with pytest.raises(PreconditionError, match=f"{server.addresses[0]}: its direct port cannot be used: "):
+    with pytest.raises(PreconditionError, match=server.addresses[0]):
         connect(server.addresses[0], transport="direct")
 
 
@@ -98,7 +98,7 @@ def test_a_client_that_insists_has_to_use_the_tcp_address(
 ) -> None:
     unix = f"unix:///tmp/rl-dataplane-direct-{os.getpid()}.sock"
     start_server((unix,))
-    with pytest.raises(PreconditionError, match="it is at a TCP address; connect to host:port"):
+    with pytest.raises(PreconditionError, match="host:port"):
         connect(unix, transport="direct")
 
 

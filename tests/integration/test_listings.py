@@ -44,15 +44,15 @@ def test_rows_are_chosen_by_state_and_by_tags(flow: DataPlaneClient) -> None:
 
 
 def test_a_list_of_samples_is_refused_by_name(flow: DataPlaneClient) -> None:
-    with pytest.raises(InvalidArgumentError, match="states belong to a task"):
+    with pytest.raises(InvalidArgumentError, match="states"):
         flow.list_samples("p", states=["untaken"])
-    with pytest.raises(InvalidArgumentError, match=r"'lost' is not a state of a row; it must be one of untaken, "):
+    with pytest.raises(InvalidArgumentError, match=r"'lost' .*untaken, "):
         flow.list_samples("p", task_name="train", states=["lost"])
-    with pytest.raises(InvalidArgumentError, match="a page must have 1 to 65536 rows, got 70000"):
+    with pytest.raises(InvalidArgumentError, match=r"65536 .*70000"):
         flow.list_samples("p", page_size=70_000)
-    with pytest.raises(NotFoundError, match="no task 'nope'"):
+    with pytest.raises(NotFoundError, match="'nope'"):
         flow.list_samples("p", task_name="nope")
-    with pytest.raises(NotFoundError, match="no partition 'q'"):
+    with pytest.raises(NotFoundError, match="'q'"):
         flow.list_samples("q")
 
 
@@ -69,9 +69,9 @@ def test_claims_name_their_holders(flow: DataPlaneClient) -> None:
     assert held[0].clients == (session.client,)
     assert (session.claims, session.rows, session.groups) == (2, 3, 0)
     assert 0 <= session.silent_s < session.grace_s
-    with pytest.raises(NotFoundError, match="no task 'other'"):
+    with pytest.raises(NotFoundError, match="'other'"):
         flow.claims("p", "other")
-    with pytest.raises(NotFoundError, match="no partition 'q'"):
+    with pytest.raises(NotFoundError, match="'q'"):
         flow.claims("q")
 
 
@@ -120,6 +120,6 @@ def test_every_claim_sees_the_weight_versions_of_a_group(flow: DataPlaneClient) 
 def test_a_group_whose_rows_have_no_room_for_its_weight_version_stays_reserved(flow: DataPlaneClient) -> None:
     group = flow.reserve_group("p", "g", ["g0"])
     group.put(["g0"], {"a": torch.arange(1)}, tags=[{f"tag{number}": number for number in range(64)}])
-    with pytest.raises(InvalidArgumentError, match="sample 'g0' would have more than 64 tags"):
+    with pytest.raises(InvalidArgumentError, match=r"'g0' .*64 tags"):
         group.commit(weight_version=8)
     group.commit()

@@ -82,7 +82,7 @@ def test_claims_of_every_kind_learn_of_the_end_of_data_at_once(
     eventually(lambda: flow.server_status().waiting_claims == 3)
     assert flow.close_partition("p") == 3
     for claim in waiting:
-        with pytest.raises(EndOfDataError, match="2 rows are left for task 'train', fewer than min_size 4") as caught:
+        with pytest.raises(EndOfDataError, match=r"2 rows .*'train', .*min_size 4") as caught:
             claim.result(20)
         assert isinstance(caught.value, EOFError)
         assert caught.value.details["left"] == "2"
@@ -93,7 +93,7 @@ def test_claims_of_every_kind_learn_of_the_end_of_data_at_once(
     assert flow.partition("p").closed
     with flow.claim("p", "train", ["a"], 4, min_size=1) as rest:
         assert rest.meta.sample_ids == ["y", "z"]
-    with pytest.raises(EndOfDataError, match="closed and no row is left for task 'train'"):
+    with pytest.raises(EndOfDataError, match="'train'"):
         flow.claim("p", "train", ["a"], 1)
     assert flow.check_consumption_status("p", ["train"])
 
@@ -105,7 +105,7 @@ def test_a_closed_partition_takes_no_new_rows_but_those_of_groups_that_are_reser
     with flow.reserve_group("p", "g", ["g1", "g2"]) as group:
         flow.close_partition("p")
         for create in (lambda: put(flow, ["x", "y"]), lambda: flow.reserve_group("p", "h", ["y"])):
-            with pytest.raises(PreconditionError, match=r"'p' is closed to new rows; (sample 'y'|group 'h')") as caught:
+            with pytest.raises(PreconditionError, match=r"'p' .*(sample 'y'|group 'h')") as caught:
                 create()
             assert caught.value.reason == "PARTITION_CLOSED"
         put(flow, ["x"], "b")
@@ -126,7 +126,5 @@ def test_a_loader_runs_through_a_partition_that_clears_what_it_consumed(address:
 
 def test_a_policy_that_is_none_is_refused(client: DataPlaneClient) -> None:
     client.register_partition("p", ["a"], 0, ["train"])
-    with pytest.raises(
-        InvalidArgumentError, match=r"task 'train': a policy must be a TaskPolicy, got \{'max_staleness"
-    ):
+    with pytest.raises(InvalidArgumentError, match=r"'train': .*TaskPolicy"):
         client.set_policies("p", {"train": {"max_staleness": 1}})  # type: ignore[dict-item]

@@ -143,21 +143,17 @@ def test_what_belongs_to_its_process_is_not_pickled_and_says_what_to_do(
 ) -> None:
     flow.put_samples(["a"], "p", {"x": torch.zeros(1)})
     with flow.claim("p", "train", ["x"], 1) as claim:
-        with pytest.raises(
-            PreconditionError, match=r"send claim.detach\(\) and claim.meta, and call client.adopt_claim"
-        ):
+        with pytest.raises(PreconditionError, match=r"detach\(\) .*adopt_claim"):
             dumps(claim)
         assert sent(claim.meta) == claim.meta
     with ClaimLoader(address, "p", "train", ["x"], 1) as loader:
         iterator = iter(loader)
         assert repr(iterator) == "<ClaimIterator p/train 0 batches prefetched open>"
-        with pytest.raises(
-            PreconditionError, match="an iterator of a ClaimLoader cannot be pickled: pickle the loader"
-        ):
+        with pytest.raises(PreconditionError, match="ClaimLoader"):
             dumps(iterator)
     closed = connect(address)
     closed.close()
-    with pytest.raises(ClosedError, match=f"the client of {address} was closed and cannot be pickled"):
+    with pytest.raises(ClosedError, match=address):
         dumps(closed)
 
 
@@ -167,7 +163,7 @@ def test_a_detached_claim_is_adopted_by_who_gets_its_id_and_meta(flow: DataPlane
     claim = flow.claim("p", "train", ["x"], 1)
     claim_id, meta = sent((claim.detach(), claim.meta))
     assert isinstance(meta, KVBatchMeta)
-    with pytest.raises(PreconditionError, match="it was detached already"):
+    with pytest.raises(PreconditionError):
         claim.commit()
     with connect(address) as other:
         adopted = other.adopt_claim(claim_id, meta)

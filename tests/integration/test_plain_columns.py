@@ -210,14 +210,14 @@ def test_a_field_has_the_type_that_was_declared_whatever_is_put_first(client: Da
     described = client.register_partition("typed", list(dtypes), 0, ["train"], dtypes=dtypes)
     assert described.dtypes == {"r": "float32", "t": "int64", "meta": "object"}
     for wrong, words in (({"r": [None]}, "object"), ({"r": np.array([0.5])}, "float64"), ({"meta": [1]}, "int64")):
-        with pytest.raises(InvalidArgumentError, match=rf"'typed', field .*the put has .*{words}.* is declared"):
+        with pytest.raises(InvalidArgumentError, match=f"'typed', .*{words}"):
             client.put_samples(["a"], "typed", wrong)
     client.put_samples(["a"], "typed", {"r": [0.5], "t": [1], "meta": [None]})
-    with pytest.raises(PreconditionError, match="field 'r' is float32 in the partition, float64 in the registration"):
+    with pytest.raises(PreconditionError, match=r"'r' .*float32 .*float64"):
         client.register_partition("typed", ["r"], 0, ["train"], dtypes={"r": "float64"})
     client.extend_partition("typed", fields=["more"])
     assert client.register_partition("typed", ["r"], 0, ["train"], dtypes={"r": "float32"}).outcome == "unchanged"
-    with pytest.raises(PreconditionError, match=r"'t'.*declares int32; clear them first"):
+    with pytest.raises(PreconditionError, match=r"'t'.*int32"):
         client.register_partition("typed", [*dtypes, "more"], 0, ["train"], dtypes={"t": "int32"}, replace=True)
     client.drop_partition("typed")
 
@@ -236,12 +236,12 @@ def test_an_unknown_type_or_field_is_refused(client: DataPlaneClient, dtypes: di
 
 def test_the_type_of_a_field_that_was_not_declared_goes_with_its_last_value(client: DataPlaneClient) -> None:
     client.put_samples(["a"], "p", {"x": [None]})
-    with pytest.raises(InvalidArgumentError, match=r"the field holds object \(in 1 rows\)"):
+    with pytest.raises(InvalidArgumentError, match=r"object .*1 rows"):
         client.put_samples(["b"], "p", {"x": [0.5]})
     client.clear_samples(None, "p")
     with client.reserve_group("p", "g") as group:
         group.put_shared({"x": ["text"]})
-        with pytest.raises(InvalidArgumentError, match="the field holds object"):
+        with pytest.raises(InvalidArgumentError, match="object"):
             client.put_samples(["b"], "p", {"x": [0.5]})
         group.abort()
     client.put_samples(["b"], "p", {"x": [0.5]})
@@ -256,6 +256,6 @@ def test_integers_go_into_a_field_of_floats_that_holds_them_exactly(client: Data
     got = client.get_samples(IDS, "typed", ["r", "v"])
     assert (got["r"].tolist(), [row.tolist() for row in got["v"].unbind()]) == ([0, 1, -3], [[1, 2], [], [3]])
     assert str(got["r"].dtype) == str(got["v"].dtype) == f"torch.{dtype}"
-    with pytest.raises(InvalidArgumentError, match=f"int64.* is declared {dtype}"):
+    with pytest.raises(InvalidArgumentError, match=f"int64.* {dtype}"):
         client.put_samples(["d"], "typed", {"r": [(1 << 53) + 1]})
     client.drop_partition("typed")

@@ -185,11 +185,11 @@ def test_waits_of_a_healthy_flow_are_listed_once_they_last(lab: Lab, eventually:
 
 def test_an_error_names_the_cause_that_the_call_named(lab: Lab) -> None:
     lab.put("abcd")
-    with pytest.raises(ClaimTimeoutError, match="4 of 4 untaken rows lack field 'y'; no put of it") as timeout:
+    with pytest.raises(ClaimTimeoutError, match=r"4 of 4 .*'y'") as timeout:
         lab.client("trainer").claim("p", "train", ["x", "y"], 4, timeout_s=0.2)
     assert timeout.value.details["cause"] == "missing_field"
     lab.client("driver").set_policies("p", flow=FlowPolicy(max_rows=4))
-    with pytest.raises(PartitionFullError, match=r"4 of max_rows 4 .* task 'train' has 4 rows before it") as full:
+    with pytest.raises(PartitionFullError, match=r"4 of max_rows 4 .*'train' .*4 rows") as full:
         lab.client("rollout").put_samples(["e"], "p", {"x": [torch.zeros(1)]}, timeout_s=0.2)
     assert full.value.details["cause"] == "consumer_gone"
 

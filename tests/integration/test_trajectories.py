@@ -130,5 +130,5 @@ def test_a_reward_reaches_all_rows_of_its_trajectory_and_no_other(flow: DataPlan
     claimed = claim(flow, "train", 1)
     assert claimed.meta.sample_ids == turns_of("t", 2)
     assert flow.get_data(claimed.meta, ["reward"])["reward"].tolist() == [0.5] * 2
-    with pytest.raises(ClaimTimeoutError, match="1 of 1 untaken rows lack field 'reward'"):
+    with pytest.raises(ClaimTimeoutError, match=r"1 of 1 .*'reward'"):
         claim(flow, "train", 1, timeout_s=0)

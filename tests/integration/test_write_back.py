@@ -50,6 +50,6 @@ def test_under_a_claim_that_was_fenced_nothing_is_written(flow: DataPlaneClient,
 
 
 def test_columns_of_another_number_of_rows_are_refused(claim: Claim) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"write under claim .* 3 rows"):
+    with pytest.raises(InvalidArgumentError, match="3 rows"):
         claim.write({"b": torch.ones(3)})
     assert claim.state == "open"

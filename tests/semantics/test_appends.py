@@ -90,9 +90,9 @@ def test_a_row_that_was_cleared_is_not_made_of_its_last_tokens(flow: DataPlaneCl
     more = {"tokens": torch.tensor([[4]])}
     flow.append_tokens(["a", "b"], "p", {"tokens": torch.tensor([[1, 2, 3], [4, 5, 6]])}, create=True)
     flow.clear_samples(["a"], "p")
-    with pytest.raises(NotFoundError, match=r"no sample 'a'.*create=True"):
+    with pytest.raises(NotFoundError, match=r"'a'.*create=True"):
         flow.append_tokens(["b", "a"], "p", {"tokens": torch.tensor([[7], [4]])})
-    with pytest.raises(NotFoundError, match="no sample 'a'"):
+    with pytest.raises(NotFoundError, match="'a'"):
         flow.append_tokens(["a"], "p", more)
     assert flow.list_samples("p").meta.sequence_lengths == [3]
     flow.append_tokens(["a"], "p", more, create=True)
@@ -293,14 +293,14 @@ def test_an_append_needs_space_for_old_and_new_tokens_for_a_moment(
 ) -> None:
     tight.append_tokens(["a", "b"], "p", {"tokens": torch.zeros(2, 20 << 10, dtype=torch.uint8)}, create=True)
     more = {"tokens": torch.ones(1, 10 << 10, dtype=torch.uint8)}
-    with pytest.raises(OutOfSpaceError, match="the append, with what its rows have, holds 30 KiB of values"):
+    with pytest.raises(OutOfSpaceError, match="30 KiB"):
         tight.append_tokens(["a"], "p", more, timeout_s=0.05)
     waiting = threads.submit(tight.append_tokens, ["a"], "p", more)
     eventually(lambda: tight.server_status().waiting_puts == 1)
     tight.clear_samples(["b"], "p")
     waiting.result(20)
     assert tight.server_status().memory_used_bytes == 30 << 10
-    with pytest.raises(InvalidArgumentError, match="beside the 30 KiB that its rows have"):
+    with pytest.raises(InvalidArgumentError, match="30 KiB"):
         tight.append_tokens(["a"], "p", {"tokens": torch.ones(1, 10 << 10, dtype=torch.uint8)})
     tokens = tight.get_samples(["a"], "p", ["tokens"])["tokens"][0]
     assert tokens.tolist() == [0] * (20 << 10) + [1] * (10 << 10)

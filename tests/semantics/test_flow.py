@@ -469,7 +469,7 @@ def test_a_policy_that_the_client_cannot_send_is_refused_before_anything_changes
         with pytest.raises(InvalidArgumentError, match=words):
             client.set_policies("p", tasks, flow=flow.FlowPolicy(**of_flow))
     for given, told in (({"train": {"max_staleness": 1}}, None), ({}, {"max_rows": 1})):
-        with pytest.raises(InvalidArgumentError, match=r"must be a (Task|Flow)Policy, got"):
+        with pytest.raises(InvalidArgumentError, match=r"(Task|Flow)Policy"):
             client.set_policies("p", given, flow=told)  # type: ignore[arg-type]
     described = client.partition("p")
     assert (described.flow, described.task("train").policy) == (flow.FlowPolicy(), TaskPolicy())

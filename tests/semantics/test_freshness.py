@@ -209,9 +209,9 @@ def test_what_is_wrong_in_a_policy_is_told_to_a_client_before_anything_changes(c
     for wrong in ({"max_staleness": -1}, {"when_stale": "forget"}, {"rows_per_version": -1}, {"order": "std"}):
         with pytest.raises(InvalidArgumentError, match=f"TaskPolicy.*{next(iter(wrong))}"):
             policies.TaskPolicy(**wrong)
-    with pytest.raises(NotFoundError, match="no task 'judge'"):
+    with pytest.raises(NotFoundError, match="'judge'"):
         client.set_policies("p", {"train": policies.TaskPolicy(3), "judge": policies.TaskPolicy()})
-    with pytest.raises(InvalidArgumentError, match="needs the name of the tag"):
+    with pytest.raises(InvalidArgumentError, match="tag"):
         client.claim("p", "train", ["a"], 1, order="highest_tag")
     assert client.partition("p").task("train").policy == policies.TaskPolicy()
     policy = policies.TaskPolicy(max_staleness=2, order="newest_version")

@@ -101,7 +101,7 @@ def test_a_put_without_all_its_digests_is_an_error_and_changes_nothing() -> None
     caller.register()
     begun = caller.apply(caller.put_call(["s1", "s2"], {"a": [9, 9]}, once=["a"]))
     assert isinstance(begun, Reservation)
-    with pytest.raises(ValueError, match="32 bytes of digests was finished with 16"):
+    with pytest.raises(ValueError, match=r"32 bytes .*16"):
         caller.finish(begun.ticket, b"d" * 16)
     assert size(caller) == (0, 0, 0)
 
@@ -199,10 +199,10 @@ def test_images_put_again_in_every_epoch_take_their_memory_once(flow: DataPlaneC
 @ON_ONE_WAY
 def test_what_cannot_be_kept_once_is_refused_to_a_client_by_name(flow: DataPlaneClient) -> None:
     fields = {"input_ids": [[1, 2]], "boxes": [[3]]}
-    with pytest.raises(InvalidArgumentError, match="field 'input_ids' is per-token"):
+    with pytest.raises(InvalidArgumentError, match="'input_ids'"):
         flow.put_samples(["a"], "p", fields, once=["boxes", "input_ids"])
-    with pytest.raises(InvalidArgumentError, match="no column 'image'"):
+    with pytest.raises(InvalidArgumentError, match="'image'"):
         flow.put_samples(["a"], "p", fields, once=["image"])
-    with pytest.raises(UnsupportedTypeError, match=r"write \['boxes'\]"):
+    with pytest.raises(UnsupportedTypeError, match="'boxes'"):
         flow.put_samples(["a"], "p", fields, once="boxes")
     assert flow.partition("p").rows == 0

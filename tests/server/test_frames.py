@@ -53,7 +53,7 @@ async def test_a_stream_that_never_stalls_must_end_in_time_all_the_same(frame: b
             yield chunk(number if frame else 0, frame).SerializeToString()
 
     reader = reader_of(trickle(), stall_timeout_s=0.1)
-    with pytest.raises(Refusal, match=r"0.1 s, and all values that and a second for each 64 KiB"):
+    with pytest.raises(Refusal, match=r"0.1 s, .*64 KiB"):
         await received(reader, 1000)
     assert reader.received_bytes < 100
 

@@ -112,7 +112,7 @@ def test_the_address_is_free_again_when_another_listener_fails() -> None:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
         with socket.create_server(("127.0.0.1", 0)) as free:
             health = f"127.0.0.1:{free.getsockname()[1]}"
-        with pytest.raises(OSError, match=f"cannot listen on {taken}"):
+        with pytest.raises(OSError, match=str(taken)):
             ServerThread(ServerConfig(listen=(taken,), health=health, limits=Limits(memory_bytes=1 << 20)))
     again = ServerThread(config(health))
     assert again.server.health_address == health

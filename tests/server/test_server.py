@@ -62,7 +62,7 @@ def test_the_socket_of_a_living_server_is_not_taken_over(tmp_path: Path) -> None
 def test_a_file_in_the_place_of_the_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("data")
-    with pytest.raises(OSError, match="precious: there is a file that is not a socket; remove it, or choose another"):
+    with pytest.raises(OSError, match="precious"):
         ServerThread(config(f"unix://{path}"))
     assert path.read_text() == "data"
 
@@ -72,7 +72,7 @@ def test_a_taken_port_is_an_os_error(flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
         settings = {"listen": ("127.0.0.1:0",), flag: (taken,) if flag == "listen" else taken}
-        with pytest.raises(OSError, match=f"cannot listen on {taken}: another .*--{flag} 127"):
+        with pytest.raises(OSError, match=f"{taken}: .*--{flag} 127"):
             ServerThread(ServerConfig(**settings, limits=LIMITS))  # type: ignore[arg-type]  # one of the three
 
 

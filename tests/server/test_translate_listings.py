@@ -66,6 +66,6 @@ def test_the_next_page_begins_behind_a_partition_that_is_gone() -> None:
 def test_too_many_partitions_for_one_answer_are_refused_with_what_to_do(
     partitions: int, tasks: int, enum_names: int
 ) -> None:
-    with pytest.raises(Refusal, match=rf"{partitions} partitions .* ask for pages \(page_size\)") as refused:
+    with pytest.raises(Refusal, match=f"{partitions} .*page_size") as refused:
         next(pages(plane_with(partitions, tasks, enum_names=enum_names), 0))
     assert refused.value.reason is Reason.LIMIT_REACHED

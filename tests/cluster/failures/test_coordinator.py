@@ -57,9 +57,9 @@ def test_a_coordinator_without_the_log_of_its_nodes_rows_says_what_is_gone(plane
         client.register_partition("p", ["x"], 0, ["train"])
         client.put_samples(["a"], "p", {"x": torch.ones(1)})
     empty(tmp_path / "data")
-    with pytest.raises(Exception, match=r"data has no log of the rows in /dev/shm/\S+ on \S+: put the log back, or"):
+    with pytest.raises(Exception, match=r"data .* /dev/shm/"):
         plane.kill_coordinator()
-    with pytest.raises(UnavailableError, match=r"LostLogError: .*data has no log of the rows"):
+    with pytest.raises(UnavailableError, match="LostLogError"):
         connect(plane.address, connect_timeout_s=3.0)
     with pytest.raises(UnavailableError, match=re.escape(plane.outside)):
         connect(plane.outside, connect_timeout_s=1.0)

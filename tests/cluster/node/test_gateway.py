@@ -78,7 +78,7 @@ async def test_a_call_whose_connection_broke_does_not_keep_the_memory_mapped(nod
     mapped = weakref.ref(arena)
 
     def call(calls: LocalCalls) -> None:
-        with pytest.raises(UnavailableError, match="the server closed the connection"):
+        with pytest.raises(UnavailableError):
             calls.unary("GetServerStatus", STATUS, 20.0)
 
     calling = asyncio.create_task(asyncio.to_thread(call, LocalCalls("this node", arena)))
@@ -255,7 +255,7 @@ async def test_readers_at_the_same_time_wait_for_one_fetch(node: Node) -> None:
 async def test_a_node_that_is_gone_makes_the_read_fail_and_the_next_one_try_again(node: Node) -> None:
     client = await node.attach()
     node.elsewhere.error = Refusal(Reason.NODE_LOST, "node 2 is gone")
-    with pytest.raises(UnavailableError, match="node 2 is gone") as caught:
+    with pytest.raises(UnavailableError, match="node 2") as caught:
         await read(client, 0)
     assert caught.value.reason == "NODE_LOST"
     assert node.cache.used_bytes == 0
@@ -266,7 +266,7 @@ async def test_a_node_that_is_gone_makes_the_read_fail_and_the_next_one_try_agai
 async def test_a_read_that_does_not_fit_into_the_cache_is_refused(node: Node, producer: DataPlaneClient) -> None:
     large = np.zeros((1, 5 << 17), np.int64)
     await asyncio.to_thread(producer.put_samples, ["s0"], "p", {"x": large})
-    with pytest.raises(OutOfSpaceError, match="do not fit into the node's cache of 4194304 bytes") as caught:
+    with pytest.raises(OutOfSpaceError, match="4194304") as caught:
         await read(await node.attach(), 0)
     assert caught.value.reason == "LIMIT_REACHED"
 
@@ -355,7 +355,7 @@ async def test_a_line_that_breaks_ends_calls_but_not_what_clients_hold(node: Nod
     with pytest.raises(UnavailableError):
         await call
     await eventually(lambda: node.orphans == (token,))
-    with pytest.raises(UnavailableError, match="ended the session"):
+    with pytest.raises(UnavailableError):
         await client.unary("GetServerStatus", STATUS, 20.0)
     await node.gateway.link()
     again = await node.attach()

@@ -145,6 +145,6 @@ async def test_other_nodes_read_the_newest_mirror_of_a_node(mirrors: KeptMirrors
     place = port.open("127.0.0.1")
     await lines.read(place, 3, Runs.of([Run(16, 3)]), [memoryview(read)])
     assert read == b"one"
-    with pytest.raises(Refusal, match="this is not node 4"):
+    with pytest.raises(Refusal, match="node 4"):
         await lines.read(place, 4, Runs.of([Run(16, 3)]), [memoryview(read)])
     await asyncio.gather(lines.close(), port.close())

@@ -107,7 +107,7 @@ def test_a_student_that_is_the_teacher_among_the_candidates_loses_nothing_unless
 
 def test_a_reverse_divergence_over_the_vocabulary_asks_for_the_entropy() -> None:
     batch, logprobs = batch_with_teacher(), torch.zeros(6, 8, K)
-    with pytest.raises(ValueError, match="H_all is required for a reverse divergence"):
+    with pytest.raises(ValueError, match="H_all"):
         DistillationLoss(OPTIONS["reverse, zero outside"])(logprobs, logprobs, None, batch, *counts_of(batch))
 
 
@@ -134,5 +134,5 @@ def test_other_options_are_refused(wrong: dict[str, Any], complaint: str) -> Non
 
 
 def test_missing_candidates_are_named() -> None:
-    with pytest.raises(KeyError, match="the loss needs 'teacher_topk_logits'"):
+    with pytest.raises(KeyError, match="'teacher_topk_logits'"):
         run_loss(DistillationLoss(), make_logits(), make_batch())

@@ -100,7 +100,7 @@ def test_a_pair_with_one_invalid_row_does_not_count() -> None:
 
 def test_an_odd_number_of_rows_is_refused() -> None:
     batch = {key: value[:5] for key, value in make_batch().items()}
-    with pytest.raises(ValueError, match=r"pairs of rows \(chosen, rejected\), got 5 rows"):
+    with pytest.raises(ValueError, match="5 rows"):
         run_loss(DPOLoss(), make_logits()[:5], batch)
 
 

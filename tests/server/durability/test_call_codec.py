@@ -83,7 +83,7 @@ def test_lists_and_strided_arrays_are_taken_as_well() -> None:
 )
 def test_nothing_but_calls_can_be_decoded(values: object) -> None:
     data = msgpack.packb([0.0, *values] if isinstance(values, list) else values)
-    with pytest.raises(ValueError, match="not a call of this version"):
+    with pytest.raises(ValueError, match="call"):
         decode_call(data)
-    with pytest.raises(ValueError, match="not a call of this version"):
+    with pytest.raises(ValueError, match="call"):
         decode_call(data + b"\0")

@@ -166,7 +166,7 @@ def test_the_bytes_are_those_of_the_format_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [0, LARGEST + 1], ids=["empty", "too large"])
 def test_a_payload_without_a_frame_is_refused_and_others_go_on(tmp_path: Path, size: int) -> None:
     with contextlib.closing(LogWriter(tmp_path, 0, {})) as writer:
-        with pytest.raises(ValueError, match=f"payload of {size} bytes"):
+        with pytest.raises(ValueError, match=f"{size} bytes"):
             writer.append(bytes(size))
         writer.append(b"a")
     assert read(tmp_path) == [b"a"]
@@ -311,7 +311,7 @@ def test_a_gap_is_damage(small: Small, harm: Callable[[Small], object], record: 
 def test_a_file_of_another_kind_or_format_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
     segment_path(tmp_path, 0).write_bytes(content)
     for refused in (lambda: LogReader(tmp_path, 0), lambda: LogWriter(tmp_path, 0, {})):
-        with pytest.raises(LogFormatError, match=rf"{words}.*This version reads segments of format 1"):
+        with pytest.raises(LogFormatError, match=f"{words}.*format 1"):
             refused()
 
 
