@@ -74,7 +74,7 @@ def test_a_microbatch_that_cannot_be_divided_is_refused(width: int, cp_size: int
 def test_two_microbatches_at_once_are_refused() -> None:
     contexts = contexts_of_second()
     inputs = inputs_of(8)
-    with contexts(inputs), pytest.raises(RuntimeError, match="still in its forward or backward pass"), contexts(inputs):
+    with contexts(inputs), pytest.raises(RuntimeError), contexts(inputs):
         pass
 
 
@@ -157,7 +157,7 @@ def test_a_model_gives_the_same_logits_whatever_order_it_gets_its_positions_in(
 
 @pytest.mark.parametrize("attention", [gathered_attention, ring_attention])
 def test_a_forward_pass_without_its_context_is_refused(attention: Any) -> None:
-    with pytest.raises(RuntimeError, match="inside context_parallel_contexts"):
+    with pytest.raises(RuntimeError, match="context_parallel_contexts"):
         attention(torch.nn.Module(), HEADS, HEADS, HEADS, None)
 
 
@@ -188,7 +188,7 @@ def test_models_that_attend_in_other_ways_are_refused() -> None:
         by_itself = BloomForCausalLM(BloomConfig(hidden_size=8, n_layer=1, n_head=1, vocab_size=8))
         mixed = LlamaForCausalLM(LlamaConfig(**SHAPE))
     mixed.config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(NotImplementedError, match="BloomForCausalLM: its layers compute attention by themselves"):
+    with pytest.raises(NotImplementedError, match="BloomForCausalLM"):
         check_attention(by_itself)
-    with pytest.raises(NotImplementedError, match="LlamaForCausalLM: its layers compute linear_attention"):
+    with pytest.raises(NotImplementedError, match=r"LlamaForCausalLM: .*linear_attention"):
         check_attention(mixed)

@@ -114,6 +114,6 @@ def test_every_tensor_of_two_or_more_dimensions_has_the_positions_of_the_ids() -
 )
 def test_a_tensor_with_other_positions_is_named_unless_it_is_skipped(other: torch.Tensor) -> None:
     batch: dict[str, Any] = {"input_ids": torch.zeros(2, 5), "other": other}
-    with pytest.raises(AssertionError, match=r"Dim 1 must be the sequence dim.*'other'"):
+    with pytest.raises(AssertionError, match="'other'"):
         check_sequence_dim(batch)
     assert check_sequence_dim(batch, skip_keys={"other"}) == (1, 5)

@@ -176,11 +176,11 @@ def test_settings_that_cannot_be_are_refused_by_key(settings: dict[str, Any], te
 
 def test_what_tensor_parallel_ranks_cannot_do_is_refused() -> None:
     dropping = {"lora_cfg": {**LORA, "dropout": 0.1}}
-    with pytest.raises(AssertionError, match="use_triton must be false with tensor_parallel_size > 1"):
+    with pytest.raises(AssertionError, match="use_triton"):
         peft_config({"lora_cfg": {**LORA, "use_triton": True}}, 2, "cuda")
-    with pytest.raises(NotImplementedError, match="dropout with tensor_parallel_size > 1 needs device=cuda"):
+    with pytest.raises(NotImplementedError, match=r"dropout .*device=cuda"):
         peft_config(dropping, 2, "cpu")
-    with pytest.raises(NotImplementedError, match=r"needs device=cuda.* and activation_checkpointing=false"):
+    with pytest.raises(NotImplementedError, match=r"device=cuda.*activation_checkpointing=false"):
         peft_config({**dropping, "activation_checkpointing": True}, 2, "cuda")
     assert peft_config({**dropping, "activation_checkpointing": True}, 1, "cuda") is not None
     assert peft_config(dropping, 2, "cuda") is not None
@@ -220,7 +220,7 @@ def test_a_checkpoint_holds_the_adapters_under_the_names_that_engines_read(saved
 def test_what_is_trained_beside_adapters_is_not_lost_in_silence(folder: Path, tmp_path: Path) -> None:
     with set_up(lora_config(folder / "llama")) as state:
         state.model.get_parameter("model.norm.weight").requires_grad_(True)
-        with pytest.raises(ValueError, match=r"the model trains more than adapters \(model\.norm\.weight"):
+        with pytest.raises(ValueError, match=r"model\.norm\.weight"):
             MANAGER.save_checkpoint(state.model, str(tmp_path), checkpointing_cfg={})
 
 

@@ -116,7 +116,7 @@ def test_attention_is_as_it_was_afterwards_and_after_an_error(one_layer: OneLaye
         assert ALL_ATTENTION_FUNCTIONS["one"] is not registered
         raise RuntimeError("in between")
 
-    with pytest.raises(RuntimeError, match="in between"), QkvCalibration(one_layer):
+    with pytest.raises(RuntimeError), QkvCalibration(one_layer):
         fail()
     assert ALL_ATTENTION_FUNCTIONS["one"] is registered
 
@@ -167,7 +167,7 @@ def test_values_that_are_not_finite_are_refused_by_name(one_layer: OneLayer) -> 
     one_layer.attn.value_factor = math.nan
     with QkvCalibration(one_layer) as calibration:
         run_one_layer(one_layer, calibration, [microbatch_of([[1]], [1])], 1)
-    with pytest.raises(ValueError, match="the v of attn is not finite"):
+    with pytest.raises(ValueError, match="v of attn"):
         calibration.scales()
 
 
@@ -180,5 +180,5 @@ class OfOldForCausalLM(LlamaForCausalLM):
 def test_models_whose_attention_is_not_registered_are_refused_by_name() -> None:
     eager = LlamaForCausalLM(LlamaConfig(**{**setup_cases.SHAPE, "attn_implementation": "eager"}))
     for model in (OfOldForCausalLM(LlamaConfig(**setup_cases.SHAPE)), eager):
-        with pytest.raises(ValueError, match=f"cannot calibrate keys and values of {type(model).__name__}: its layers"):
+        with pytest.raises(ValueError, match=type(model).__name__):
             QkvCalibration(model)

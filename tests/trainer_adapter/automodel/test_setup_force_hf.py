@@ -27,7 +27,7 @@ def model_config(*architectures: str) -> Any:
 
 @pytest.mark.skipif(is_installed(), reason="nemo_automodel is installed")
 def test_where_there_is_no_registry_its_extra_is_asked_for() -> None:
-    with pytest.raises(ImportError, match=r"needs nemo_automodel: pip install 'rl-dataplane\[automodel\]'"):
+    with pytest.raises(ImportError, match=r"rl-dataplane\[automodel\]"):
         _maybe_set_force_hf({}, model_config("able"))
 
 
@@ -49,5 +49,5 @@ def test_models_with_wrong_gradients_between_tensor_parallel_ranks_are_replaced(
 
 
 def test_forbidding_that_replacement_is_an_error_that_tells_the_way_out() -> None:
-    with pytest.raises(RuntimeError, match=r"force_hf=False.*Llama.*wrong gradient.*kwargs\.force_hf=true or"):
+    with pytest.raises(RuntimeError, match=r"force_hf=False.*Llama.*kwargs\.force_hf=true"):
         force_hf_with_tensor_parallelism({"force_hf": False}, model_config("LlamaForCausalLM"))

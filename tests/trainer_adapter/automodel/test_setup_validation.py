@@ -122,7 +122,7 @@ def test_what_cannot_be_done_is_refused_by_name(
 
 
 def test_sequence_packing_is_refused_for_vision_language_models(model: Path) -> None:
-    with pytest.raises(ValueError, match=r"^Sequence packing is not supported for VLM"):
+    with pytest.raises(ValueError, match="VLM"):
         validate_and_prepare_config(config(model, PACKED), PROCESSOR, 0)
 
 
@@ -183,7 +183,7 @@ def test_attention_follows_packing_context_parallelism_and_device(
     any(importlib.util.find_spec(name) for name in ("flash_attn", "kernels")), reason="FlashAttention is installed"
 )
 def test_flash_attention_is_asked_for_before_anything_is_loaded(model: Path) -> None:
-    with pytest.raises(ImportError, match=r"needs the package flash-attn or kernels: install one, or use sdpa or flex"):
+    with pytest.raises(ImportError, match=r"flash-attn .*kernels"):
         validated(model, PACKED, device="cuda")
 
 

@@ -67,6 +67,6 @@ def test_every_plan_of_the_driver_fits_its_shard(args: dict[str, Any]) -> None:
 def test_a_plan_that_does_not_fit_is_refused(indices: Any, lengths: Any, counts: Any, fragment: str) -> None:
     meta = meta_of(3, micro_batch_indices=indices, micro_batch_lengths=lengths, elem_counts_per_gb=counts)
     batch = batch_for(meta)
-    with pytest.raises(ValueError, match=f"'p': the plan of microbatches does not fit: .*{fragment}"):
+    with pytest.raises(ValueError, match=f"'p': .*{fragment}"):
         attach_plan(batch, meta)
     assert batch.micro_batch_indices is None

@@ -142,7 +142,7 @@ def test_a_claim_is_released_with_the_error_as_its_reason(client: DataPlaneClien
 
 def test_columns_that_do_not_fit_leave_the_claim_open(side: ReplicaDataPlane) -> None:
     claim = claim_of(side)
-    with pytest.raises(ValueError, match=re.escape("column 'score' has shape (3,), but the meta has 8 rows")):
+    with pytest.raises(ValueError, match=r"'score' .*8 rows"):
         claim.commit({"score": torch.zeros(3)})
     assert (claim.state, claim.release(), claim.state) == ("open", 8, "released")
     assert repr(claim).endswith("8 rows released>")

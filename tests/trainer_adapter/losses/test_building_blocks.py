@@ -67,7 +67,7 @@ def test_logprobs_are_float32_and_their_gradient_of_the_logits_dtype(dtype: torc
 
 @pytest.mark.parametrize("shape", [(2, 4, 3), (1, 5, 3), (10, 3)])
 def test_logits_that_do_not_cover_the_tokens_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"do not cover input_ids of \[2, 5\]"):
+    with pytest.raises(ValueError, match=r"input_ids .*\[2, 5\]"):
         next_token_logprobs(torch.zeros(shape), torch.zeros(2, 5, dtype=torch.int64))
 
 

@@ -73,7 +73,7 @@ def test_an_input_type_of_another_enumeration_counts_by_its_value() -> None:
 
 @pytest.mark.parametrize("wanted", ["hidden states", None])
 def test_an_unknown_input_type_is_refused_by_name(wanted: object) -> None:
-    with pytest.raises(ValueError, match=r"input_type of NewerShape is .*, not one of"):
+    with pytest.raises(ValueError, match="NewerShape"):
         call_loss(NewerShape(wanted), torch.ones(1, 2, 3), {}, SEQS, TOKS)
 
 

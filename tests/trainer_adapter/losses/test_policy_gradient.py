@@ -205,14 +205,14 @@ def test_a_missing_column_is_named(options: str, column: str) -> None:
     batch = make_batch()
     counts = counts_of(batch)
     del batch[column]
-    with pytest.raises(KeyError, match=f"the loss needs '{column}'; the batch has"):
+    with pytest.raises(KeyError, match=f"'{column}'"):
         ClippedPolicyGradientLoss(OPTIONS[options])(torch.zeros(6, 8), batch, *counts)
 
 
 def test_a_column_of_another_width_is_refused_with_both_shapes() -> None:
     batch = make_batch()
     batch["advantages"] = torch.zeros(6)
-    with pytest.raises(ValueError, match=r"advantages must have the shape of token_mask, \[6, 9\], not \[6\]"):
+    with pytest.raises(ValueError, match=r"advantages .*\[6, 9\], .*\[6\]"):
         run_loss(ClippedPolicyGradientLoss(), make_logits(), batch)
 
 

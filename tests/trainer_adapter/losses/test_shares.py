@@ -184,14 +184,14 @@ def test_sequences_of_length_zero_and_one_contribute_nothing(loss_fn: LossFuncti
 
 def test_pairs_cannot_be_packed(batch: Batch) -> None:
     wrapper = SequencePackingLossWrapper(LOSSES["DPO"], boundaries(LENGTHS))
-    with pytest.raises(ValueError, match="DPO needs pairs of rows"):
+    with pytest.raises(ValueError, match="DPO"):
         wrapper(torch.zeros(1, sum(LENGTHS), VOCAB), batch, *counts_of(batch))
 
 
 def test_boundaries_that_do_not_fit_each_other_or_the_rows_are_refused(batch: Batch) -> None:
-    with pytest.raises(ValueError, match="cu_seqlens_q has 2 sequences, cu_seqlens_q_padded 3"):
+    with pytest.raises(ValueError, match=r"cu_seqlens_q .*2 .*cu_seqlens_q_padded 3"):
         SequencePackingLossWrapper(NLLLoss(), boundaries([1, 2]), boundaries([1, 2, 3]))
-    with pytest.raises(ValueError, match="cu_seqlens_q has 0 sequences"):
+    with pytest.raises(ValueError, match=r"cu_seqlens_q .*0 "):
         SequencePackingLossWrapper(NLLLoss(), boundaries([]))
-    with pytest.raises(ValueError, match="cu_seqlens_q has 2 sequences, but the data has 6 rows"):
+    with pytest.raises(ValueError, match=r"cu_seqlens_q .*2 .*6 rows"):
         SequencePackingLossWrapper(NLLLoss(), boundaries([1, 2]))(torch.zeros(1, 3, VOCAB), batch, *counts_of(batch))

@@ -196,9 +196,7 @@ def test_a_job_that_cannot_be_divided_is_refused(
 
 def test_a_model_with_other_layers_is_refused(tmp_path: Path) -> None:
     AutoConfig.for_model("gemma2", **SHAPE, head_dim=8).save_pretrained(tmp_path)
-    with pytest.raises(
-        NotImplementedError, match=r"Gemma2ForCausalLM: its layers differ .* in post_feedforward_layernorm"
-    ):
+    with pytest.raises(NotImplementedError, match=r"Gemma2ForCausalLM: .*post_feedforward_layernorm"):
         planned(tmp_path, 1)
 
 

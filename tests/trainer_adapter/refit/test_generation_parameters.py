@@ -89,5 +89,5 @@ def test_weights_of_another_model_are_refused_before_one_is_loaded(change: dict[
 
 def test_weights_that_end_early_are_an_error() -> None:
     model = nn.Linear(3, 2)
-    with pytest.raises(ValueError, match="weights ended without bias"):
+    with pytest.raises(ValueError, match="bias"):
         load_weights(model, refit_info(model, torch.float32), [("weight", torch.ones(2, 3))])

