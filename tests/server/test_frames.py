@@ -68,23 +68,6 @@ async def test_a_large_stream_has_more_time() -> None:
     assert len(await received(reader_of(slow(), stall_timeout_s=2.0), 1 << 16)) == 1 << 16
 
 
-@pytest.mark.parametrize(
-    ("sent", "fragment"),
-    [
-        ([b"\xff" * 50], "at byte 0 .* not a frame"),
-        ([b"\x0a\x03\x0a\x01\xff"], "stream header is not a valid PutSamplesHeader"),
-        ([chunk(0, b"ab", HEADER), b"\x12\x05abc"], "at byte 2 .* not a frame"),
-    ],
-    ids=["its first frame", "its header", "a later frame"],
-)
-async def test_a_stream_is_refused_when_these_bytes_are_no_message(
-    sent: list[pb.PutSamplesRequest | bytes], fragment: str
-) -> None:
-    with pytest.raises(Refusal, match=fragment) as caught:
-        await received(reader_of(stream(*sent)), 3)
-    assert caught.value.reason is Reason.MALFORMED_STREAM
-
-
 class Message(bytes):
     """Counts those that are alive."""
 
