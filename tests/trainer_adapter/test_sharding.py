@@ -73,21 +73,6 @@ def test_every_row_goes_to_one_rank_with_its_length_and_tags_and_comes_back_in_o
         assert restored == [(f"s{row}", length, {"row": row}) for row, length in enumerate(lengths)], seed
 
 
-@pytest.mark.parametrize(
-    ("meta", "fragment"),
-    [(meta_of([]), "no rows"), (meta_of(None, rows=2), "sequence_lengths")],
-    ids=["no rows", "no lengths"],
-)
-def test_a_meta_that_cannot_be_sharded_is_refused(meta: KVBatchMeta, fragment: str) -> None:
-    with pytest.raises(ValueError, match=fragment):
-        shard_meta_for_dp(meta, dp_world=2)
-
-
 def test_packing_and_dynamic_batching_exclude_each_other() -> None:
     with pytest.raises(ValueError, match="exclude"):
         shard_meta_for_dp(meta_of([1, 2]), dp_world=2, sequence_packing_args=PACKING, dynamic_batching_args=DYNAMIC)
-
-
-def test_rows_that_cannot_be_divided_evenly_are_refused() -> None:
-    with pytest.raises(AssertionError, match="not a multiple of shards"):
-        shard_meta_for_dp(meta_of([1, 2, 3]), dp_world=2)

@@ -17,6 +17,7 @@ from tests.trainer_adapter.data_plane.exchanged_values import equal, mapping_of
 from torch.distributed.device_mesh import init_device_mesh
 
 from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.meta import KVBatchMeta
 from trainer_adapter._exchange import broadcast_values, gather_values
@@ -303,11 +304,38 @@ def refused(here: Rank, _name: str) -> Any:
     assert group is not None
     values = {"fine": 1, "odd": {"deep": [{1, 2}]}}
     own = values if here.rank != 1 else {"fine": 2}
-    exchange: dict[str, Any] = {"source": here.replica.leader, "group": group, "device": CPU}
+
+    def broadcast(values: Any) -> str:
+        return raised(lambda: broadcast_values(values, source=here.replica.leader, group=group, device=CPU))
+
+    odd = [broadcast({"fine": 1, "odd": value}) for value, _ in unsupported()]
+    unnamed = [broadcast(values) for values, _ in UNNAMED]
+    return [odd, unnamed, raised(lambda: gather_values(own, group=group, device=CPU))]
+
+
+UNNAMED: list[tuple[Any, str]] = [(None, "got NoneType"), ([1], "got list"), ({1: 2}, "name 1 .*got int")]
+
+
+def unsupported() -> list[tuple[Any, str]]:
+    """Values that do not travel between ranks, and what their refusals name."""
+    deep: list[Any] = []
+    for _ in range(2000):
+        deep = [deep]
+    ragged = torch.nested.nested_tensor_from_jagged(torch.ones(3, 2), torch.tensor([0, 1, 3])).transpose(1, 2)
     return [
-        raised(lambda: broadcast_values(values, **exchange)),
-        raised(lambda: broadcast_values(None, **exchange)),
-        raised(lambda: gather_values(own, group=group, device=CPU)),
+        ({"deep": [{1, 2}]}, "type set"),
+        ([object()], "type object"),
+        (2**64, "int beyond 64 bits"),
+        ("\ud800", "surrogates"),
+        (deep, "recursion"),
+        ({(1, 2): 3}, ""),
+        (torch.float32, "type dtype"),
+        (np.zeros(3), r"float64 array .*\(3,\)"),
+        (np.empty((1, 1), object), r"object array .*\(1, 1\)"),
+        (torch.eye(2).to_sparse(), "sparse_coo"),
+        (torch.empty(2, device="meta"), "meta device"),
+        (ragged, "dim 1"),
+        (PackedTensor([torch.eye(2).to_sparse()], 0), "sparse_coo"),
     ]
 
 
