@@ -68,14 +68,6 @@ def test_a_pad_value_of_a_field_that_is_not_there_is_refused(flow: DataPlaneClie
         read_columns(flow, meta, ["input_ids"], pad_value_dict={"input_ids": -7, "inputs": 1})
 
 
-def test_a_reader_may_pad_further_or_not_at_all(flow: DataPlaneClient) -> None:
-    write(flow)
-    meta = flow.claim_meta("p", "train", ["input_ids"], 3)
-    assert read_columns(flow, meta, ["input_ids"], pad_to_seqlen=8)["input_ids"].shape == (3, 8)
-    ragged = read_columns(flow, meta, ["input_ids"], layout="jagged")["input_ids"]
-    assert [len(row) for row in ragged.unbind()] == LENGTHS
-
-
 def test_written_columns_are_ragged_by_the_metas_lengths_and_complete_the_next_stage(flow: DataPlaneClient) -> None:
     write(flow)
     with flow.claim("p", "prev_lp", ["input_ids"], 3) as claim:

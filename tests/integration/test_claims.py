@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tests.integration.conftest import Eventually
 from torch.nested import nested_tensor
 
 from dataplane_client import aio
-from dataplane_client.client import Claim, DataPlaneClient, connect
+from dataplane_client.client import Claim, DataPlaneClient
 from dataplane_client.errors import (
     ClaimFencedError,
     PreconditionError,
 )
-from dataplane_client.options import TransportChoice
 
 
 @pytest.fixture
@@ -55,18 +52,6 @@ def test_sequence_lengths_are_none_where_a_row_has_none(flow: DataPlaneClient) -
         second.sequence_lengths  # noqa: B018  # the access is the test
 
 
-def test_a_claim_waits_for_the_put_that_completes_its_rows(
-    flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
-) -> None:
-    claim = threads.submit(flow.claim, "p", "train", ["a", "b"], 2)
-    eventually(lambda: flow.server_status().waiting_claims == 1)
-    put(flow, ["x", "y"], "a")
-    put(flow, ["x"], "b")
-    assert flow.server_status().waiting_claims == 1
-    put(flow, ["y"], "b")
-    assert claim.result(20).meta.sample_ids == ["x", "y"]
-
-
 def test_a_claim_that_is_not_filled_in_time_takes_nothing_and_says_why(flow: DataPlaneClient) -> None:
     put(flow, ["x", "y", "z"], "a")
     put(flow, ["x"], "b")
@@ -74,18 +59,6 @@ def test_a_claim_that_is_not_filled_in_time_takes_nothing_and_says_why(flow: Dat
         flow.claim("p", "train", ["a", "b"], 2, timeout_s=0.1)
     assert states(flow) == (3, 0, 0)
     assert flow.server_status().waiting_claims == 0
-
-
-def test_a_caller_that_goes_away_takes_no_rows(
-    address: str, transport: TransportChoice, flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
-) -> None:
-    with connect(address, transport=transport) as other:
-        gone = threads.submit(other.claim, "p", "train", ["a"], 1)
-        eventually(lambda: flow.server_status().waiting_claims == 1)
-    assert gone.exception(20) is not None
-    eventually(lambda: flow.server_status().waiting_claims == 0)
-    put(flow, ["x"])
-    assert flow.claim("p", "train", ["a"], 1, timeout_s=0).meta.sample_ids == ["x"]
 
 
 def test_leaving_the_block_commits(flow: DataPlaneClient) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
-from tests.integration.conftest import Eventually
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError, NotFoundError
@@ -73,25 +70,6 @@ def test_claims_name_their_holders(flow: DataPlaneClient) -> None:
         flow.claims("p", "other")
     with pytest.raises(NotFoundError, match="'q'"):
         flow.claims("q")
-
-
-def test_a_waiting_claim_says_what_it_waits_for(flow: DataPlaneClient, eventually: Eventually) -> None:
-    with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(flow.claim, "p", "train", ["a", "b"], 2, timeout_s=20.0)
-        eventually(lambda: flow.claims().waiting)
-        (wait,) = flow.claims().waiting
-        flow.put_samples(ROWS[:2], "p", {"b": torch.zeros(2)})
-        waiting.result()
-    assert (wait.partition_id, wait.task_name, wait.required_fields) == ("p", "train", ("a", "b"))
-    assert (wait.min_size, wait.ready, wait.lacking_rows) == (2, 0, {"b": 5})
-    assert wait.client == flow.sessions()[0].client
-    assert flow.claims().waiting == []
-
-
-def test_a_session_lists_its_reserved_groups(flow: DataPlaneClient) -> None:
-    with flow.reserve_group("p", "g", ["g0"]) as group:
-        assert [session.groups for session in flow.sessions()] == [1]
-        group.put(["g0"], {"a": torch.zeros(1, dtype=torch.int64)})
 
 
 def test_a_claim_that_times_out_names_who_holds_the_rows(flow: DataPlaneClient, address: str) -> None:

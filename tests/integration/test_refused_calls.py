@@ -29,6 +29,11 @@ VALUE = (InvalidArgumentError, ValueError)
 DEFINITION: dict[str, Any] = {"fields": ["x"], "num_samples": 1, "consumer_tasks": ["train"]}
 REFUSED: dict[str, tuple[Callable[[DataPlaneClient], object], tuple[type, type], list[str]]] = {
     "a read of no field": (lambda c: c.get_samples(["a"], "p", []), VALUE, ["'p'", "select_fields"]),
+    "an unknown balance": (
+        lambda c: c.claim_shard("p", "train", [], 2, step=0, dp_rank=0, dp_world=1, balance="fair"),  # type: ignore[arg-type]
+        VALUE,
+        ["balance", "'fair'"],
+    ),
     "a name that is no str": (lambda c: c.register_partition(None, **DEFINITION), TYPE, ["partition id", "NoneType"]),  # type: ignore[arg-type]
     "an enum name that is no str": (
         lambda c: c.register_partition("q", **DEFINITION, enums={"x": [1]}),  # type: ignore[list-item]

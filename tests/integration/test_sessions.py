@@ -33,14 +33,6 @@ def states(client: DataPlaneClient) -> tuple[int, int, int]:
     return status.untaken_rows, status.claimed_rows, status.consumed_rows
 
 
-def test_a_client_has_a_session_from_its_first_claim_on(flow: DataPlaneClient) -> None:
-    flow.get_samples(["x"], "p", ["a"])
-    assert flow.server_status().sessions == 0
-    claims = [flow.claim("p", "train", ["a"], 1) for _ in range(2)]
-    assert flow.server_status().sessions == 1
-    assert claims[0].fence < claims[1].fence
-
-
 async def test_a_claim_lives_while_the_event_loop_of_its_client_stands_still(
     flow: DataPlaneClient, address: str, transport: TransportChoice
 ) -> None:

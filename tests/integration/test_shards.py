@@ -7,11 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tests.client.cli.reading import run
-from tests.integration.conftest import Eventually
 
 from dataplane_client.client import Claim, DataPlaneClient, connect
-from dataplane_client.errors import InvalidArgumentError, PreconditionError
+from dataplane_client.errors import PreconditionError
 from dataplane_client.options import TransportChoice
 
 LENGTHS = [100, 1, 2, 90, 50, 60, 3, 10]
@@ -40,11 +38,6 @@ def test_each_row_says_of_which_step_and_rank_it_is(flow: DataPlaneClient) -> No
     assert {row: (task.step, task.dp_rank) for row, task in told.items()} == {
         row: (3, 0 if row in mine else 1) for row in IDS
     }
-
-
-def test_the_command_says_of_which_step_and_rank_a_row_is(flow: DataPlaneClient) -> None:
-    mine = shard(flow, 0, step=3).meta.sample_ids
-    assert "step 3, rank 1" in run("sample", "p", next(row for row in IDS if row not in mine), "-s", flow.target)[1]
 
 
 def test_all_who_ask_for_a_rank_get_the_same_rows(
@@ -83,32 +76,3 @@ def test_a_trainer_that_starts_again_is_refused_what_was_committed_and_told_wher
         assert (rest.committed, rest.meta.sample_ids) == (False, second.meta.sample_ids)
         rest.commit()
         assert restarted.partition("p").task("train").next_step == 1
-
-
-def test_a_step_waits_for_its_rows(flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually) -> None:
-    for rank in range(2):
-        shard(flow, rank).commit()
-    waiting = [threads.submit(shard, flow, rank, 1) for rank in (1, 0)]
-    eventually(lambda: flow.server_status().waiting_claims >= 1)
-    more = [f"t{row}" for row in range(8)]
-    flow.put_samples(more, "p", {"a": torch.arange(8)})
-    assert sorted(row for claim in waiting for row in claim.result(20).meta.sample_ids) == more
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"dp_world": 4}, "step"),
-        ({"balance": "rows"}, "step"),
-        ({"balance": "fair"}, "balance must be one of"),
-        ({"dp_rank": 2}, "dp_rank must be 0 to 1"),
-        ({"max_tokens": 0}, "max_tokens must be 1 to"),
-    ],
-    ids=str,
-)
-def test_a_call_that_contradicts_its_step_or_itself_is_refused(
-    flow: DataPlaneClient, more: dict[str, object], message: str
-) -> None:
-    shard(flow, 0)
-    with pytest.raises(InvalidArgumentError, match=message):
-        shard(flow, **{"dp_rank": 0, **more})  # type: ignore[arg-type]

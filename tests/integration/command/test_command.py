@@ -136,16 +136,6 @@ def test_health_and_metrics_answer_and_other_paths_are_not_found(http: str) -> N
     assert caught.value.code == 404
 
 
-def test_all_that_the_home_page_needs_is_served_beside_it(http: str) -> None:
-    with fetch(f"{http}/") as response:
-        assert response.headers["Content-Type"].startswith("text/html")
-        needed = re.findall(r'(?:href|src)="([^"#]+)"', response.read().decode())
-    assert needed
-    for path in needed:
-        with fetch(f"{http}/{path}") as response:
-            assert response.status == 200
-
-
 def test_a_grpc_client_on_the_http_port_is_one_line_of_the_log(
     start_command: Start, tmp_path: Path, eventually: Eventually
 ) -> None:

@@ -119,19 +119,6 @@ def test_rows_that_do_not_adjoin_are_copied_and_right(client: DataPlaneClient, s
     assert used(client) == 0  # a copy holds nothing
 
 
-def test_a_field_of_empty_rows_and_objects_come_along(client: DataPlaneClient) -> None:
-    client.register_partition("q", ["none", "x", "text"], 0, ["train"])
-    text = np.array(["a", None, {"b": 1}], object)
-    values = tensor(torch.int64, 60_000)
-    fields = {"none": jagged(tensor(torch.float64, 0, 4), [0, 0, 0]), "x": jagged(values, [1, 2, 59_997]), "text": text}
-    client.put_samples(["a", "b", "c"], "q", fields)
-    q = KVBatchMeta(partition_id="q", task_name=None, sample_ids=["a", "b", "c"], fields=None)
-    batch = client.read_columns(q, ["text", "none", "x"], layout="jagged")
-    assert batch["text"].tolist() == text.tolist()
-    assert tuple(batch["none"].values().shape) == (0, 4)
-    assert bits(batch["x"]).tobytes() == values.numpy().tobytes()
-
-
 def test_bytes_stay_in_use_until_the_last_view_dies(
     client: DataPlaneClient, sent: torch.Tensor, eventually: Eventually
 ) -> None:

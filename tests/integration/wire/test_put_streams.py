@@ -137,18 +137,6 @@ class HeldStream:
         yield from self._rest
 
 
-def test_a_stream_that_is_cancelled_leaves_nothing_behind(
-    registered: DataPlaneClient, stub: Any, eventually: Eventually
-) -> None:
-    stream = HeldStream([frame(header(4 * MIB), (0, bytes(MIB)))])
-    call = stub.PutSamples.future(iter(stream), timeout=120)
-    eventually(lambda: registered.server_status().memory_used_bytes == 4 * MIB)
-    call.cancel()
-    eventually(lambda: registered.server_status().memory_used_bytes == 0)
-    stream.let_go.set()
-    assert registered.partition("p").rows == 0
-
-
 def test_a_repeated_put_takes_the_place_of_one_whose_stream_hangs(
     registered: DataPlaneClient, stub: Any, eventually: Eventually
 ) -> None:

@@ -157,13 +157,6 @@ def test_a_second_stream_of_a_session_takes_the_first_ones_place(flow: Any, peer
     assert sessions(flow) == 0
 
 
-def test_delayed_rows_come_back_while_no_session_lives(flow: Any) -> None:
-    release = pb.ReleaseClaimRequest(request_id="r", claim_id=claimed(flow, "").claim_id)
-    release.delay.FromMilliseconds(50)
-    flow.ReleaseClaim(release, timeout=120)
-    assert list(claimed(flow, "").sample_ids) == ["a", "b"]
-
-
 def test_a_server_that_stops_ends_streams_and_watches_instead_of_waiting_for_them() -> None:
     server = ServerThread(ServerConfig(listen=("127.0.0.1:0",)))
     with grpc.insecure_channel(server.addresses[0]) as channel:
