@@ -119,6 +119,9 @@ def fill(client: DataPlaneClient) -> None:
 def test_the_page_and_its_files_come_from_the_server_alone(server: ServerThread) -> None:
     home = Asked(server, "/")
     assert home.headers["Content-Type"] == "text/html; charset=utf-8"
+    needed = set(re.findall(r'(?:href|src)="([^"#]+)"', home.text()))
+    assert needed
+    assert needed <= {f"page/{name}" for name in ASSETS}
     for name in ASSETS:
         file = Asked(server, f"/page/{name}")
         text = file.text()
