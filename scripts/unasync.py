@@ -28,7 +28,7 @@ REPLACEMENTS = [
     (r"\bimport Awaitable, Callable\b", "import Callable"),
     (r"\b__a(enter|exit)__\b", r"__\1__"),
     (
-        r"\bAsync(DataPlaneClient|Handle|Claim|Group|Session|Transport|Batching|PendingPut|(?:Grpc|Local|Frame|Direct|Session)Calls)\b",
+        r"\bAsync(DataPlaneClient|Handle|Claim|Group|Session|Transport|Batching|PendingPut|Connections|(?:Grpc|Frame)Calls|(?:Arena|Line)?Carrier)\b",
         r"\1",
     ),
     (r"\bopen_aio_channel\b", "open_channel"),

@@ -5,6 +5,7 @@ Both make the same call several times at once, each on a connection of its own, 
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,7 @@ class NodeClient:
 
     def __init__(self, place: tuple[str, bytes], calls_at_once: int) -> None:
         self._arena = SharedArena(*place)
+        self._handles = itertools.count(1)
         self._sockets = [self._joined() for _ in range(calls_at_once)]
 
     def _joined(self) -> socket.socket:
@@ -91,7 +93,7 @@ class NodeClient:
         self._arena._lifeline.close()  # noqa: SLF001  # at once, whatever still refers to it
 
     def _next_handle(self) -> int:
-        return self._arena.next_handle()
+        return next(self._handles)
 
     def _exchange(self, method: int, requests: Iterable[Any], response: Any) -> list[Any]:
         frames = [request_frame(method, request) for request in requests]

@@ -141,7 +141,7 @@ def in_shared_memory_by_another_client(folder: Path) -> None:
     ):
         put(client)
         stray.partition("p")
-        flip(stray._transport._local._arena.writable)  # type: ignore[union-attr]
+        flip(stray._transport._local.carrier.arena.writable)  # type: ignore[union-attr]
         read(client)
 
 

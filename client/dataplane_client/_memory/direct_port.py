@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from google.rpc import status_pb2
 
 from dataplane_client._connect.locator import NotSharedError, Place
 from dataplane_client._memory.placement import ReadBuffers
 from dataplane_client._values.columns_layout import WireColumn
 from rl_dataplane.byte_streams import prepare_line, receive_pieces, send_pieces
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
-from rl_dataplane.v1 import local_pb2 as pb
 
 INLINE_BYTES = 64 << 10
 """Values of up to this many bytes travel in the message."""
@@ -43,14 +41,8 @@ class DirectAddress:
         host = place.grpc_target.rpartition(":")[0].strip("[]")
         return cls(host, status.direct_port.port, status.direct_port.nonce)
 
-    def begun(self, outcome: int, body: bytes) -> pb.DirectResponse:
-        """The response of DIRECT. RefusedError if the server does not serve this client."""
-        if outcome == pb.LOCAL_OUTCOME_ERROR:
-            raise RefusedError(status_pb2.Status.FromString(body).message)
-        return pb.DirectResponse.FromString(body)
 
-
-def opened(address: tuple[str, int], timeout_s: float, within_s: int = 35) -> socket.socket:
+def opened(address: tuple[str, int], timeout_s: float, within_s: int) -> socket.socket:
     """A connection to a host and port, which notices within some seconds that the host is gone. Blocks; raises
     OSError.
     """

@@ -10,6 +10,9 @@ from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import HEAD, MAX_BODY_BYTES, SHARED_METHODS, TRACED
 
+Address = str | tuple[str, int]
+"""The path of a Unix socket, or host and port."""
+
 _SERVICE = plane_pb.DESCRIPTOR.services_by_name["DataPlaneService"]
 
 LOCAL_METHODS = {

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import mmap
 import os
 import socket
@@ -58,7 +57,6 @@ class SharedArena:
     def __init__(self, address: str, nonce: bytes) -> None:
         self.address = address
         self._pid = os.getpid()
-        self._handles = itertools.count(1)
         self._released: deque[int] = deque()
         self._unsent = bytearray()  # frames not fully sent yet; protected by _sending
         self._sending = threading.Lock()
@@ -138,10 +136,6 @@ class SharedArena:
         return np.frombuffer(mapping, np.uint8, end - start, start - first)
 
     # -- handles -------------------------------------------------------------------------------------------------------
-
-    def next_handle(self) -> int:
-        """A new handle, for a lease or a reservation."""
-        return next(self._handles)
 
     def release(self, *handles: int) -> None:
         """Tell the server that leases or reservations are no longer used.

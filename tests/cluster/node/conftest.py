@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,8 @@ import torch
 
 from dataplane_client._memory.placement import Destination, adjoining
 from dataplane_client._memory.shared_arena import SharedArena
-from dataplane_client._verbs._async.local_calls import AsyncLocalCalls
+from dataplane_client._verbs._async.carriers import AsyncArenaCarrier
+from dataplane_client._verbs._async.frame_calls import AsyncFrameCalls
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_server.cluster.coordinator.home_arena import HomeArena
 from dataplane_server.cluster.coordinator.server import ClusterServer
@@ -104,11 +105,12 @@ class Node:
     def orphans(self) -> tuple[bytes, ...]:
         return self.server._endpoint.orphans(self.membership.node)
 
-    async def attach(self) -> AsyncLocalCalls:
+    async def attach(self) -> AsyncFrameCalls:
         """A client of this node."""
-        return AsyncLocalCalls(
-            "node 1", await asyncio.to_thread(partial(SharedArena, str(self.path), self.arena.nonce))
-        )
+        return AsyncFrameCalls("node 1", AsyncArenaCarrier(await self.map()))
+
+    async def map(self) -> SharedArena:
+        return await asyncio.to_thread(partial(SharedArena, str(self.path), self.arena.nonce))
 
 
 @pytest.fixture
@@ -154,7 +156,11 @@ async def node(
     node.arena.close()
 
 
-async def read(client: AsyncLocalCalls, *numbers: int, views: bool = False) -> npt.NDArray[np.int64]:
+def arena_of(client: AsyncFrameCalls) -> SharedArena:
+    return cast("AsyncArenaCarrier", client.carrier).arena
+
+
+async def read(client: AsyncFrameCalls, *numbers: int, views: bool = False) -> npt.NDArray[np.int64]:
     """Field x of rows, one after another."""
     ids = [f"s{number}" for number in numbers]
     request = plane_pb.ReadColumnsRequest(partition_id="p", sample_ids=ids, fields=["x"])

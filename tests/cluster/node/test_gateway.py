@@ -19,14 +19,16 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 from tests.as_user import user
-from tests.cluster.node.conftest import MIB, Node, eventually, read, rows
+from tests.cluster.node.conftest import MIB, Node, arena_of, eventually, read, rows
 from tests.forked import FORKS
 from tests.integration.wire.local_peer import HEAD, Lifeline, Peer, claim
 
 from dataplane_client._connect.deadline import Deadline
 from dataplane_client._memory.shared_arena import SharedArena
-from dataplane_client._verbs._async.local_calls import AsyncLocalCalls
-from dataplane_client._verbs._sync.local_calls import LocalCalls
+from dataplane_client._verbs._async.carriers import AsyncArenaCarrier
+from dataplane_client._verbs._async.frame_calls import AsyncFrameCalls
+from dataplane_client._verbs._sync.carriers import ArenaCarrier
+from dataplane_client._verbs._sync.frame_calls import FrameCalls
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import InvalidArgumentError, OutOfSpaceError, UnavailableError
 from dataplane_server.access.peers import AllowedPeers
@@ -40,10 +42,10 @@ from rl_dataplane.v1 import local_pb2 as pb
 STATUS = plane_pb.GetServerStatusRequest()
 
 
-async def joined(client: AsyncLocalCalls) -> Peer:
+async def joined(client: AsyncFrameCalls) -> Peer:
     """A connection of a client to its node, as a peer that says what it likes."""
-    peer = await asyncio.to_thread(Peer, client._arena.address)
-    request = pb.JoinRequest(session=client._arena.token)
+    peer = await asyncio.to_thread(Peer, arena_of(client).address)
+    request = pb.JoinRequest(session=arena_of(client).token)
     await asyncio.to_thread(peer.call, pb.LOCAL_METHOD_JOIN, request, pb.JoinResponse)
     return peer
 
@@ -53,7 +55,7 @@ async def joined(client: AsyncLocalCalls) -> Peer:
 
 async def test_a_client_gets_the_memory_of_its_node_and_calls_the_coordinator(node: Node) -> None:
     client = await node.attach()
-    arena = client._arena
+    arena = arena_of(client)
     assert (arena.inline_bytes, arena.can_write) == (0, True)
     assert arena.calls_at == (node.membership.host, node.membership.port)
     arena.writable[5] = 77
@@ -63,11 +65,11 @@ async def test_a_client_gets_the_memory_of_its_node_and_calls_the_coordinator(no
 
 
 async def test_a_client_that_cannot_reach_the_coordinator_finds_that_at_once(node: Node) -> None:
-    client = await node.attach()
+    arena = await node.map()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        client._arena.calls_at = server.getsockname()[:2]
+        arena.calls_at = server.getsockname()[:2]
     with pytest.raises(ConnectionRefusedError):
-        await client.reach(20.0)
+        await AsyncFrameCalls("node 1", AsyncArenaCarrier(arena)).reach(20.0)
 
 
 async def test_a_call_whose_connection_broke_does_not_keep_the_memory_mapped(node: Node) -> None:
@@ -77,11 +79,11 @@ async def test_a_call_whose_connection_broke_does_not_keep_the_memory_mapped(nod
     arena.calls_at = listener.getsockname()[:2]
     mapped = weakref.ref(arena)
 
-    def call(calls: LocalCalls) -> None:
+    def call(calls: FrameCalls) -> None:
         with pytest.raises(UnavailableError):
             calls.unary("GetServerStatus", STATUS, 20.0)
 
-    calling = asyncio.create_task(asyncio.to_thread(call, LocalCalls("this node", arena)))
+    calling = asyncio.create_task(asyncio.to_thread(call, FrameCalls("this node", ArenaCarrier(arena))))
     del arena
     gc.disable()
     try:
@@ -100,7 +102,7 @@ async def test_the_coordinator_learns_that_a_client_is_gone(node: Node) -> None:
     client, other = await node.attach(), await node.attach()
     await client.unary("GetServerStatus", STATUS, 20.0)
     await client.close()
-    client._arena._lifeline.close()
+    arena_of(client)._lifeline.close()
     await eventually(lambda: node.sessions == 1)
     assert (node.orphans, node.gateway.clients, node.gateway.former_clients) == ((), 1, 0)
     await other.unary("GetServerStatus", STATUS, 20.0)
@@ -113,14 +115,16 @@ async def test_a_client_that_is_gone_holds_no_memory_of_its_node(node: Node) -> 
     )
     header = plane_pb.PutSamplesHeader(partition_id="p", sample_ids=["mine"], request_id="put", columns=[column])
     request = pb.LocalPutRequest(header=header, handle=1)
-    call = client._call("PutSamples", pb.LOCAL_METHOD_PUT, request, pb.LocalWriteResponse, Deadline(20.0), "")
+    call = client._connections.call(
+        "PutSamples", pb.LOCAL_METHOD_PUT, request, pb.LocalWriteResponse, Deadline(20.0), ""
+    )
     assert (await call).HasField("reservation")
 
     def used() -> int:
         return node.server.plane.nodes()[1].used
 
     assert used() == 8000
-    client._arena._lifeline.close()
+    arena_of(client)._lifeline.close()
     await eventually(lambda: not used())
 
 
@@ -287,7 +291,7 @@ async def test_what_a_client_reads_stays_until_it_lets_it_go(node: Node, produce
 async def test_a_client_that_dies_holds_nothing(node: Node) -> None:
     client = await node.attach()
     view = await read(client, 0, views=True)
-    client._arena._lifeline.close()
+    arena_of(client)._lifeline.close()
     await eventually(lambda: not any(copy.users for copy in node.cache._known.values()))
     assert len(view)
 
@@ -305,7 +309,7 @@ async def test_runs_that_are_no_lease_are_refused(node: Node) -> None:
     client = await node.attach()
     for handle, runs in enumerate(wrong):
         with pytest.raises((InvalidArgumentError, OutOfSpaceError)):
-            await client._node.fetch(handle, runs, Deadline(20.0), "")
+            await client.fetch(handle, runs, Deadline(20.0), "")
     assert node.cache.used_bytes == 0
     assert np.array_equal(await read(client, 0), rows()[0].numpy())
 
@@ -329,7 +333,7 @@ async def test_attached_clients_outlive_the_coordinator_as_former_ones(node: Nod
     with pytest.raises(UnavailableError):
         await client.unary("GetServerStatus", STATUS, 20.0)
     assert np.array_equal(view, rows()[0].numpy())
-    other._arena._lifeline.close()
+    arena_of(other)._lifeline.close()
     await eventually(lambda: node.gateway.former_clients == 1)
     del view  # a former client lets go of what it read
     await eventually(lambda: not any(copy.users for copy in node.cache._known.values()))
@@ -347,7 +351,7 @@ async def test_without_a_coordinator_clients_are_told_to_come_back(node: Node) -
 async def test_a_line_that_breaks_ends_calls_but_not_what_clients_hold(node: Node) -> None:
     client = await node.attach()
     view = await read(client, 0, views=True)
-    token = client._arena.token
+    token = arena_of(client).token
     call = asyncio.create_task(client.unary("ClaimSamples", claim(99), 60.0))
     await eventually(lambda: node.server.plane.totals().waiting_claims == 1)
     assert node.gateway._line is not None
@@ -362,7 +366,7 @@ async def test_a_line_that_breaks_ends_calls_but_not_what_clients_hold(node: Nod
     assert np.array_equal(await read(again, 1), rows()[1].numpy())
     assert node.gateway.has(token)
     del view
-    client._arena._lifeline.close()
+    arena_of(client)._lifeline.close()
     await eventually(lambda: not node.gateway.has(token))
     assert node.orphans == (token,)
     node.server._endpoint.release_orphans(node.orphans)
@@ -375,7 +379,7 @@ async def test_a_second_line_of_a_node_takes_the_place_of_the_first(node: Node) 
     other.join(node.membership)
     await other.link()
     await eventually(lambda: node.gateway.former_clients == 1)
-    assert node.orphans == (client._arena.token,)
+    assert node.orphans == (arena_of(client).token,)
     await other.close()
 
 
@@ -418,7 +422,7 @@ async def test_the_coordinator_does_not_hear_that_clients_are_gone_when_the_node
     client = await node.attach()
     await client.unary("GetServerStatus", STATUS, 20.0)
     await node.gateway.close()
-    await eventually(lambda: node.orphans == (client._arena.token,))
+    await eventually(lambda: node.orphans == (arena_of(client).token,))
     assert not node.path.exists()
 
 

@@ -107,7 +107,7 @@ def wait() -> Iterator[None]:
 
 def overwritten_memory(target: Target) -> Iterator[None]:
     with connect(target.address, transport="shm") as client:
-        arena = client._transport._local._arena  # type: ignore[union-attr]
+        arena = client._transport._local.carrier.arena  # type: ignore[union-attr]
         while True:
             arena.writable[:] = 0
             for descriptor in arena._descriptors:

@@ -26,7 +26,7 @@ from dataplane_client._memory.arena_writes import fill_runs
 from dataplane_client._memory.placement import ReadBuffers
 from dataplane_client._values.columns_layout import Layout, WireColumn
 from dataplane_client._values.row_kernels import ByteArray
-from dataplane_client._verbs._sync import local_calls
+from dataplane_client._verbs._sync import carriers
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import NotFoundError
@@ -101,7 +101,7 @@ def kill_me_in(point: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if point in ("reserved", "filling", "filled"):
-        local_calls.fill_runs = fill  # type: ignore[attr-defined]  # the point of this function
+        carriers.fill_runs = fill  # type: ignore[attr-defined]  # the point of this function
     else:
         ReadBuffers.copy_runs = copy  # type: ignore[assignment, method-assign]
 

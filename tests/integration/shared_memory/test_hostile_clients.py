@@ -22,7 +22,7 @@ def test_a_client_that_overwrites_all_memory_and_takes_all_rights_to_it_keeps_it
     limits = Limits(memory_bytes=4 << 20)
     server = ServerThread(ServerConfig(listen=(listen,), limits=limits, durability=durability, data_dir=data_dir))
     with connect(listen, transport="shm") as hostile:
-        arena = hostile._transport._local._arena  # type: ignore[union-attr]
+        arena = hostile._transport._local.carrier.arena  # type: ignore[union-attr]
         arena.writable[:] = 0
         for descriptor in arena._descriptors:
             os.fchmod(descriptor, 0)

@@ -35,7 +35,7 @@ def reader(server: ServerThread, listen: str) -> Iterator[DataPlaneClient]:
 
 
 def descriptors(client: DataPlaneClient) -> list[int]:
-    found: list[int] = client._transport._local._arena._descriptors  # type: ignore[union-attr]
+    found: list[int] = client._transport._local.carrier.arena._descriptors  # type: ignore[union-attr]
     return found
 
 

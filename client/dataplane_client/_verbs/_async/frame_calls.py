@@ -1,152 +1,130 @@
-"""Calls by frames of local.proto, over connections that are reused. The base of `local_calls` and `direct_calls`.
+"""Calls by frames of local.proto: at a server's local socket, at a coordinator, or at a direct port.
 
-A connection carries one call at a time. A call that fails half-way, at its deadline or because it was cancelled,
-closes its connection, which cancels the call on the server.
+They are the calls of `grpc_calls`. Small values are in messages; a carrier has the others.
 """
 
 from __future__ import annotations
 
-import contextlib
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Iterator
-from typing import Any, Literal, TypeVar
+import itertools
+from typing import Any
 
 from google.protobuf.message import Message
-from google.rpc import status_pb2
 
 from dataplane_client._connect.deadline import Deadline
-from dataplane_client._connect.error_table import translated_status
-from dataplane_client._memory.local_protocol import LOCAL_METHODS, request_frame
-from dataplane_client._verbs._async.runtime import LocalConnection, Work
-from dataplane_client.errors import DataPlaneError, DeadlineError, InvalidArgumentError, UnavailableError
+from dataplane_client._memory.local_protocol import LOCAL_METHODS, LOCAL_WRITES
+from dataplane_client._memory.placement import Destination, PlacedColumn, ReadBuffers, blame_server
+from dataplane_client._requests.row_write import RowWrite
+from dataplane_client._values.column_messages import column_layouts
+from dataplane_client._values.columns_layout import join_values
+from dataplane_client._values.digests import digest_check
+from dataplane_client._verbs._async.carriers import AsyncCarrier
+from dataplane_client._verbs._async.connections import AsyncConnections
+from dataplane_client._verbs._async.runtime import LocalConnection
+from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 
-_IDLE_CONNECTIONS = 64
 
-Response = TypeVar("Response", bound=Message)
+class AsyncFrameCalls:
+    """The calls of one client. In a cluster they are made at the coordinator; the actor of the client's node fetches
+    what a read has on other nodes.
+    """
 
-
-class AsyncFrameCalls(ABC):
-    """The calls of one client. traces: whether requests may carry a trace context."""
-
-    transport: Literal["shm", "direct"]
-
-    def __init__(self, target: str, *, traces: bool) -> None:
+    def __init__(self, target: str, carrier: AsyncCarrier) -> None:
+        self.transport = carrier.transport
+        self.carrier = carrier
         self._target = target
-        self._traces = traces
-        self._idle: deque[LocalConnection] = deque()
-        self._busy: set[LocalConnection] = set()
-        self._closed = False
+        self._connections = AsyncConnections(target, carrier, carrier.address)
+        self._node = AsyncConnections(target, carrier, carrier.node_address)
+        self._handles = itertools.count(1)
 
     async def close(self) -> None:
         """End calls under way. Views of the arena keep their leases."""
-        self._closed = True
-        for connection in list(self._busy):
-            connection.interrupt()
-        self._close_idle()
+        await self._connections.close()
+        await self._node.close()
 
-    def _close_idle(self) -> None:
-        with contextlib.suppress(IndexError):
-            while True:
-                self._idle.pop().close()
+    async def reach(self, timeout_s: float) -> None:
+        """Raises OSError if the server cannot be reached, or does not serve this client."""
+        await self._connections.reach(timeout_s)
 
     async def unary(self, verb: str, request: Message, timeout_s: float, traceparent: str = "") -> Any:
         """Call a method with one request."""
         number, response = LOCAL_METHODS[verb]
-        return await self._call(verb, number, request, response, Deadline(timeout_s), traceparent)
+        return await self._connections.call(verb, number, request, response, Deadline(timeout_s), traceparent)
 
-    async def _call(
-        self,
-        verb: str,
-        number: int,
-        request: Message,
-        response: type[Response],
-        deadline: Deadline,
-        traceparent: str,
-        own: list[LocalConnection] | None = None,
-        after: Work | None = None,
-    ) -> Response:
-        """own: at most one connection, which the call uses; the call's connection is in it afterwards. after: sends
-        what follows the request.
-        """
+    async def write(self, write: RowWrite, timeout_s: float, traceparent: str = "") -> Any:
+        """Put or commit: small values in one call, larger ones once the server has reserved space for them."""
+        verb, deadline, handle, values = write.verb, Deadline(timeout_s), next(self._handles), None
+        (number, message), response = LOCAL_WRITES[verb], pb.LocalWriteResponse
+        if write.size_bytes <= self.carrier.inline_bytes:
+            write.hash_values()
+            values = join_values(write.columns)
+        request = message(header=write.header, handle=handle, values=values)
+        call = self._connections.call
+        own: list[LocalConnection] = []  # for both calls: a server that starts to drain accepts no new connection
         try:
-            frame = request_frame(number, request, traceparent if self._traces else "")
-        except ValueError as error:
-            raise InvalidArgumentError(f"{verb} at {self._target}: {error}") from None
-        try:
-            outcome, body = await self._exchange(frame, deadline, own, after)
-        except (OSError, EOFError) as error:
-            raise self._failed(verb, error) from None
-        if outcome == pb.LOCAL_OUTCOME_ERROR:
-            raise translated_status(status_pb2.Status.FromString(body), verb, self._target)
-        return response.FromString(body)
-
-    def _failed(self, verb: str, error: OSError | EOFError) -> DataPlaneError:
-        """The error of this package for what ended the use of a connection."""
-        if isinstance(error, TimeoutError):
-            return DeadlineError(f"{verb} at {self._target}: no answer before the deadline")
-        why = getattr(error, "strerror", None) or str(error)  # not itself: a circle would keep the arena mapped
-        return UnavailableError(f"{verb} at {self._target}: the {self._kind} connection broke: {why}")
-
-    async def _exchange(
-        self, frame: bytes, deadline: Deadline, own: list[LocalConnection] | None, after: Work | None
-    ) -> tuple[int, bytes]:
-        connection = own.pop() if own else await self._take_connection(deadline)
-        with self._using(connection):
-            answer = await connection.exchange(frame, deadline.left_s, after)
-        if own is None:
-            self._put_back(connection)
-        else:
-            own.append(connection)
-        return answer
-
-    @contextlib.contextmanager
-    def _using(self, connection: LocalConnection) -> Iterator[None]:
-        """A block that uses a connection. If it raises, the connection is closed."""
-        self._busy.add(connection)
-        try:
-            if self._closed:
-                raise ConnectionError("it was closed")
-            yield
+            written = await call(verb, number, request, response, deadline, traceparent, own)
+            if written.HasField("reservation"):
+                finish = pb.FinishWriteRequest(handle=handle)
+                with blame_server(f"{verb} at {self._target}"):
+                    send = await self.carrier.write(write, written.reservation, finish)
+                number = pb.LOCAL_METHOD_FINISH_WRITE
+                written = await call(verb, number, finish, response, deadline, traceparent, own, send)
         except BaseException:
-            connection.close()
+            self._abandon(handle, own)  # no copy into the reservation is under way any more
             raise
         finally:
-            self._busy.discard(connection)
+            for connection in own:
+                self._connections.put_back(connection)
+        return written.commit if written.HasField("commit") else written.put
 
-    def _put_back(self, connection: LocalConnection) -> None:
-        if len(self._idle) >= _IDLE_CONNECTIONS:
-            connection.close()
-            return
-        self._idle.append(connection)
-        if self._closed:  # perhaps since the last check
-            self._close_idle()
-
-    async def _take_connection(self, deadline: Deadline) -> LocalConnection:
+    async def read(
+        self, request: plane_pb.ReadColumnsRequest, destination: Destination, timeout_s: float, traceparent: str = ""
+    ) -> list[PlacedColumn]:
+        """Read columns."""
+        carrier, deadline, handle = self.carrier, Deadline(timeout_s), next(self._handles)
+        number, response = pb.LOCAL_METHOD_READ, pb.LocalReadResponse
+        message = pb.LocalReadRequest(request=request, handle=handle, inline_bytes=carrier.inline_bytes)
+        n_rows, what = len(request.sample_ids), f"ReadColumns at {self._target}"
+        own: list[LocalConnection] = []
         try:
-            return self._idle.pop()
-        except IndexError:
-            pass
-        connection = await self._open_connection(deadline)
-        try:
-            await self._begin(connection, deadline)
+            found = await self._connections.call("ReadColumns", number, message, response, deadline, traceparent, own)
+            lease = found.lease if found.HasField("lease") else None
+            if lease is not None and lease.nodes:
+                lease = await self.fetch(handle, lease, deadline, traceparent)
+            layouts, check = column_layouts(found.header, request), digest_check(found.header, request, what)
+            if lease is not None and destination.views and check is None:  # what lies there may still change
+                with blame_server(what):
+                    views = carrier.views(handle, lease, layouts, n_rows)
+                if views is not None:
+                    return views
+            buffers = ReadBuffers(layouts, n_rows, destination, check)
+            with blame_server(what):
+                if lease is None:
+                    buffers.copy_all(found.values)
+                    return buffers.columns
+                try:
+                    await carrier.read(lease, buffers, own[0], deadline.left_s)
+                except (OSError, EOFError) as error:
+                    raise self._connections.failure("ReadColumns", error) from None
+            if carrier.release is not None:
+                carrier.release(handle)
+            return buffers.columns
         except BaseException:
-            connection.close()
+            self._abandon(handle, own)
             raise
-        return connection
+        finally:
+            for connection in own:
+                self._connections.put_back(connection)
 
-    # -- what differs --------------------------------------------------------------------------------------------------
+    async def fetch(self, handle: int, runs: pb.ArenaRuns, deadline: Deadline, traceparent: str) -> pb.ArenaRuns:
+        """Have bytes of other nodes brought into this node's memory and kept for a handle. Where they are there."""
+        number, request, response = pb.LOCAL_METHOD_FETCH, pb.FetchRequest(handle=handle, runs=runs), pb.FetchResponse
+        return (await self._node.call("ReadColumns", number, request, response, deadline, traceparent)).runs
 
-    @property
-    @abstractmethod
-    def _kind(self) -> str:
-        """Of a connection, in errors."""
-
-    @abstractmethod
-    async def _open_connection(self, deadline: Deadline) -> LocalConnection:
-        """A new connection. OSError."""
-
-    @abstractmethod
-    async def _begin(self, connection: LocalConnection, deadline: Deadline) -> None:
-        """Make a new connection one for calls. OSError."""
+    def _abandon(self, handle: int, own: list[LocalConnection]) -> None:
+        """Release what a call that failed may hold."""
+        if self.carrier.release is not None:
+            self.carrier.release(handle)
+            return
+        while own:
+            self._connections.drop(own.pop())

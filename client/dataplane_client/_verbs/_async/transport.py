@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
@@ -34,9 +34,9 @@ from dataplane_client._memory.placement import Destination, PlacedColumn
 from dataplane_client._memory.shared_arena import attach
 from dataplane_client._requests.known_partitions import KnownPartitions
 from dataplane_client._requests.row_write import RowWrite
-from dataplane_client._verbs._async.direct_calls import AsyncDirectCalls
+from dataplane_client._verbs._async.carriers import AsyncArenaCarrier, AsyncLineCarrier
+from dataplane_client._verbs._async.frame_calls import AsyncFrameCalls
 from dataplane_client._verbs._async.grpc_calls import AsyncGrpcCalls
-from dataplane_client._verbs._async.local_calls import AsyncLocalCalls
 from dataplane_client._verbs._async.runtime import CALL_ENDED, result_of, run_in_thread, sleep
 from dataplane_client.errors import ClosedError, DeadlineError, OutOfSpaceError, PreconditionError, UnavailableError
 from dataplane_client.observe._call import Call
@@ -51,24 +51,10 @@ _BROKEN = {grpc.StatusCode.UNKNOWN: "Stream removed", grpc.StatusCode.INTERNAL: 
 Response = TypeVar("Response")
 
 
-class Carrier(Protocol):
-    """One way in which calls and their values travel. A call ends within timeout_s; errors that `_repeat` retries mean
-    that the server has not answered. traceparent: sent with the call, "" for none.
-    """
-
-    @property
-    def transport(self) -> TransportName: ...
-
-    async def unary(self, verb: str, request: Any, timeout_s: float, traceparent: str = "") -> Any:
-        """Call a method with one request."""
-
-    async def write(self, write: RowWrite, timeout_s: float, traceparent: str = "") -> Any:
-        """Put or commit. Returns the response to the write's verb."""
-
-    async def read(
-        self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float, traceparent: str = ""
-    ) -> list[PlacedColumn]:
-        """Read columns."""
+Calls = AsyncGrpcCalls | AsyncFrameCalls
+"""One way in which calls and their values travel. A call ends within timeout_s; errors that `_repeat` retries mean that
+the server has not answered. traceparent: sent with the call, "" for none.
+"""
 
 
 class AsyncTransport:
@@ -82,7 +68,7 @@ class AsyncTransport:
         self._locator.doubt()  # other clients may have found it long ago
         self._opened_grpc: AsyncGrpcCalls | None = None
         self._former_grpc: list[AsyncGrpcCalls] = []
-        self._local: AsyncLocalCalls | AsyncDirectCalls | None = None
+        self._local: AsyncFrameCalls | None = None
         self._is_chosen = options.transport == "grpc"
         self._pacing = Pacing()
         self.known = KnownPartitions()
@@ -126,7 +112,7 @@ class AsyncTransport:
     async def unary(self, verb: str, request: Any, timeout_s: float | None, *, waits: bool = False) -> Any:
         """Call a method with one request. waits: set the request's wait_timeout from the deadline."""
 
-        async def attempt(calls: Carrier, left_s: float) -> Any:
+        async def attempt(calls: Calls, left_s: float) -> Any:
             if waits:
                 request.wait_timeout.FromNanoseconds(int(left_s * 1e9))
             return await calls.unary(verb, request, left_s + (ANSWER_MARGIN_S if waits else 0.0), call.traceparent)
@@ -137,9 +123,10 @@ class AsyncTransport:
     async def write(self, write: RowWrite, timeout_s: float | None) -> Any:
         """Put or commit columns."""
 
-        async def attempt(calls: Carrier, left_s: float) -> Any:
+        async def attempt(calls: Calls, left_s: float) -> Any:
             write.header.wait_timeout.FromNanoseconds(int(left_s * 1e9))
-            if isinstance(calls, AsyncLocalCalls) and not calls.takes(write):
+            carrier = calls.carrier if isinstance(calls, AsyncFrameCalls) else None
+            if carrier is not None and write.size_bytes > carrier.inline_bytes and not carrier.can_write:
                 calls = self._grpc
                 call.transport = calls.transport
             return await calls.write(write, left_s + ANSWER_MARGIN_S, call.traceparent)
@@ -155,7 +142,7 @@ class AsyncTransport:
         request.caller = self.options.caller
         request.checks_digests = True
 
-        async def attempt(calls: Carrier, left_s: float) -> list[PlacedColumn]:
+        async def attempt(calls: Calls, left_s: float) -> list[PlacedColumn]:
             try:
                 columns = await calls.read(request, destination, left_s, call.traceparent)
             except OutOfSpaceError as refusal:
@@ -171,7 +158,7 @@ class AsyncTransport:
         return await self._make(call, attempt, timeout_s)
 
     async def _make(
-        self, call: Call, attempt: Callable[[Carrier, float], Awaitable[Response]], timeout_s: float | None
+        self, call: Call, attempt: Callable[[Calls, float], Awaitable[Response]], timeout_s: float | None
     ) -> Response:
         """Make a call: in its turn, observed, repeated until its deadline."""
         with call:
@@ -207,13 +194,13 @@ class AsyncTransport:
             )
 
     async def _repeat(
-        self, call: Call, attempt: Callable[[Carrier, float], Awaitable[Response]], deadline: Deadline
+        self, call: Call, attempt: Callable[[Calls, float], Awaitable[Response]], deadline: Deadline
     ) -> Response:
         verb = call.verb
         pauses: Iterator[float] | None = None
         error: UnavailableError | None = None
         while True:
-            calls: Carrier | None = None
+            calls: Calls | None = None
             try:
                 calls = await self._choose_calls(verb, deadline)
                 call.transport = calls.transport
@@ -286,7 +273,7 @@ class AsyncTransport:
 
     # -- the choice of how values travel -------------------------------------------------------------------------------
 
-    async def _choose_calls(self, verb: str, deadline: Deadline) -> Carrier:
+    async def _choose_calls(self, verb: str, deadline: Deadline) -> Calls:
         if self.closed or not self._is_chosen or self._locator.is_doubted:
             self._check_open(verb)
             if self._locator.is_doubted:
@@ -309,7 +296,7 @@ class AsyncTransport:
         """Find a better way than gRPC, if there is one."""
         choice = self.options.transport
         status = await self._grpc.unary("GetServerStatus", pb.GetServerStatusRequest(), deadline.left_s)
-        found: AsyncLocalCalls | AsyncDirectCalls | None = None
+        found: AsyncFrameCalls | None = None
         if choice != "direct":
             found = await self._attached(status, min(deadline.left_s, _CONNECT_S))
         if found is None and choice != "shm":
@@ -321,11 +308,13 @@ class AsyncTransport:
         else:
             await self._use_local(found)
 
-    async def _attached(self, status: pb.GetServerStatusResponse, timeout_s: float) -> AsyncLocalCalls | None:
+    async def _attached(self, status: pb.GetServerStatusResponse, timeout_s: float) -> AsyncFrameCalls | None:
         """Calls through the server's memory; None if it cannot be shared, and need not be."""
         try:
-            local = AsyncLocalCalls(self.target, await run_in_thread(partial(attach, self._locator.place, status)))
-            await local.reach(timeout_s)
+            arena = await run_in_thread(partial(attach, self._locator.place, status))
+            local = AsyncFrameCalls(self.target, AsyncArenaCarrier(arena))
+            if arena.calls_at is not None:
+                await local.reach(timeout_s)
             return local
         except OSError as error:
             message, run = f"{self.target}: its memory cannot be shared: {error}", status.shared_memory.nonce
@@ -336,13 +325,15 @@ class AsyncTransport:
             log_event(logging.INFO, "memory_not_shared", server=self.target, why=error)
             return None
 
-    async def _direct(self, status: pb.GetServerStatusResponse, timeout_s: float) -> AsyncDirectCalls | None:
+    async def _direct(self, status: pb.GetServerStatusResponse, timeout_s: float) -> AsyncFrameCalls | None:
         """Calls to the server's direct port; None if it has none, or it cannot be used, and need not be."""
         try:
             address = DirectAddress.of(self._locator.place, status)
             if not self._grpc.is_plain:
                 raise NotSharedError("it takes no credentials, and this client has some")
-            return await AsyncDirectCalls.opened_at(self.target, address, timeout_s)
+            direct = AsyncFrameCalls(self.target, AsyncLineCarrier(address))
+            await direct.reach(timeout_s)
+            return direct
         except OSError as error:
             why = str(error) or "timed out"  # asyncio's TimeoutError has no words
             self._check_failed(f"{self.target}: its direct port cannot be used: {why}", error, "direct")
@@ -362,7 +353,7 @@ class AsyncTransport:
         if self.options.transport == way:
             raise PreconditionError(message) from None
 
-    async def _use_local(self, local: AsyncLocalCalls | AsyncDirectCalls) -> None:
+    async def _use_local(self, local: AsyncFrameCalls) -> None:
         """Send calls this way from now on, unless another call has found one meanwhile, or the client was closed."""
         with self._lock:
             is_used = self._local is None and not self.closed
@@ -372,7 +363,7 @@ class AsyncTransport:
         if not is_used:
             await local.close()
 
-    def _forget_local(self, broken: Carrier | None) -> None:
+    def _forget_local(self, broken: Calls | None) -> None:
         """Stop using the local calls if they are what broke; the next call attaches again. They are not closed: a
         draining server still answers other calls that it has accepted. The last of these drops them.
         """

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
@@ -34,9 +34,9 @@ from dataplane_client._memory.placement import Destination, PlacedColumn
 from dataplane_client._memory.shared_arena import attach
 from dataplane_client._requests.known_partitions import KnownPartitions
 from dataplane_client._requests.row_write import RowWrite
-from dataplane_client._verbs._sync.direct_calls import DirectCalls
+from dataplane_client._verbs._sync.carriers import ArenaCarrier, LineCarrier
+from dataplane_client._verbs._sync.frame_calls import FrameCalls
 from dataplane_client._verbs._sync.grpc_calls import GrpcCalls
-from dataplane_client._verbs._sync.local_calls import LocalCalls
 from dataplane_client._verbs._sync.runtime import CALL_ENDED, result_of, run_in_thread, sleep
 from dataplane_client.errors import ClosedError, DeadlineError, OutOfSpaceError, PreconditionError, UnavailableError
 from dataplane_client.observe._call import Call
@@ -51,24 +51,10 @@ _BROKEN = {grpc.StatusCode.UNKNOWN: "Stream removed", grpc.StatusCode.INTERNAL: 
 Response = TypeVar("Response")
 
 
-class Carrier(Protocol):
-    """One way in which calls and their values travel. A call ends within timeout_s; errors that `_repeat` retries mean
-    that the server has not answered. traceparent: sent with the call, "" for none.
-    """
-
-    @property
-    def transport(self) -> TransportName: ...
-
-    def unary(self, verb: str, request: Any, timeout_s: float, traceparent: str = "") -> Any:
-        """Call a method with one request."""
-
-    def write(self, write: RowWrite, timeout_s: float, traceparent: str = "") -> Any:
-        """Put or commit. Returns the response to the write's verb."""
-
-    def read(
-        self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float, traceparent: str = ""
-    ) -> list[PlacedColumn]:
-        """Read columns."""
+Calls = GrpcCalls | FrameCalls
+"""One way in which calls and their values travel. A call ends within timeout_s; errors that `_repeat` retries mean that
+the server has not answered. traceparent: sent with the call, "" for none.
+"""
 
 
 class Transport:
@@ -82,7 +68,7 @@ class Transport:
         self._locator.doubt()  # other clients may have found it long ago
         self._opened_grpc: GrpcCalls | None = None
         self._former_grpc: list[GrpcCalls] = []
-        self._local: LocalCalls | DirectCalls | None = None
+        self._local: FrameCalls | None = None
         self._is_chosen = options.transport == "grpc"
         self._pacing = Pacing()
         self.known = KnownPartitions()
@@ -126,7 +112,7 @@ class Transport:
     def unary(self, verb: str, request: Any, timeout_s: float | None, *, waits: bool = False) -> Any:
         """Call a method with one request. waits: set the request's wait_timeout from the deadline."""
 
-        def attempt(calls: Carrier, left_s: float) -> Any:
+        def attempt(calls: Calls, left_s: float) -> Any:
             if waits:
                 request.wait_timeout.FromNanoseconds(int(left_s * 1e9))
             return calls.unary(verb, request, left_s + (ANSWER_MARGIN_S if waits else 0.0), call.traceparent)
@@ -137,9 +123,10 @@ class Transport:
     def write(self, write: RowWrite, timeout_s: float | None) -> Any:
         """Put or commit columns."""
 
-        def attempt(calls: Carrier, left_s: float) -> Any:
+        def attempt(calls: Calls, left_s: float) -> Any:
             write.header.wait_timeout.FromNanoseconds(int(left_s * 1e9))
-            if isinstance(calls, LocalCalls) and not calls.takes(write):
+            carrier = calls.carrier if isinstance(calls, FrameCalls) else None
+            if carrier is not None and write.size_bytes > carrier.inline_bytes and not carrier.can_write:
                 calls = self._grpc
                 call.transport = calls.transport
             return calls.write(write, left_s + ANSWER_MARGIN_S, call.traceparent)
@@ -155,7 +142,7 @@ class Transport:
         request.caller = self.options.caller
         request.checks_digests = True
 
-        def attempt(calls: Carrier, left_s: float) -> list[PlacedColumn]:
+        def attempt(calls: Calls, left_s: float) -> list[PlacedColumn]:
             try:
                 columns = calls.read(request, destination, left_s, call.traceparent)
             except OutOfSpaceError as refusal:
@@ -170,7 +157,7 @@ class Transport:
         call = Call("ReadColumns", self.target, request)
         return self._make(call, attempt, timeout_s)
 
-    def _make(self, call: Call, attempt: Callable[[Carrier, float], Response], timeout_s: float | None) -> Response:
+    def _make(self, call: Call, attempt: Callable[[Calls, float], Response], timeout_s: float | None) -> Response:
         """Make a call: in its turn, observed, repeated until its deadline."""
         with call:
             deadline = Deadline(self.options.timeout_s if timeout_s is None else timeout_s)
@@ -204,12 +191,12 @@ class Transport:
                 "others of this client until it was too late to begin"
             )
 
-    def _repeat(self, call: Call, attempt: Callable[[Carrier, float], Response], deadline: Deadline) -> Response:
+    def _repeat(self, call: Call, attempt: Callable[[Calls, float], Response], deadline: Deadline) -> Response:
         verb = call.verb
         pauses: Iterator[float] | None = None
         error: UnavailableError | None = None
         while True:
-            calls: Carrier | None = None
+            calls: Calls | None = None
             try:
                 calls = self._choose_calls(verb, deadline)
                 call.transport = calls.transport
@@ -282,7 +269,7 @@ class Transport:
 
     # -- the choice of how values travel -------------------------------------------------------------------------------
 
-    def _choose_calls(self, verb: str, deadline: Deadline) -> Carrier:
+    def _choose_calls(self, verb: str, deadline: Deadline) -> Calls:
         if self.closed or not self._is_chosen or self._locator.is_doubted:
             self._check_open(verb)
             if self._locator.is_doubted:
@@ -305,7 +292,7 @@ class Transport:
         """Find a better way than gRPC, if there is one."""
         choice = self.options.transport
         status = self._grpc.unary("GetServerStatus", pb.GetServerStatusRequest(), deadline.left_s)
-        found: LocalCalls | DirectCalls | None = None
+        found: FrameCalls | None = None
         if choice != "direct":
             found = self._attached(status, min(deadline.left_s, _CONNECT_S))
         if found is None and choice != "shm":
@@ -315,11 +302,13 @@ class Transport:
         else:
             self._use_local(found)
 
-    def _attached(self, status: pb.GetServerStatusResponse, timeout_s: float) -> LocalCalls | None:
+    def _attached(self, status: pb.GetServerStatusResponse, timeout_s: float) -> FrameCalls | None:
         """Calls through the server's memory; None if it cannot be shared, and need not be."""
         try:
-            local = LocalCalls(self.target, run_in_thread(partial(attach, self._locator.place, status)))
-            local.reach(timeout_s)
+            arena = run_in_thread(partial(attach, self._locator.place, status))
+            local = FrameCalls(self.target, ArenaCarrier(arena))
+            if arena.calls_at is not None:
+                local.reach(timeout_s)
             return local
         except OSError as error:
             message, run = f"{self.target}: its memory cannot be shared: {error}", status.shared_memory.nonce
@@ -330,13 +319,15 @@ class Transport:
             log_event(logging.INFO, "memory_not_shared", server=self.target, why=error)
             return None
 
-    def _direct(self, status: pb.GetServerStatusResponse, timeout_s: float) -> DirectCalls | None:
+    def _direct(self, status: pb.GetServerStatusResponse, timeout_s: float) -> FrameCalls | None:
         """Calls to the server's direct port; None if it has none, or it cannot be used, and need not be."""
         try:
             address = DirectAddress.of(self._locator.place, status)
             if not self._grpc.is_plain:
                 raise NotSharedError("it takes no credentials, and this client has some")
-            return DirectCalls.opened_at(self.target, address, timeout_s)
+            direct = FrameCalls(self.target, LineCarrier(address))
+            direct.reach(timeout_s)
+            return direct
         except OSError as error:
             why = str(error) or "timed out"  # asyncio's TimeoutError has no words
             self._check_failed(f"{self.target}: its direct port cannot be used: {why}", error, "direct")
@@ -356,7 +347,7 @@ class Transport:
         if self.options.transport == way:
             raise PreconditionError(message) from None
 
-    def _use_local(self, local: LocalCalls | DirectCalls) -> None:
+    def _use_local(self, local: FrameCalls) -> None:
         """Send calls this way from now on, unless another call has found one meanwhile, or the client was closed."""
         with self._lock:
             is_used = self._local is None and not self.closed
@@ -366,7 +357,7 @@ class Transport:
         if not is_used:
             local.close()
 
-    def _forget_local(self, broken: Carrier | None) -> None:
+    def _forget_local(self, broken: Calls | None) -> None:
         """Stop using the local calls if they are what broke; the next call attaches again. They are not closed: a
         draining server still answers other calls that it has accepted. The last of these drops them.
         """
