@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests import commands
 
 from dataplane_client._values.row_kernels import ByteArray
 from dataplane_client._values.warm_buffers import SMALLEST, WarmBuffers
@@ -250,6 +250,5 @@ else:
 
 @pytest.mark.parametrize("story", [FORK, EXIT, OUT_OF_MEMORY], ids=["fork", "exit", "out-of-memory"])
 def test_a_process_keeps_the_law(story: str) -> None:
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", story]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = commands.run([sys.executable, "-c", story])
     assert (done.returncode, done.stderr) == (0, "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tests.integration.wire.local_peer import MIB
 
 from dataplane_client.client import DataPlaneClient
@@ -24,31 +26,32 @@ def many(number: int, body: bytes = b"", size_bytes: int = 19 * MIB) -> bytes:
     return one * (size_bytes // len(one))
 
 
-CROWDED: dict[str, tuple[int, bytes]] = {
-    "names of an enum": (pb.LOCAL_METHOD_REGISTER_PARTITION, part(7, part(1, b"x") + part(2, many(1)))),
-    "fields of a partition": (pb.LOCAL_METHOD_REGISTER_PARTITION, many(3)),
-    "columns": (pb.LOCAL_METHOD_PUT, part(1, many(4))),
-    "columns with names": (pb.LOCAL_METHOD_PUT, part(1, many(4, part(1, b"xxxx")))),
-    "dimensions of a column": (pb.LOCAL_METHOD_PUT, part(1, part(4, part(4, b"\x01" * 19 * MIB)))),
-    "columns of a commit": (pb.LOCAL_METHOD_COMMIT, part(1, many(3))),
-    "tags": (pb.LOCAL_METHOD_PUT, part(1, many(5))),
-    "tags of one row": (
+CROWDED: dict[str, Callable[[], tuple[int, bytes]]] = {
+    "names of an enum": lambda: (pb.LOCAL_METHOD_REGISTER_PARTITION, part(7, part(1, b"x") + part(2, many(1)))),
+    "fields of a partition": lambda: (pb.LOCAL_METHOD_REGISTER_PARTITION, many(3)),
+    "columns": lambda: (pb.LOCAL_METHOD_PUT, part(1, many(4))),
+    "columns with names": lambda: (pb.LOCAL_METHOD_PUT, part(1, many(4, part(1, b"xxxx")))),
+    "dimensions of a column": lambda: (pb.LOCAL_METHOD_PUT, part(1, part(4, part(4, b"\x01" * 19 * MIB)))),
+    "columns of a commit": lambda: (pb.LOCAL_METHOD_COMMIT, part(1, many(3))),
+    "tags": lambda: (pb.LOCAL_METHOD_PUT, part(1, many(5))),
+    "tags of one row": lambda: (
         pb.LOCAL_METHOD_PUT,
         part(1, part(3, b"s") + part(5, b"\xdf\x00\x00\xff\xff" + b"\xa0\xc0" * 65535)),
     ),
-    "ids to put": (pb.LOCAL_METHOD_PUT, part(1, many(3))),
-    "ids to read": (pb.LOCAL_METHOD_READ, part(1, many(2))),
-    "fields to read": (pb.LOCAL_METHOD_READ, part(1, many(3))),
-    "ids to clear": (pb.LOCAL_METHOD_CLEAR_SAMPLES, many(3)),
-    "tasks": (pb.LOCAL_METHOD_GET_CONSUMPTION_STATUS, many(2)),
-    "fields of a claim": (pb.LOCAL_METHOD_CLAIM_SAMPLES, many(4)),
+    "ids to put": lambda: (pb.LOCAL_METHOD_PUT, part(1, many(3))),
+    "ids to read": lambda: (pb.LOCAL_METHOD_READ, part(1, many(2))),
+    "fields to read": lambda: (pb.LOCAL_METHOD_READ, part(1, many(3))),
+    "ids to clear": lambda: (pb.LOCAL_METHOD_CLEAR_SAMPLES, many(3)),
+    "tasks": lambda: (pb.LOCAL_METHOD_GET_CONSUMPTION_STATUS, many(2)),
+    "fields of a claim": lambda: (pb.LOCAL_METHOD_CLAIM_SAMPLES, many(4)),
 }
+"""Methods and bodies, made when they are wanted: 20 MB each."""
 
-FRAMES = {
-    "a header in pieces": many(1),
-    "unknown numbers": b"\x18\x01" * (9 * MIB),
-    "a header of columns": part(1, many(4)),
-    "unknown fields": part(1, b"") + many(3),
+FRAMES: dict[str, Callable[[], bytes]] = {
+    "a header in pieces": lambda: many(1),
+    "unknown numbers": lambda: b"\x18\x01" * (9 * MIB),
+    "a header of columns": lambda: part(1, many(4)),
+    "unknown fields": lambda: part(1, b"") + many(3),
 }
 
 SERVICE = plane_pb.DESCRIPTOR.services_by_name["DataPlaneService"].full_name

@@ -75,7 +75,7 @@ def test_a_peer_without_a_session_may_send_next_to_nothing(target: Target) -> No
 
 @pytest.mark.parametrize("what", CROWDED)
 def test_a_message_of_millions_of_parts_is_refused_at_once(target: Target, what: str) -> None:
-    method, body = CROWDED[what]
+    method, body = CROWDED[what]()
     peer = target.join()
     with target.stays_within(220 * MIB):  # of 100 MiB for the bytes, as they come, and for protobuf
         reason, _ = peer.refused(method, body)
@@ -96,7 +96,7 @@ def test_a_frame_of_millions_of_parts_is_refused_at_once(target: Target, what: s
     with grpc.insecure_channel(target.grpc_address, options=options) as channel:
         put: Any = channel.stream_unary(f"/{SERVICE}/PutSamples")
         with target.stays_within(220 * MIB), pytest.raises(grpc.RpcError) as caught:
-            put(iter([FRAMES[what]]), timeout=120)
+            put(iter([FRAMES[what]()]), timeout=120)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 

@@ -69,7 +69,7 @@ def garbage(target: Target) -> Iterator[None]:
 
 
 def crowded_messages(target: Target) -> Iterator[None]:
-    for method, body in itertools.cycle((*CROWDED.values(), _LET_GO)):
+    for method, body in itertools.cycle([*(make() for make in CROWDED.values()), _LET_GO]):
         peer = target.join()
         with contextlib.suppress(ConnectionError):
             peer.send(method, body)

@@ -41,7 +41,7 @@ _SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 def crowded_frames(target: Target) -> Iterator[None]:
     with grpc.insecure_channel(target.grpc_address, OPTIONS) as channel:
         put: Any = channel.stream_unary(f"/{SERVICE}/PutSamples")
-        for frame in itertools.cycle(FRAMES.values()):
+        for frame in itertools.cycle([make() for make in FRAMES.values()]):
             with contextlib.suppress(grpc.RpcError):
                 put(iter([frame]), timeout=20)
             yield
