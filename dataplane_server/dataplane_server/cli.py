@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import gc
 import json
@@ -15,13 +16,25 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn, get_args
 
-from dataplane_server._packages import needs_server_packages
 
-with needs_server_packages("dataplane-server"):
+@contextlib.contextmanager
+def _needs_server_packages() -> Iterator[None]:
+    """A block of imports. If a package of others is missing, the command says what to install and exits with 2."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").startswith("dataplane_server"):
+            raise  # a defect of ours
+        needs = f"dataplane-server needs the server's packages ({missing}): pip install 'rl-dataplane[server]'"
+        print(needs, file=sys.stderr)  # noqa: T201
+        sys.exit(2)
+
+
+with _needs_server_packages():
     from dataplane_server.config import Durability, ServerConfig, TlsFiles
     from dataplane_server.core.calls.limits import Limits
     from dataplane_server.durability.life import RecoveryError
@@ -117,11 +130,7 @@ _FLAGS = (
         "memory beside values: ids, tags, views, remembered answers (default: 256MiB and 512 bytes for each of "
         "--max-rows)",
     ),
-    (
-        "--tls-cert",
-        "FILE",
-        "certificate for TLS, in PEM (default: DATAPLANE_TLS_CERT)",
-    ),
+    ("--tls-cert", "FILE", "certificate for TLS, in PEM (default: DATAPLANE_TLS_CERT)"),
     ("--tls-key", "FILE", "its key (default: DATAPLANE_TLS_KEY)"),
     ("--tls-client-ca", "FILE", "CA of the certificates that clients must show (default: DATAPLANE_TLS_CLIENT_CA)"),
     ("--access", "FILE", "JSON file of who may call and what they may do (default: DATAPLANE_ACCESS)"),

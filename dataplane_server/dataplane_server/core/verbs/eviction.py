@@ -7,11 +7,11 @@ reserved. They go only if together they make enough room; otherwise none goes, a
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
 from dataplane_server.core.calls.values import BoolArray, Int64Array, Slots
-from dataplane_server.core.rows.choosing import Wanted, first_units
 from dataplane_server.core.rows.group_table import with_groups
 from dataplane_server.core.rows.matching import fitting
 from dataplane_server.core.state.entrance import Entry
@@ -19,6 +19,14 @@ from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.room import oldest_allowed, over_budget
 from dataplane_server.core.state.state import Fact, State
 from dataplane_server.core.tasks.task_states import CLAIMED, DELAYED
+
+
+class _Wanted(NamedTuple):
+    """What must go: at least this number of rows and of bytes, and every marked candidate."""
+
+    rows: int
+    size_bytes: int
+    marked: BoolArray
 
 
 def evict(state: State, partition: Partition, entry: Entry) -> bool:
@@ -37,10 +45,8 @@ def evict(state: State, partition: Partition, entry: Entry) -> bool:
 def _victims(partition: Partition, entry: Entry) -> Slots | None:
     policy, entrance, rows = partition.entrance.policy, partition.entrance, partition.rows
     slots = rows.all_slots()
-    may_go, too_old = (
-        _evictable(partition, slots, entry.since),
-        rows["weight_version"][slots] < oldest_allowed(partition),
-    )
+    may_go = _evictable(partition, slots, entry.since)
+    too_old = rows["weight_version"][slots] < oldest_allowed(partition)
     if (too_old & ~may_go).any():
         return None
     slots, too_old = slots[may_go], too_old[may_go]
@@ -54,8 +60,8 @@ def _victims(partition: Partition, entry: Entry) -> Slots | None:
     order: tuple[Int64Array, ...] = (rows.generations(slots),)
     if policy.evict_first == "oldest_version":
         order = (rows["weight_version"][slots].astype(np.int64), *order)
-    wanted = Wanted(int(max(more_rows, 0)), int(max(more_bytes, 0)), too_old)
-    return first_units(slots, units, order, sizes, wanted)
+    wanted = _Wanted(int(max(more_rows, 0)), int(max(more_bytes, 0)), too_old)
+    return _first_units(slots, units, order, sizes, wanted)
 
 
 def _evictable(partition: Partition, slots: Slots, now: float) -> BoolArray:
@@ -67,3 +73,36 @@ def _evictable(partition: Partition, slots: Slots, now: float) -> BoolArray:
     if where:
         kept |= ~fitting(rows, where, slots, now)
     return ~with_groups(rows["group"][slots], kept)
+
+
+def _first_units(
+    slots: Slots, units: Int64Array, order: tuple[Int64Array, ...], sizes: Int64Array, wanted: _Wanted
+) -> Slots | None:
+    """The first candidates that are enough, in whole units; None if all are not. units: what each leaves with. order:
+    keys, the most significant first; a unit has the least of its rows. sizes: in bytes.
+    """
+    if not len(slots):
+        return None
+    found, unit_of = np.unique(units, return_inverse=True)
+    count = len(found)
+    rows = np.bincount(unit_of, minlength=count)
+    size_bytes = np.bincount(unit_of, weights=sizes, minlength=count)
+    marked = np.bincount(unit_of, weights=wanted.marked, minlength=count) > 0
+    keys = [_least(key, unit_of, count) for key in order]
+    first = np.lexsort((*reversed(keys), ~marked))
+    enough = np.cumsum(rows[first]) >= wanted.rows
+    enough &= np.cumsum(size_bytes[first]) >= wanted.size_bytes
+    enough &= np.arange(1, count + 1) >= np.count_nonzero(marked)
+    if not enough[-1]:
+        return None
+    gone = np.zeros(count, np.bool_)
+    gone[first[: int(np.argmax(enough)) + 1]] = True
+    chosen: Slots = slots[gone[unit_of]]
+    return chosen
+
+
+def _least(key: Int64Array, unit_of: Int64Array, count: int) -> Int64Array:
+    """The least key of each unit."""
+    least = np.full(count, np.iinfo(np.int64).max)
+    np.minimum.at(least, unit_of, key)
+    return least
