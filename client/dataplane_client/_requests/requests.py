@@ -1,4 +1,4 @@
-"""The requests of all calls: what callers hand in, checked and packed into messages.
+"""Requests of partitions, puts, reads, lists and clears: what callers hand in, checked and packed into messages.
 
 Checks come before anything is sent. An error begins with the call's name and names the wrong field or row.
 """
