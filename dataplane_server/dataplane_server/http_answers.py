@@ -29,7 +29,6 @@ _NUMBERS = {code.value[0]: status for code, status in STATUS_TABLE.items()}
 
 
 def error_answer(status: status_pb2.Status) -> web.Response:
-    """The answer to a call that failed."""
     info, retry, headers = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo(), {}
     for detail in status.details:
         detail.Unpack(info)

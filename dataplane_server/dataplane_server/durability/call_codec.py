@@ -62,7 +62,6 @@ class _Schema(NamedTuple):
 
 
 def encode_call(now: float, call: Call[Any]) -> bytes:
-    """A call and its time."""
     schema = _SCHEMAS[type(call)]
     return msgpack.packb([now, schema.kind.__name__, *schema.fields_of(call)])  # type: ignore[no-any-return]
 
@@ -76,7 +75,6 @@ def decode_call(data: bytes) -> tuple[float, Call[Any]]:
 
 
 def encode_batch(calls: list[bytes]) -> bytes:
-    """Several encoded calls."""
     return msgpack.packb(calls)  # type: ignore[no-any-return]
 
 

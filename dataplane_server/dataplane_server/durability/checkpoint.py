@@ -196,14 +196,12 @@ class _Chunks:
         return header
 
     def next(self) -> bytearray:
-        """The content of the next chunk."""
         head, length = self._head()
         content = bytearray(length)
         self._read(content, head)
         return content
 
     def fill(self, content: memoryview) -> None:
-        """Fill memory with the content of the next chunk."""
         head, length = self._head()
         if length != len(content):
             raise self.damaged(f"an array of {len(content)} bytes has {length}")

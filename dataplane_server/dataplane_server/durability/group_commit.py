@@ -54,7 +54,6 @@ class GroupCommit:
         self._settle = settle
 
     def append(self, payload: bytes) -> None:
-        """Add a call to the batch."""
         self._batch.append(payload)
 
     def unstable(self) -> Stable | None:
@@ -71,7 +70,6 @@ class GroupCommit:
             self.unstable()
 
     async def close(self) -> None:
-        """Write what is left."""
         while (pending := self.unstable()) is not None:
             await asyncio.shield(pending)
 

@@ -130,12 +130,10 @@ class Life:
         self.plane.take_effects()
 
     async def flush(self) -> None:
-        """Write what is left to the log."""
         if self.commits is not None:
             await self.commits.close()
 
     async def close(self) -> None:
-        """Write what is left to the log, and close it."""
         await self.flush()
         self.log.close()
 

@@ -84,7 +84,6 @@ class Metrics:
     # -- updates by the service ----------------------------------------------------------------------------------------
 
     def call(self, verb: str, transport: Transport, code: str, seconds: float) -> None:
-        """Count and time a call that has ended."""
         self._calls.labels(verb, transport, code).inc()
         self._seconds.labels(verb, transport).observe(seconds)
 
@@ -93,11 +92,9 @@ class Metrics:
         self._bytes.labels(verb, transport).inc(size_bytes)
 
     def refusal(self, verb: str, reason: str) -> None:
-        """Count a refused call."""
         self._refusals.labels(verb, reason).inc()
 
     def claim_waited(self, seconds: float) -> None:
-        """Record how long a granted claim waited."""
         self._claim_waits.observe(seconds)
 
     def put_waited(self, seconds: float) -> None:

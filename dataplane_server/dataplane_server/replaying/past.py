@@ -140,7 +140,6 @@ class Past:
         return outcome, self.plane.take_effects()
 
     def run(self, end: int, until: float = math.inf) -> None:
-        """Apply these calls."""
         for turn in self.turns(end, until):
             self.apply(turn)
 

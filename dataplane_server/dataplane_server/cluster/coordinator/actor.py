@@ -171,7 +171,6 @@ class Coordinator:
         self._unseen.clear()
 
     async def beat(self, beat: Beat) -> BeatAnswer:
-        """A sign of life of a node."""
         server = await self._recovered()
         member = server.heard(beat)
         if member is None:

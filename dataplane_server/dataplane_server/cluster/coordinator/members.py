@@ -39,7 +39,6 @@ class Member:
         return time.monotonic() - self.heard_at < SILENT_S
 
     def hear(self, beat: Beat) -> None:
-        """A sign of life."""
         self.beat, self.heard_at = beat, time.monotonic()
 
     @property
@@ -94,7 +93,6 @@ class Members:
         return self._places[number]
 
     def remove(self, number: int) -> None:
-        """Forget a node that has ended."""
         self._members.pop(number, None)
         self._places.pop(number, None)
 

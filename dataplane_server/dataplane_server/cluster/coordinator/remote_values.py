@@ -96,7 +96,6 @@ class ClusterValues:
             yield pb.ReadColumnsResponse(header=header).SerializeToString()
 
     async def _bytes_of(self, runs: Runs) -> list[memoryview]:
-        """The bytes of each run."""
         by_node: dict[int, list[Run]] = {}
         for run in runs:
             if not self._home.has(run):

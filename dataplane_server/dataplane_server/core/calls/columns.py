@@ -51,7 +51,6 @@ class Shape:
 
     @property
     def entry_bytes(self) -> int:
-        """Bytes of one entry."""
         if self.kind == "object":
             return 1
         return ITEM_SIZES[self.dtype] * math.prod(self.trailing)

@@ -63,7 +63,6 @@ def text_bytes(text: str) -> int:
 
 
 def id_bytes(sample_ids: Sequence[str]) -> int:
-    """Memory of ids."""
     joined = "".join(sample_ids)
     characters = len(joined) if joined.isascii() else sum(map(text_bytes, sample_ids))
     return ID_BYTES * len(sample_ids) + characters

@@ -9,7 +9,6 @@ that has run for years has some two thousand entries.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -49,11 +48,7 @@ class GenerationClock:
         entry = max(bisect_right(self._firsts, generation) - 1, 0)
         return max(now - self._times[entry], 0.0) if self._times else 0.0
 
-    def ages(self, generations: Sequence[float | None], now: float) -> list[float | None]:
-        """The ages of many rows; None for None."""
-        return [None if generation is None else self.age(generation, now) for generation in generations]
-
-    def all_ages(self, generations: Int64Array, now: float) -> npt.NDArray[np.float64]:
+    def ages(self, generations: Int64Array, now: float) -> npt.NDArray[np.float64]:
         """As `age`, of many rows at once."""
         if not self._times:
             return np.zeros(len(generations))

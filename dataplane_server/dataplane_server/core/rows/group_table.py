@@ -106,7 +106,6 @@ class GroupTable:
 
     @property
     def kept_bytes(self) -> int:
-        """Memory of the groups."""
         return sum(map(_kept_bytes, self)) + sum(_attempt_bytes(group_id) for group_id in self.attempts)
 
     def note_failure(self, group: Group, reason: str) -> None:

@@ -7,11 +7,6 @@ import numpy as np
 from dataplane_server.core.calls.values import BoolArray, Int64Array, Run, Runs
 
 
-def column_runs(offsets: Int64Array, sizes: Int64Array) -> list[Run]:
-    """As column_pieces, as runs."""
-    return list(Runs(*column_pieces(offsets, sizes)))
-
-
 def column_pieces(offsets: Int64Array, sizes: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Starts and lengths of the bytes of the rows of columns (a column is a row of the arrays), in this order, as the
     fewest pieces that each belong to one column. Empty ones are dropped.

@@ -180,7 +180,6 @@ class Regions(Releases):
 
     @property
     def nodes(self) -> int:
-        """How many nodes there are."""
         return len(self._nodes)
 
     def allocate_columns(self, row_bytes: Int64Array, node: int = 0) -> tuple[Int64Array, tuple[Run, ...]] | None:

@@ -16,7 +16,6 @@ Reads pin slots. A pinned row that is removed keeps bytes and slot until the las
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from itertools import repeat
 from typing import Any
@@ -222,11 +221,10 @@ class RowTable:
 
     def remove(self, slots: Slots) -> None:
         """Remove rows whose bytes are already released. A pinned slot stays in limbo until it is unpinned."""
-        gone = slots.tolist()
-        ids = self.ids(slots)
-        _run(map(self._slot_of.__delitem__, ids))
+        gone, ids = slots.tolist(), self.ids(slots)
         self.keep(-id_bytes(ids))
-        for slot in gone:
+        for slot, sample_id in zip(gone, ids, strict=True):
+            del self._slot_of[sample_id]
             self._ids[slot] = ""
         if self._tags:
             self._drop_tags(slots)
@@ -258,13 +256,12 @@ class RowTable:
         return slots[self.still(slots, epochs)]
 
     def generations(self, slots: Slots) -> Int64Array:
-        """The generation of each row."""
         generations: Int64Array = self._columns["generation"][slots]
         return generations
 
     def ages(self, slots: Slots, now: float) -> Float64Array:
         """Seconds since each row was created; see `GenerationClock.age`."""
-        return self._clock.all_ages(self.generations(slots), now)
+        return self._clock.ages(self.generations(slots), now)
 
     def revisions(self, slots: Slots) -> Int64Array:
         """Two numbers for each row (-1: a row that does not exist), which change with its per-token values, and are 0
@@ -448,7 +445,3 @@ class RowTable:
     def close(self) -> None:
         """The table is dropped; its rows are removed."""
         self.keep(-self.kept_bytes)
-
-
-def _run(calls: map[Any]) -> None:
-    deque(calls, maxlen=0)

@@ -201,7 +201,6 @@ class ClaimTable:
         return ""
 
     def open_on(self, partition: Partition, task: str) -> list[OpenClaim]:
-        """The open claims of a task."""
         return [claim for claim in self._open.values() if claim.partition is partition and claim.task == task]
 
     def owned(self, partition: Partition, task: str) -> list[int]:

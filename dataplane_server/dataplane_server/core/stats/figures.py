@@ -82,7 +82,11 @@ def task_columns(partitions: Iterable[Partition], now: float) -> dict[str, Colum
 
 
 def _ages(partitions: Sequence[Partition], generations: Column, now: float) -> Column:
-    return partitions[0].generations.ages(generations, now) if partitions else generations
+    """None for None. All partitions have the same clock."""
+    return [
+        None if generation is None else partition.generations.age(generation, now)
+        for partition, generation in zip(partitions, generations, strict=True)
+    ]
 
 
 def _cached_figures(partition: Partition) -> tuple[float | None, ...]:

@@ -41,7 +41,6 @@ class Deliveries:
         return self.total - sum(self.ended.values())
 
     def counts(self, slots: Slots) -> Int64Array:
-        """How often each of the rows was delivered."""
         counts: Int64Array = self._rows[self._column][slots].astype(np.int64)
         return counts
 
@@ -85,7 +84,6 @@ class Deliveries:
 
     @property
     def kept_bytes(self) -> int:
-        """Memory of the reasons."""
         return sum(map(_kept_bytes, self._reasons.values()))
 
     def close(self) -> None:

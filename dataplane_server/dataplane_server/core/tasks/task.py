@@ -155,7 +155,6 @@ class Task:
     # -- queued claims -------------------------------------------------------------------------------------------------
 
     def remove_waiter(self, view: AnyView, number: int) -> None:
-        """A claim leaves the queue of a view."""
         del view.waiters[number]
         self._changed[self] = None
 
@@ -239,7 +238,6 @@ class Task:
         self._return(slots)
 
     def state_of(self, slot: int) -> str:
-        """The name of the row's state."""
         return STATE_NAMES[int(self.states[slot])]
 
     def dead_slots(self) -> Slots:

@@ -23,8 +23,8 @@ from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.causes import Finding
 from dataplane_server.core.calls.columns import Columns
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.values import Copy, Int64Array
-from dataplane_server.core.rows.ranges import column_runs
+from dataplane_server.core.calls.values import Copy, Int64Array, Runs
+from dataplane_server.core.rows.ranges import column_pieces
 from dataplane_server.core.rows.space import ALIGNMENT, align
 from dataplane_server.core.state.state import State
 
@@ -221,7 +221,7 @@ class Admission:
         if columns.kept is None:
             return Reservation(ticket, runs, columns.size_bytes)
         kept_bytes = columns.kept.entries * columns.entry_bytes
-        tails = column_runs(offsets + kept_bytes, row_bytes - kept_bytes)
+        tails = Runs(*column_pieces(offsets + kept_bytes, row_bytes - kept_bytes))
         filled = kept_bytes > 0
         copies = zip(*(array[filled].tolist() for array in (columns.kept.offsets, offsets, kept_bytes)), strict=True)
         return Reservation(ticket, tuple(tails), columns.sent_bytes, tuple(map(Copy._make, copies)))

@@ -225,7 +225,6 @@ class ClaimQueue:
             self._fail(ticket, refusal)
 
     def fail_all(self, refusal: Refusal) -> None:
-        """Fail all claims."""
         for queued in list(self._queued.values()):
             self._fail_all(queued, refusal)
 

@@ -31,7 +31,6 @@ _FACT_NUMBERS: dict[str, pb.RowFact.ValueType] = {name: pb.RowFact.ValueType(n) 
 
 
 def filter_message(terms: Filter) -> pb.Filter:
-    """The message of a filter of the core."""
     return pb.Filter(
         terms=[
             pb.FilterTerm(
