@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests import commands
 from tests.integration.failpoints.failpoint import Failpoint, Watch
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from Python 3.11 on
 
 
 class Lives:
@@ -26,12 +30,12 @@ class Lives:
         self._data = data
         self._settings = settings
 
-    def __enter__(self) -> Lives:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
-            self.kill()
+            self.end()
 
     @property
     def log(self) -> str:
@@ -44,7 +48,9 @@ class Lives:
     def begin(self, *flags: str, failpoint: Failpoint | None = None) -> int | None:
         """Begin a life. None once it serves; its exit code if it ends before."""
         point = None if failpoint is None else dataclasses.astuple(failpoint)
-        prepare = (__name__, _prepare.__name__, self._settings, str(self._data), point)
+        prepare: tuple[Any, ...] = ()
+        if point or self._settings:
+            prepare = (__name__, _prepare.__name__, self._settings, str(self._data), point)
         with self._log.open("a") as log:
             self._process = commands.begin(
                 [*self._command, *flags], stdout=subprocess.PIPE, stderr=log, text=True, prepare=prepare
@@ -59,10 +65,14 @@ class Lives:
             self._process = None
         return process.wait()
 
-    def kill(self) -> None:
+    def end(self, by: signal.Signals = signal.SIGKILL) -> int:
+        """Send a signal and wait until the life ends; its exit code."""
         assert self._process is not None
-        self._process.kill()
-        self.ended()
+        self._process.send_signal(by)
+        return self.ended()
+
+    def kill(self) -> None:
+        self.end()
 
 
 def _prepare(name: str, settings: dict[str, int], data: str, point: list[Any] | None) -> None:

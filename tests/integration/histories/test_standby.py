@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests import commands
 from tests.integration.histories.campaign import judged, run, table
-from tests.integration.histories.mortal_server import COMMAND, MortalServer
+from tests.integration.histories.mortal_server import MortalServer
 from tests.integration.histories.settings import Settings
 
 _LONGEST_S = 1.0
@@ -28,21 +28,18 @@ class GuardedServer(MortalServer):
         self.takeovers: list[float] = []
         self._ends_by = ends_by
         super().__init__(folder, data)
-        self._flags[self._flags.index("--data-dir")] = "--standby"
+        self._command[self._command.index("--data-dir")] = "--standby"
         self._standby = self._begin()
-
-    def __enter__(self) -> GuardedServer:
-        return self
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         self._process = self._standby
-        self._end()
+        self.end()
 
     def kill(self) -> None:
         self._wait_for("standing_by", self.kills + 1)
         began = time.monotonic()
-        self._end(self._ends_by)
+        self.end(self._ends_by)
         self.kills += 1
         self._process = self._standby
         assert self._process.stdout is not None
@@ -52,7 +49,7 @@ class GuardedServer(MortalServer):
 
     def _begin(self) -> commands.Forked:
         with self._log.open("a") as stderr:
-            return commands.begin([COMMAND, *self._flags], stdout=subprocess.PIPE, stderr=stderr, text=True)
+            return commands.begin(self._command, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
     def _wait_for(self, event: str, count: int) -> None:
         deadline = time.monotonic() + 120
