@@ -193,6 +193,17 @@ def test_a_server_that_comes_up_later_is_waited_for(start: Start, liveness: Open
     assert [future.result(20) for future in wanted] == ["s1"] * 3
 
 
+def test_all_who_wait_while_a_server_drains_get_the_session_of_the_next(
+    session: LivenessSession, sessions: Sessions
+) -> None:
+    sessions.refusal = (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+    wanted = [session.open_session("", Deadline(60.0)) for _ in range(3)]
+    tries = len(sessions.opened)
+    eventually(lambda: len(sessions.opened) >= tries + 5)  # by then all three wait for the same attempt
+    sessions.refusal = None
+    assert [future.result(60) for future in wanted] == ["s1"] * 3
+
+
 def test_a_session_that_the_server_refuses_is_refused_at_once(session: LivenessSession, sessions: Sessions) -> None:
     sessions.refusal = (grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_REACHED")
     with pytest.raises(OutOfSpaceError, match="why it is so"):
