@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from uuid import uuid4
 
 import msgpack
 import pytest
@@ -19,7 +20,6 @@ from tests.semantics.callers import Refused
 from tests.semantics.conftest import ON_ONE_WAY
 
 from dataplane_client import aio
-from dataplane_client._requests.requests import new_request_id
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import ConditionFailedError, InvalidArgumentError
 from dataplane_server.core.calls.answers import Reservation
@@ -361,7 +361,7 @@ async def test_a_term_that_the_server_does_not_understand_is_refused_in_words(
     address: str, term: pb.FilterTerm, words: str
 ) -> None:
     request = pb.ClearSamplesRequest(
-        request_id=new_request_id(), partition_id="p", whole_partition=True, where=pb.Filter(terms=[term])
+        request_id=uuid4().hex, partition_id="p", whole_partition=True, where=pb.Filter(terms=[term])
     )
     async with await aio.connect(address) as client:
         await client.register_partition("p", ["a"], 0, ["train"])

@@ -58,11 +58,11 @@ def test_one_range_holds_for_all_rows_and_every_verb(flow: DataPlaneClient) -> N
 @pytest.mark.parametrize(
     ("ranges", "kind", "text"),
     [
-        ({"token_range": (3, 1)}, InvalidArgumentError, "the end of token_range must be 3 to"),
-        ({"token_range": (-1, 1)}, InvalidArgumentError, "the start of token_range must be at least 0, got -1"),
+        ({"token_range": (3, 1)}, InvalidArgumentError, "end of token_range .*3"),
+        ({"token_range": (-1, 1)}, InvalidArgumentError, "start of token_range .*-1"),
         ({"token_range": 5}, UnsupportedTypeError, r"token_range must be \(start, end\), got 5"),
-        ({"token_range": (0.5, 1)}, UnsupportedTypeError, "the start of token_range must be an int"),
-        ({"token_ranges": [(0, 1)]}, InvalidArgumentError, "token_ranges for 1 rows, but the call names 2 samples"),
+        ({"token_range": (0.5, 1)}, UnsupportedTypeError, "start of token_range"),
+        ({"token_ranges": [(0, 1)]}, InvalidArgumentError, "token_ranges .*1 .*2"),
         ({"token_ranges": [(0, 1), (2, 1)]}, InvalidArgumentError, "token range of sample 'b'"),
         ({"token_range": (0, 1), "token_ranges": [(0, 1)] * 2}, InvalidArgumentError, "not both"),
     ],

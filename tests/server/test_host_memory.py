@@ -20,7 +20,7 @@ NO_LIMIT = GroupMemory(None, None)
             900 * GIB,
             24 * GIB,
             NO_LIMIT,
-            "--memory: 900.0 GiB is more than the 24.0 GiB of this machine; choose at most 21",
+            "--memory: 900.0 GiB is more than the 24.0 GiB",
         ),
         (24 * GIB + 1, 24 * GIB, NO_LIMIT, "of this machine"),
         (4 * GIB, 24 * GIB, GroupMemory(2 * GIB, None), "4.0 GiB is more than the 2.0 GiB that this container"),

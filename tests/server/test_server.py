@@ -79,9 +79,9 @@ def test_a_taken_port_is_an_os_error(flag: str) -> None:
 @pytest.mark.parametrize(
     ("listen", "message"),
     [
-        ("unix:///nonexistent/a.sock", "the folder /nonexistent does not exist; make it (mkdir -p /nonexistent), or"),
+        ("unix:///nonexistent/a.sock", "the folder /nonexistent"),
         ("unix:///proc/version/a.sock", "/proc/version is not a folder; choose another path"),
-        (f"unix:///tmp/{'a' * 104}", "the path has more than 107 bytes; choose a shorter one"),
+        (f"unix:///tmp/{'a' * 104}", "the path has more than 107 bytes"),
         ("192.0.2.1:0", "this host does not have that address"),
         ("nowhere.invalid:0", "the host is unknown"),
     ],

@@ -27,16 +27,16 @@ GOOD = RowCopy(
         ("source_starts", -1, "negative"),
         ("sizes", -1, "negative"),
         ("fills", -4, "negative"),
-        ("target_starts", 25, "16 bytes from byte 25 on, but the target has 40"),
-        ("target_starts", 41, "the target has 40"),
-        ("target_starts", HIGHEST, "the target has 40"),
-        ("source_starts", 15, "16 bytes from byte 15 on, but the source has 30"),
-        ("source_starts", HIGHEST, "the source has 30"),
-        ("sizes", 21, "the source has 30"),
-        ("sizes", HIGHEST, "the source has 30"),
-        ("fills", 8, "8 bytes from byte 36 on, but the target has 40"),
-        ("fills", HIGHEST - 3, "the target has 40"),
-        ("fills", 3, "a fill of 3 bytes by elements of 4"),
+        ("target_starts", 25, "16 .* 25 .* 40"),
+        ("target_starts", 41, "target .* 40"),
+        ("target_starts", HIGHEST, "target .* 40"),
+        ("source_starts", 15, "16 .* 15 .* 30"),
+        ("source_starts", HIGHEST, "source .* 30"),
+        ("sizes", 21, "source .* 30"),
+        ("sizes", HIGHEST, "source .* 30"),
+        ("fills", 8, "8 .* 36 .* 40"),
+        ("fills", HIGHEST - 3, "target .* 40"),
+        ("fills", 3, "fill of 3 .* 4"),
     ],
 )
 def test_a_row_outside_its_arrays_is_refused_by_copy_row_and_rule(column: str, row_1: int, message: str) -> None:
@@ -51,15 +51,15 @@ def test_a_row_outside_its_arrays_is_refused_by_copy_row_and_rule(column: str, r
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"target": np.zeros((4, 10), np.uint8)}, "target must be a contiguous 1-D uint8 array"),
-        ({"target": np.zeros(80, np.uint8)[::2]}, "target must be a contiguous"),
-        ({"target": np.zeros(40, np.int8)}, "target must be a contiguous 1-D uint8 array, got int8"),
-        ({"target": np.frombuffer(bytes(40), np.uint8)}, "target is read-only"),
-        ({"source": np.zeros(60, np.uint8)[::-2]}, "source must be a contiguous"),
-        ({"sizes": np.zeros((2, 1), np.int64)}, "sizes must be a 1-D int64 array"),
-        ({"source_starts": np.zeros(2, np.int32)}, "source_starts must be a 1-D int64 array .*got int32"),
-        ({"target_starts": np.zeros(3, np.int64)}, r"as long as sizes \(2\)"),
-        ({"fills": np.zeros(2)}, "fills must be a 1-D int64 array .*got float64"),
+        ({"target": np.zeros((4, 10), np.uint8)}, "target .*uint8"),
+        ({"target": np.zeros(80, np.uint8)[::2]}, "target "),
+        ({"target": np.zeros(40, np.int8)}, "target .*int8"),
+        ({"target": np.frombuffer(bytes(40), np.uint8)}, "target .*read-only"),
+        ({"source": np.zeros(60, np.uint8)[::-2]}, "source "),
+        ({"sizes": np.zeros((2, 1), np.int64)}, "sizes "),
+        ({"source_starts": np.zeros(2, np.int32)}, "source_starts .*int32"),
+        ({"target_starts": np.zeros(3, np.int64)}, r"target_starts .*\(2\)"),
+        ({"fills": np.zeros(2)}, "fills .*float64"),
     ],
 )
 def test_arrays_of_another_kind_are_refused(changes: dict[str, npt.NDArray[np.generic]], message: str) -> None:
@@ -69,5 +69,5 @@ def test_arrays_of_another_kind_are_refused(changes: dict[str, npt.NDArray[np.ge
 
 @pytest.mark.parametrize("fill", [b"", b"123", bytes(32)], ids=len)
 def test_a_fill_of_another_length_is_refused(fill: bytes) -> None:
-    with pytest.raises(ValueError, match=r"^copy 0: fill must have one of"):
+    with pytest.raises(ValueError, match=r"^copy 0: fill "):
         copy_rows([dataclasses.replace(GOOD, fill=fill)])

@@ -194,7 +194,7 @@ def change_version(folder: Path, patch: pytest.MonkeyPatch) -> None:
     ("spoil", "limits", "words"),
     [
         (change_nothing, replace(LIMITS, max_rows=7), r"max_rows 4000000 \(now 7\); start with those"),
-        (remove_arena, LIMITS, "a log but no arena: the values are lost"),
+        (remove_arena, LIMITS, "log but no arena"),
         (remove_log, LIMITS, "a checkpoint but no log"),
         (change_version, LIMITS, r"was written by version .*, and this is 9\.9\.9; start that version"),
     ],

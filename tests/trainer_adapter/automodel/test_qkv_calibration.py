@@ -140,10 +140,10 @@ def test_scales_are_those_of_rows_without_padding(kind: str, packed: bool) -> No
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"percentile": 0.0}, "percentile must be above 0 and at most 100, got 0.0"),
+        ({"percentile": 0.0}, "percentile .*0.0"),
         ({"percentile": 100.1}, "percentile must be"),
         ({"percentile": math.nan}, "percentile must be"),
-        ({"margin": 0.0}, "margin must be positive and finite, got 0.0"),
+        ({"margin": 0.0}, "margin .*0.0"),
         ({"margin": math.inf}, "margin must be"),
     ],
 )
@@ -154,7 +154,7 @@ def test_settings_that_cannot_be_are_refused(one_layer: OneLayer, settings: dict
 
 @pytest.mark.parametrize(
     ("rows", "text"),
-    [([], "calibration needs at least one microbatch"), ([[[1.0]]], "the k of attn was not part of a forward pass")],
+    [([], "microbatch"), ([[[1.0]]], "k of attn")],
 )
 def test_without_samples_there_are_no_scales(one_layer: OneLayer, rows: list[Any], text: str) -> None:
     with QkvCalibration(one_layer) as calibration:

@@ -33,10 +33,10 @@ def test_a_width_of_the_first_write_is_widened_but_never_narrowed(held: int, wid
 @pytest.mark.parametrize(
     ("meta", "arguments", "fragment"),
     [
-        (meta_of([]), {"pad_to_multiple": 1}, "'p': the meta has no rows"),
-        (meta_of(None), {"pad_to_multiple": 1}, "the meta has no sequence_lengths"),
-        (meta_of([1]), {"pad_to_multiple": 0}, "pad_to_multiple must be at least 1, got 0"),
-        (meta_of([1]), {"pad_to_multiple": 1, "sequence_length_round": 0}, "sequence_length_round must be at least 1"),
+        (meta_of([]), {"pad_to_multiple": 1}, "'p': .*rows"),
+        (meta_of(None), {"pad_to_multiple": 1}, "sequence_lengths"),
+        (meta_of([1]), {"pad_to_multiple": 0}, "pad_to_multiple .*0"),
+        (meta_of([1]), {"pad_to_multiple": 1, "sequence_length_round": 0}, "sequence_length_round"),
         (meta_of([1], **{KEY: "8"}), {"pad_to_multiple": 1}, f"'{KEY}'] must be a number of tokens, got '8'"),
         (meta_of([1], **{KEY: True}), {"pad_to_multiple": 1}, "got True"),
     ],

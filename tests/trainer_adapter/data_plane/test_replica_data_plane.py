@@ -64,11 +64,11 @@ def test_only_ids_are_padded_with_the_pad_token(client: DataPlaneClient, known: 
 @pytest.mark.parametrize(
     ("arguments", "error", "fragment"),
     [
-        ({"fetch_policy": "leader"}, ValueError, "fetch_policy must be one of"),
-        ({"fetch_policy": "leader_broadcast"}, RuntimeError, "needs a replica of several ranks"),
-        ({"layout": "packed"}, ValueError, "layout must be one of"),
-        ({"fields": []}, ValueError, "fetch from 'p': no fields"),
-        ({"fields": "tokens"}, TypeError, "field names must be a sequence of str, got the str 'tokens'"),
+        ({"fetch_policy": "leader"}, ValueError, "fetch_policy"),
+        ({"fetch_policy": "leader_broadcast"}, RuntimeError, "several ranks"),
+        ({"layout": "packed"}, ValueError, "layout"),
+        ({"fields": []}, ValueError, "'p': no fields"),
+        ({"fields": "tokens"}, TypeError, "'tokens'"),
         ({"fields": ["nonsense"]}, InvalidArgumentError, "nonsense"),
         ({"fields": ["prev_logprobs"]}, NotFoundError, "prev_logprobs"),
     ],
@@ -97,18 +97,18 @@ def test_padding_is_not_stored_however_wide_the_result(
 @pytest.mark.parametrize(
     ("result", "known", "error", "fragment"),
     [
-        ([torch.zeros(3)], True, RuntimeError, "the result is a list, not a mapping"),
-        ({"logprob": torch.zeros(3, 8)}, True, RuntimeError, "no such key, only ['logprob']"),
-        ({"logprobs": [0.0, 0.0, 0.0]}, True, TypeError, "'logprobs': expected a tensor, got list"),
-        ({"logprobs": torch.zeros(4, 8)}, True, ValueError, "shape (4, 8), but the meta has 3 rows"),
-        ({"logprobs": torch.tensor(1.0)}, True, ValueError, "shape (), but the meta has 3 rows"),
-        ({"logprobs": torch.zeros(3, 6)}, True, ValueError, "has 6 positions, but a row has 7 tokens"),
-        ({"logprobs": OF_8}, False, ValueError, "the lengths of the rows are unknown"),
+        ([torch.zeros(3)], True, RuntimeError, "list"),
+        ({"logprob": torch.zeros(3, 8)}, True, RuntimeError, "['logprob']"),
+        ({"logprobs": [0.0, 0.0, 0.0]}, True, TypeError, "'logprobs'"),
+        ({"logprobs": torch.zeros(4, 8)}, True, ValueError, "shape (4, 8)"),
+        ({"logprobs": torch.tensor(1.0)}, True, ValueError, "shape ()"),
+        ({"logprobs": torch.zeros(3, 6)}, True, ValueError, "6 positions"),
+        ({"logprobs": OF_8}, False, ValueError, "lengths"),
         (
             {"logprobs": OF_8, "input_lengths": torch.tensor([1, 1])},
             False,
             ValueError,
-            "the result input_lengths (3,)",
+            "input_lengths (3,)",
         ),
     ],
 )

@@ -175,9 +175,9 @@ def test_ranks_divide_what_they_can(model: Path) -> None:
             3,
             {"tensor_parallel_size": 3},
             WIDTH,
-            "tensor_parallel_size=3 does not divide the model's num_attention_heads=8",
+            "tensor_parallel_size=3 .*num_attention_heads=8",
         ),
-        (3, {}, WIDTH, "train_global_batch_size=8 is not a positive multiple of the 3 data-parallel ranks"),
+        (3, {}, WIDTH, "train_global_batch_size=8 .*3 data-parallel"),
         (
             2,
             {"context_parallel_size": 2},

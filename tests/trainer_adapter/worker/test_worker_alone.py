@@ -171,9 +171,7 @@ def test_microbatches_without_a_valid_sample_add_no_metrics(make_worker: MakeWor
     assert len(report["all_mb_metrics"]["loss"]) == 3
 
 
-@pytest.mark.parametrize(
-    ("gbs", "message"), [(16, "all ranks together have 8 samples, fewer than one global batch of 16"), (-1, "got -1")]
-)
+@pytest.mark.parametrize(("gbs", "message"), [(16, "8 samples, .*16"), (-1, "got -1")])
 def test_a_global_batch_that_the_rows_do_not_fill_is_refused(make_worker: MakeWorker, gbs: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_worker().train(batch(), NLLLoss(), gbs=gbs)

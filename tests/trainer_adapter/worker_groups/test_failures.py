@@ -122,11 +122,11 @@ def test_ranks_that_contradict_each_other_are_refused(layouts: list[dict[str, in
 @pytest.mark.parametrize(
     ("given", "rule"),
     [
-        ({"num_workers": 0}, "num_workers must be at least 1, got 0"),
-        ({"cpus_per_worker": 0}, "cpus_per_worker must be at least 1"),
-        ({"gpus_per_worker": 2}, "gpus_per_worker must be 0 or 1, got 2"),
-        ({"strategy": "PACKED"}, "strategy must be one of PACK, SPREAD, .* got 'PACKED'"),
-        ({"call_timeout_s": 0.0}, "call_timeout_s must be positive"),
+        ({"num_workers": 0}, "num_workers .*0"),
+        ({"cpus_per_worker": 0}, "cpus_per_worker"),
+        ({"gpus_per_worker": 2}, "gpus_per_worker .*2"),
+        ({"strategy": "PACKED"}, "strategy .*PACK, SPREAD, .*'PACKED'"),
+        ({"call_timeout_s": 0.0}, "call_timeout_s"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_by_name(given: dict[str, object], rule: str) -> None:
