@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dataplane_server.core.calls.answers import ReadPlan
+from dataplane_server.core.calls.answers import ReadColumn, ReadPlan
+from dataplane_server.core.calls.columns import Shape
 from dataplane_server.core.calls.digests import check_checks
 from dataplane_server.core.calls.listings import Holder
 from dataplane_server.core.calls.names import check_caller, check_distinct, check_generations, check_sample_ids
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import BeginRead
 from dataplane_server.core.calls.values import Int64Array, Runs, Slots
+from dataplane_server.core.rows.fields import Field
+from dataplane_server.core.rows.ranges import column_pieces
+from dataplane_server.core.rows.stored_values import mask_of
 from dataplane_server.core.state.partition import Partition
-from dataplane_server.core.state.read_plans import plan_read
 from dataplane_server.core.state.state import State
 
 _LEAST_ROWS = 64
@@ -52,7 +55,7 @@ class Reads:
             partition.rows.check_same(call.sample_ids, slots, call.generations)
         self._check_room(len(slots))
         check_checks(partition.definition, call)
-        columns, pieces, digests = plan_read(partition, slots, call.fields, tokens)
+        columns, pieces, digests = _plan(partition, slots, call.fields, tokens)
         self._check_pieces(call, len(pieces[0]))
         partition.rows.pin(slots)
         ticket = self._begun = max(call.ticket, self._begun + 1)
@@ -164,3 +167,45 @@ def _token_range(call: BeginRead) -> tuple[Int64Array, Int64Array] | None:
         message = f"token range {starts[row]} to {ends[row]} of {which}: a range needs 0 <= start <= end"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=call.partition_id)
     return starts, ends
+
+
+def _plan(
+    partition: Partition, slots: Slots, names: Sequence[str], tokens: tuple[Int64Array, Int64Array] | None = None
+) -> tuple[tuple[ReadColumn, ...], tuple[Int64Array, Int64Array], Int64Array | None]:
+    """The layout of fields of rows, starts and lengths of their pieces of memory, and the digests of their values, if
+    they have some. tokens: starts and ends within per-token fields. Refusal FIELD_NOT_PRODUCED names the first row that
+    lacks a field.
+    """
+    fields = [partition.field(name) for name in names]
+    shapes = _produced_shapes(partition, fields, slots)
+    offsets, entries = partition.values.locate(slots, fields)
+    entry_bytes = np.array([[shape.entry_bytes] for shape in shapes])
+    for row in [row for row, field in enumerate(fields) if field.per_token and tokens is not None]:
+        starts, ends = np.minimum(tokens, entries[row])  # type: ignore[arg-type]  # it is not None here
+        offsets[row] += starts * entry_bytes[row]
+        entries[row] = ends - starts
+        shapes[row] = Shape("jagged", shapes[row].dtype, shapes[row].trailing)
+    sizes = entries * entry_bytes
+    columns = tuple(map(ReadColumn, names, shapes, entries))
+    return columns, column_pieces(offsets, sizes), partition.values.digests(slots, fields)
+
+
+def _produced_shapes(partition: Partition, fields: Sequence[Field], slots: Slots) -> list[Shape]:
+    """The shapes of fields, which all of the rows must hold."""
+    mask = np.uint64(mask_of(fields))
+    shapes = [field.shape for field in fields if field.shape is not None]
+    if len(shapes) == len(fields) and ((partition.rows["produced"][slots] & mask) == mask).all():
+        return shapes
+    raise next(_not_produced(partition, field, slots) for field in fields if not field.holds(slots).all())
+
+
+def _not_produced(partition: Partition, field: Field, slots: Slots) -> Refusal:
+    lacking = np.flatnonzero(~field.holds(slots))
+    first = partition.rows.ids(slots[lacking[:1]])[0]
+    more = f" (and {lacking.size - 1} more of the call)" if lacking.size > 1 else ""
+    message = (
+        f"partition {partition.partition_id!r}: sample {first!r} has not produced field {field.name!r}{more}; a claim "
+        "that requires the field waits for it"
+    )
+    metadata = {"partition_id": partition.partition_id, "sample_id": first, "field": field.name}
+    return Refusal(Reason.FIELD_NOT_PRODUCED, message, **metadata)
