@@ -86,6 +86,7 @@ CASES = {
     "context llama": Case("llama", "plain", {"context_parallel_size": 2}, loss="older"),
     "context qwen2 dynamic": Case("qwen2", "dynamic", divided_by_context(2, **RERUN)),
     "context qwen3 packed": Case("qwen3", "packed", divided_by_context(2, **RERUN)),
+    "context qwen3moe packed": Case("qwen3moe", "packed", divided_by_context(2, expert_parallel_size=2, **RERUN)),
     "ring qwen3": Case("qwen3", "plain", divided_by_context(2, context_parallel_attention="torch", **RERUN)),
     "ring x4 llama": Case("llama", "plain", divided_by_context(4, context_parallel_attention="torch"), 4),
     "tokens llama": Case("llama", "plain", BY_TOKENS, loss="older"),

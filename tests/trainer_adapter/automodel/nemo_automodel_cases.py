@@ -11,23 +11,13 @@ from typing import Any
 import torch
 from tests.trainer_adapter.automodel import lora_cases, rank_processes, setup_cases, tiny_policy
 from tests.trainer_adapter.automodel.setup_cases import policy_config, set_up
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer_adapter.automodel.train import LogprobsPostProcessor, clip_grad_norm, forward_with_post_processing_fn
 
 BACKEND: dict[str, Any] = {"model_backend": "automodel"}
 TP: dict[str, Any] = {**BACKEND, "tensor_parallel_size": 2}
-EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 EVERY_LAYER: dict[str, Any] = {**lora_cases.SOME, "target_modules": ["*_proj"]}
 LENGTHS = [7, 4, 9]
-
-
-def save_models(folder: Path) -> None:
-    """Those of setup_cases, and one with experts."""
-    setup_cases.save_models(folder)
-    torch.manual_seed(1)
-    config = AutoConfig.for_model("qwen3_moe", **setup_cases.SHAPE, **EXPERTS, head_dim=8)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "qwen3moe")
 
 
 def logprobs(packed: bool) -> rank_processes.Case:
@@ -55,19 +45,6 @@ def gradient_norm(rank: int, folder: Path) -> float:
     return norms[0]
 
 
-def refused(model: str, **dtensor_cfg: Any) -> rank_processes.Case:
-    """The error of a configuration that cannot be."""
-
-    def play(rank: int, folder: Path) -> str:
-        try:
-            with set_up(policy_config(folder / model, **BACKEND, **dtensor_cfg)):
-                return "set up"
-        except (NotImplementedError, OSError, RuntimeError, ValueError) as error:
-            return f"{type(error).__name__}: {error}"
-
-    return play
-
-
 STEPPED: dict[str, dict[str, Any]] = {
     "llama_dp": BACKEND,
     "llama_offloaded": {**BACKEND, "cpu_offload": True},
@@ -93,7 +70,7 @@ CASES: dict[str, rank_processes.Case] = {
     "logprobs": logprobs(packed=False),
     "logprobs_packed": logprobs(packed=True),
     "gradient_norm": gradient_norm,
-    "refused_experts": refused("qwen3moe", expert_parallel_size=2),
-    "refused_replicas": refused("llama", dp_replicate_size=2),
-    "unreadable": refused("no_weights"),
+    "refused_experts": setup_cases.refused("qwen3moe", **BACKEND, expert_parallel_size=2),
+    "refused_replicas": setup_cases.refused("llama", **BACKEND, dp_replicate_size=2),
+    "unreadable": setup_cases.refused("no_weights", **BACKEND),
 }

@@ -26,6 +26,7 @@ from trainer_adapter.automodel.checkpoint import CheckpointManager
 from trainer_adapter.automodel.config import ModelAndOptimizerState
 from trainer_adapter.automodel.models.automodel_ranks import prepare_gradients
 from trainer_adapter.automodel.setup import setup_distributed, setup_model_and_optimizer, validate_and_prepare_config
+from trainer_adapter.automodel.train import clip_grad_norm
 
 SGD = {"name": "torch.optim.SGD", "kwargs": {"lr": 0.5}}
 ADAM = {"name": "torch.optim.AdamW", "kwargs": {"lr": 0.01, "betas": [0.9, 0.95]}}
@@ -54,6 +55,7 @@ OTHER_LAYERS = {"phi3": False, "glm": False, "starcoder2": True, "gemma3_text": 
 """Fused projections; fused and others; biases and other names; norms of heads, and four norms in a layer."""
 MODELS = {"llama": False, "qwen2": True, "qwen3": True, "gemma2": True, **OTHER_LAYERS}
 """Types of models, and whether their embeddings are tied."""
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 
 def logits_only() -> Any:
@@ -68,6 +70,9 @@ def save_models(folder: Path) -> None:
         torch.manual_seed(1)
         config = AutoConfig.for_model(kind, **SHAPE, head_dim=8, tie_word_embeddings=tied, pad_token_id=None)
         AutoModelForCausalLM.from_config(config).save_pretrained(folder / kind)
+    torch.manual_seed(1)
+    experts = AutoConfig.for_model("qwen3_moe", **SHAPE, **EXPERTS, head_dim=8)
+    AutoModelForCausalLM.from_config(experts).save_pretrained(folder / "qwen3moe")
     AutoConfig.for_model("llama", **SHAPE).save_pretrained(folder / "no_weights")
     save_in_parts(folder)
 
@@ -221,6 +226,28 @@ def resume(folder: Path, **dtensor_cfg: Any) -> Iterator[ModelAndOptimizerState]
         yield state
 
 
+def stepped_experts(rank: int, folder: Path, saved: Path, resumes: bool, dtensor_cfg: dict[str, int]) -> dict[str, Any]:
+    """Losses and gradient norms of clipped steps of Adam on four ranks: two, a checkpoint in `saved` and two further
+    ones, or only these from the checkpoint; and the names of weights that are divided as experts.
+    """
+    paths: dict[str, Any] = {"weights_path": str(saved / "weights"), "optimizer_path": str(saved / "optimizer")}
+    given = {**policy_config(folder / "qwen3moe", **dtensor_cfg), "optimizer": ADAM}
+    losses: list[float] = []
+    norms: list[float] = []
+    with set_up(given, **(paths if resumes else {})) as state:
+        model: Any = state.model
+        optimizer = state.optimizer
+        assert optimizer is not None
+        optimizer.register_step_pre_hook(lambda *_: norms.append(clip_grad_norm(model.parameters(), 0.1).item()))
+        divided = [name for name, value in model.named_parameters() if "ep" in value.device_mesh.mesh_dim_names]
+        losses += [train_step(state, rank, 4)[0] for _ in range(2)]
+        if not resumes:
+            kept = {"optimizer": optimizer, "scheduler": state.scheduler, **paths}
+            CheckpointManager().save_checkpoint(model, **kept, checkpointing_cfg={})
+            losses += [train_step(state, rank, 4)[0] for _ in range(2)]
+    return {"losses": losses, "norms": norms, "divided": divided}
+
+
 def save_in_parts(folder: Path) -> None:
     """The model llama in 16 bits, as files by names of their own, which transformers does not find."""
     weights = load_file(folder / "llama/model.safetensors")
@@ -246,12 +273,17 @@ def timed(_rank: int, folder: Path) -> list[float]:
         return [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
 
 
-def unreadable(_rank: int, folder: Path) -> str:
-    try:
-        with set_up(policy_config(folder / "no_weights")):
-            return "loaded"
-    except (OSError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
+def refused(model: str, **dtensor_cfg: Any) -> rank_processes.Case:
+    """The error of a configuration that cannot be."""
+
+    def play(_rank: int, folder: Path) -> str:
+        try:
+            with set_up(policy_config(folder / model, **dtensor_cfg)):
+                return "set up"
+        except (NotImplementedError, OSError, RuntimeError, ValueError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    return play
 
 
 STEPPED: dict[str, dict[str, Any]] = {
@@ -259,6 +291,7 @@ STEPPED: dict[str, dict[str, Any]] = {
     "llama_replicated": {"dp_replicate_size": 2, "activation_checkpointing": True},
     "llama_offloaded": {"cpu_offload": True},
     "qwen2_dp_tied": {},
+    "qwen3moe_experts": {"expert_parallel_size": 2},
     "llama_tp": {"tensor_parallel_size": 2},
     "llama_tp_logits_only": {"tensor_parallel_size": 2, "custom_parallel_plan": f"{__name__}.logits_only"},
     "qwen2_tp_tied": {"tensor_parallel_size": 2},
@@ -271,5 +304,6 @@ CASES: dict[str, rank_processes.Case] = {
     "parts": loaded_in_parts(),
     "parts_tp": loaded_in_parts(tensor_parallel_size=2),
     "timed": timed,
-    "unreadable": unreadable,
+    "refused_experts": refused("llama", expert_parallel_size=2),
+    "unreadable": refused("no_weights"),
 }

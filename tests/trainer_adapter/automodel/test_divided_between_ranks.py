@@ -35,7 +35,14 @@ pytestmark = pytest.mark.xdist_group("ranks")
 CONTEXT = "input_ids: rows of 7 tokens cannot be divided"
 TOKENS = "input_ids: dtensor_cfg.sequence_parallel cannot divide rows of 7 tokens"
 QUICK = {"context llama", "tokens llama", "data x context llama packed", "tensors phi3 packed"}
-LONG = {"context qwen3 packed", "tokens qwen2 dynamic", "tokens glm", "tokens starcoder2 packed", "ring qwen3"}
+LONG = {
+    "context qwen3 packed",
+    "context qwen3moe packed",
+    "tokens qwen2 dynamic",
+    "tokens glm",
+    "tokens starcoder2 packed",
+    "ring qwen3",
+}
 Seen = list[tuple[dict[str, Tensor], dict[str, Any]]]
 
 

@@ -32,9 +32,7 @@ OWN_LINEAR = {"_target_": "nemo_automodel.components.models.common.BackendConfig
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    nemo_automodel_cases.save_models(folder)
+def folder(folder: Path) -> Path:
     AutoConfig.for_model("glm4_moe", architectures=["Glm4MoeForCausalLM"]).save_pretrained(folder / "glm4moe")
     return folder
 
@@ -145,7 +143,7 @@ def own_model(monkeypatch: pytest.MonkeyPatch, kind: str, architecture: str, **s
         ("llama", "LlamaForCausalLM", {}),
         ("qwen2", "Qwen2ForCausalLM", {}),
         ("qwen3", "Qwen3ForCausalLM", {}),
-        ("qwen3_moe", "Qwen3MoeForCausalLM", nemo_automodel_cases.EXPERTS),
+        ("qwen3_moe", "Qwen3MoeForCausalLM", setup_cases.EXPERTS),
     ],
 )
 def test_packed_sequences_of_the_packages_own_models_have_the_logits_that_they_have_alone(

@@ -23,13 +23,6 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("automodel")
-    cases.save_models(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def ranks(rank_pool: RankPool, folder: Path) -> list[dict[str, Any]]:
     """What each rank saw, by case."""
     return rank_processes.play_cases(rank_pool, cases.__name__, folder, warning="default")

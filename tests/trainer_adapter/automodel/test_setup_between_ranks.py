@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 pytestmark = pytest.mark.xdist_group("ranks")
 
 
-QUICK = {"llama_dp", "llama_replicated", "llama_tp_logits_only", "qwen3_tp_tied"}
+QUICK = {"llama_dp", "llama_replicated", "llama_tp_logits_only", "qwen3_tp_tied", "qwen3moe_experts"}
 CASES = [pytest.param(case, marks=() if case in QUICK else pytest.mark.soak) for case in setup_cases.STEPPED]
 
 
@@ -45,6 +45,45 @@ def test_each_rank_holds_its_part_of_the_weights(
     for rank in ranks:
         for name, part in rank[case]["parts"].items():
             assert part == (norms if "norm" in name else projections), name
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_divided_experts_train_as_undivided_ones_and_go_on_from_a_checkpoint_as_these(
+    folder: Path, tmp_path: Path, rank_pool: RankPool, replicas: int
+) -> None:
+    """Of four ranks every two hold all experts, and every two divide the same ones."""
+    losses, norms = stepped_by_adam(folder / "qwen3moe")
+    layout = {"expert_parallel_size": 2, "dp_replicate_size": replicas}
+    for rank in rank_pool.play(setup_cases.stepped_experts, folder, tmp_path, False, layout, ranks=4):
+        assert len(rank["divided"]) == 4
+        assert all(".experts." in name for name in rank["divided"])
+        assert rank["losses"] == pytest.approx(losses, rel=1e-5)
+        assert rank["norms"] == pytest.approx(norms, rel=1e-5)
+    for rank in rank_pool.play(setup_cases.stepped_experts, folder, tmp_path, True, {}, ranks=4):
+        assert rank["divided"] == []
+        assert rank["losses"] == pytest.approx(losses[2:], rel=1e-5)
+        assert rank["norms"] == pytest.approx(norms[2:], rel=1e-5)
+
+
+def stepped_by_adam(model_folder: Path) -> tuple[list[float], list[float]]:
+    """Losses and gradient norms of four steps of a plain model, clipped as in stepped_experts."""
+    model: Any = AutoModelForCausalLM.from_pretrained(model_folder)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.95))  # as setup_cases.ADAM
+    losses, norms = [], []
+    for _ in range(4):
+        loss = setup_cases.mean_nll(model(input_ids=setup_cases.BATCH).logits, setup_cases.BATCH)
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1).item())
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, norms
+
+
+def test_experts_that_no_plan_divides_are_refused(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["refused_experts"].startswith("ValueError: dtensor_cfg.expert_parallel_size: transformers has no ")
 
 
 def test_a_plan_of_ones_own_divides_what_it_names_and_nothing_else(ranks: list[dict[str, Any]]) -> None:

@@ -96,6 +96,7 @@ def test_the_reference_is_a_copy_that_training_leaves_alone(folder: Path) -> Non
     ("dtensor_cfg", "error", "text"),
     [
         ({"tensor_parallel_size": 2}, ValueError, "world size 1 is not a multiple of tensor_parallel_size=2"),
+        ({"expert_parallel_size": 2}, ValueError, "expert_parallel_size=2 does not divide the 1 data- and context-"),
         ({"dp_replicate_size": 2}, ValueError, "dp_replicate_size=2 does not divide the 1 data-parallel ranks"),
         ({"tensor_parallel_size": 0}, ValueError, "not a multiple of tensor_parallel_size=0"),
         ({"cpu_offload": True}, NotImplementedError, "^CPUOffload doesn't work on single GPU"),

@@ -110,7 +110,7 @@ OF_CONTEXT = r"context_parallel_attention"
             refused(rf"^dtensor_cfg\.automodel_kwargs\.{key}: {ASKS}", automodel_kwargs={key: value})
             for key, value in (("backend", {"attn": "te"}), ("force_hf", False), ("use_liger_kernel", True))
         ),
-        refused(rf"^dtensor_cfg\.expert_parallel_size: {ASKS}", expert_parallel_size=2),
+        refused(rf"^dtensor_cfg\.moe_parallelizer: {ASKS}", expert_parallel_size=2, moe_parallelizer={"lm_head": 1}),
         refused(f"^dequantize_base_checkpoint: {ASKS}", {"dequantize_base_checkpoint": True}),
     ],
 )

@@ -250,7 +250,7 @@ class TrainingSamplingParams:
 class DistributedContext(NamedTuple):
     """The meshes of ranks and the sizes of their dimensions.
 
-    moe_mesh, moe_config: None without expert parallelism.
+    moe_mesh: of the ranks that divide experts; None without expert parallelism. moe_config: NeMo Automodel's, or None.
     fsdp2_config: how weights are sharded.
     """
 

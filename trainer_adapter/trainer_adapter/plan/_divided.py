@@ -51,7 +51,7 @@ def read_layout(config: PolicyConfig, ranks: int, row_tokens: int | None) -> tup
     for path in _READ:
         required(config, path)
     sizes = parallel_sizes(config["dtensor_cfg"], ranks)
-    if int(config["dtensor_cfg"].get("expert_parallel_size", 1)) > 1:
+    if sizes.ep > 1:
         raise NotImplementedError("dtensor_cfg.expert_parallel_size: the plan knows no experts; it must be 1")
     runtime = _validated(config)
     work = _work(config, runtime, sizes, row_tokens)

@@ -36,16 +36,12 @@ class AutomodelLayout(FSDP2Config):
 
 
 def arrange_ranks(dtensor_cfg: Mapping[str, Any], sizes: ParallelSizes, config: FSDP2Config) -> DistributedContext:
-    """Make the package's meshes over all ranks; a collective call. config: as for the transformers backend.
-
-    Expert-parallel ranks are data-parallel ranks as well, so they count in dp_size.
-    """
-    experts = int(dtensor_cfg.get("expert_parallel_size", 1))
-    moe_config = _moe_config(dtensor_cfg) if experts > 1 else None
+    """Make the package's meshes over all ranks; a collective call. config: as for the transformers backend."""
+    moe_config = _moe_config(dtensor_cfg) if sizes.ep > 1 else None
     setup = from_package("DistributedSetup").build(
         strategy=_strategy(config),
         parallelism_sizes=from_package("ParallelismSizes")(
-            dp_replicate_size=sizes.dp_replicate, tp_size=sizes.tp, cp_size=sizes.cp, ep_size=experts
+            dp_replicate_size=sizes.dp_replicate, tp_size=sizes.tp, cp_size=sizes.cp, ep_size=sizes.ep
         ),
         moe_parallel_config=moe_config,
         activation_checkpointing=config.activation_checkpointing,

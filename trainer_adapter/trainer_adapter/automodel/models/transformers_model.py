@@ -21,6 +21,7 @@ from trainer_adapter.automodel.checkpoint._files import own_weights, read_tensor
 from trainer_adapter.automodel.config import DistributedContext, RuntimeConfig
 from trainer_adapter.automodel.models.weight_files import folder_of_parts
 from trainer_adapter.automodel.parallel.context import check_attention
+from trainer_adapter.automodel.parallel.experts import divide_experts
 from trainer_adapter.automodel.parallel.fsdp import FSDP2Config, shard_weights
 from trainer_adapter.automodel.parallel.mesh import weight_mesh
 from trainer_adapter.automodel.parallel.tensor import parallelize_tensors
@@ -54,6 +55,8 @@ def load_transformers_model(
         # transformers 5.23 renamed the method and warns for the old name.
         enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
         enable({"use_reentrant": False})
+    if context.moe_mesh is not None:
+        divide_experts(model, context.moe_mesh, context.device_mesh["tp"], config)
     shard_weights(model, weight_mesh(context.device_mesh, dp_replicate), config)
     device = rank_device(context.device_mesh.device_type)
     model.to_empty(device=torch.device("cpu") if runtime_config.cpu_offload else device)

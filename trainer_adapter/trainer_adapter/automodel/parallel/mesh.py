@@ -12,12 +12,15 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 
 class ParallelSizes(NamedTuple):
-    """Numbers of ranks. dp_replicate: the number of groups of data-parallel ranks; each group holds all weights."""
+    """Numbers of ranks. dp_replicate: the number of groups of data-parallel ranks; each group holds all weights.
+    ep: ranks that hold all experts between them; they are data- or context-parallel ranks as well.
+    """
 
     dp: int
     cp: int
     tp: int
     dp_replicate: int
+    ep: int
 
 
 def parallel_sizes(dtensor_cfg: Mapping[str, Any], world_size: int) -> ParallelSizes:
@@ -26,15 +29,19 @@ def parallel_sizes(dtensor_cfg: Mapping[str, Any], world_size: int) -> ParallelS
         int(dtensor_cfg.get(key, 1))
         for key in ("tensor_parallel_size", "context_parallel_size", "expert_parallel_size", "dp_replicate_size")
     )
-    if min(tp, cp, ep, replicate) < 1 or world_size % (tp * cp * ep) != 0:
+    if min(tp, cp, ep, replicate) < 1 or world_size % (tp * cp) != 0:
         raise ValueError(
             f"dtensor_cfg: world size {world_size} is not a multiple of tensor_parallel_size={tp} x "
-            f"context_parallel_size={cp} x expert_parallel_size={ep}"
+            f"context_parallel_size={cp}"
         )
-    dp = world_size // (tp * cp * ep)
+    dp = world_size // (tp * cp)
+    if dp * cp % ep != 0:
+        raise ValueError(
+            f"dtensor_cfg: expert_parallel_size={ep} does not divide the {dp * cp} data- and context-parallel ranks"
+        )
     if dp % replicate != 0:
         raise ValueError(f"dtensor_cfg: dp_replicate_size={replicate} does not divide the {dp} data-parallel ranks")
-    return ParallelSizes(dp, cp, tp, replicate)
+    return ParallelSizes(dp, cp, tp, replicate, ep)
 
 
 def create_mesh(device: str, sizes: ParallelSizes) -> DeviceMesh:
@@ -60,3 +67,13 @@ def weight_mesh(mesh: DeviceMesh, dp_replicate: int) -> DeviceMesh:
         return data
     parts = (dp_replicate, data.size() // dp_replicate)
     return data._unflatten(0, parts, ("dp_replicate", "dp_shard"))  # noqa: SLF001  # torch's documented name
+
+
+def expert_mesh(mesh: DeviceMesh, ranks: int) -> DeviceMesh | None:
+    """The ranks of "dp_cp" in two dimensions: `ranks` neighbours, "ep", hold all experts between them; the ranks of
+    "efsdp" divide the same experts. None for 1.
+    """
+    if ranks == 1:
+        return None
+    data = _flat_mesh(mesh)
+    return data._unflatten(0, (data.size() // ranks, ranks), ("efsdp", "ep"))  # noqa: SLF001  # torch's documented name

@@ -87,9 +87,9 @@ _STYLES = _COLUMNS | _ROWS | _PARTS
 
 def _own_plan(model: Any, ranks: int, sequence_parallel: bool) -> dict[str, ParallelStyle]:
     """The model's rules as torch's styles, by patterns of names that the model has."""
-    modules = {_pattern(name): module for name, module in model.named_modules()}
+    modules = {pattern_of(name): module for name, module in model.named_modules()}
     vocabulary = _vocabulary_plan(model, modules, sequence_parallel)
-    held = modules.keys() | {_pattern(name) for name, _ in model.named_parameters()}
+    held = modules.keys() | {pattern_of(name) for name, _ in model.named_parameters()}
     plan = getattr(model, "tp_plan", None) or {}
     rules = {name: rule for name, rule in plan.items() if name in held and name not in vocabulary}
     _check_rules(model, rules, modules)
@@ -100,7 +100,7 @@ def _own_plan(model: Any, ranks: int, sequence_parallel: bool) -> dict[str, Para
     return {name: _STYLES[rule]() for name, rule in rules.items()} | vocabulary | tokens
 
 
-def _pattern(name: str) -> str:
+def pattern_of(name: str) -> str:
     """The name for all layers."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
@@ -200,7 +200,7 @@ def _check_layers(model: Any, rules: Mapping[str, str], modules: Mapping[str, to
     blocks = _blocks(rules)
     layers = {block.rpartition(".")[0] for block in blocks}
     outside = [name for name in modules if _inside(name, layers) and not _inside(name, blocks) and "norm" not in name]
-    holders = {_pattern(name).rpartition(".")[0] for name in model.state_dict()}
+    holders = {pattern_of(name).rpartition(".")[0] for name in model.state_dict()}
     if others := [name for name in outside if name in holders]:
         raise ValueError(
             f"dtensor_cfg.sequence_parallel cannot divide the tokens of {type(model).__name__}: its layers compute "

@@ -15,7 +15,7 @@ from trainer_adapter.automodel.config import DistributedContext, PolicyConfig, R
 from trainer_adapter.automodel.models.automodel_ranks import arrange_ranks
 from trainer_adapter.automodel.models.backend import require_model_backend
 from trainer_adapter.automodel.parallel.fsdp import fsdp2_config
-from trainer_adapter.automodel.parallel.mesh import create_mesh, parallel_sizes
+from trainer_adapter.automodel.parallel.mesh import create_mesh, expert_mesh, parallel_sizes
 from trainer_adapter.automodel.rank import choose_device, rank_device, report
 
 
@@ -44,7 +44,7 @@ def setup_distributed(config: PolicyConfig, runtime_config: RuntimeConfig) -> Di
         context = arrange_ranks(config["dtensor_cfg"], sizes, layout)
     else:
         mesh = create_mesh(device, sizes)
-        context = DistributedContext(mesh, None, layout, None, sizes.dp, sizes.tp, sizes.cp)
+        context = DistributedContext(mesh, expert_mesh(mesh, sizes.ep), layout, None, sizes.dp, sizes.tp, sizes.cp)
     choose_device(rank_device(device))
     _seed(config, context)
     layout_text = f"dp {context.dp_size}, tp {context.tp_size}, cp {context.cp_size}"

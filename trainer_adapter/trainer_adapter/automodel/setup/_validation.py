@@ -118,8 +118,9 @@ def _check_backend_settings(config: PolicyConfig, backend: str) -> None:
         for key, value in given.items()
         if value is not None and not (key in meant and value is meant[key])
     ]
-    if int(config["dtensor_cfg"].get("expert_parallel_size", 1)) > 1:
-        asked.append("dtensor_cfg.expert_parallel_size")
+    layout = config["dtensor_cfg"]
+    if layout.get("moe_parallelizer") and int(layout.get("expert_parallel_size", 1)) > 1:
+        asked.append("dtensor_cfg.moe_parallelizer")
     if config.get("dequantize_base_checkpoint"):
         asked.append("dequantize_base_checkpoint")
     if asked:
