@@ -170,12 +170,14 @@ $(VENV)-transfer-queue/.ready: pyproject.toml $(KERNELS)
 	$(VENV)-transfer-queue/bin/python -m pip install --quiet --editable '.[server]' --group client-test TransferQueue==0.1.11
 	@touch $@
 
-# verl's requirements, less the TransferQueue that ours takes the place of, and what its trainer imports beside them.
+# verl's requirements, less the TransferQueue that ours takes the place of, and what its trainer and NeMo-RL's GRPO import
+# beside them.
 $(VENV)-verl/.ready: pyproject.toml $(KERNELS)
 	$(PYTHON) -m venv $(VENV)-verl
 	$(VENV)-verl/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(VENV)-verl/bin/python -m pip install --quiet '$(TORCH)'
-	$(VENV)-verl/bin/python -m pip install --quiet --editable '.[server,ray]' --group client-test verl==0.9.1 cachetools fastapi uvicorn
+	$(VENV)-verl/bin/python -m pip install --quiet --editable '.[server,ray]' --group client-test verl==0.9.1 cachetools fastapi uvicorn \
+		matplotlib mlflow-skinny nvidia-ml-py pyzmq scipy soundfile swanlab
 	$(VENV)-verl/bin/python -m pip install --quiet --no-deps ./deploy/transfer_queue
 	@touch $@
 

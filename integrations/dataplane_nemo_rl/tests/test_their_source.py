@@ -1,5 +1,5 @@
-"""NeMo-RL's own code, from a source tree that NEMO_RL_SOURCE names: its TransferQueue adapter on our module, and its
-factory with ours in it.
+"""NeMo-RL's own code, from a source tree that NEMO_RL_SOURCE names: its configuration and its adapter on our module,
+its factory with ours in it, and its Ray.
 """
 
 from __future__ import annotations
@@ -8,12 +8,16 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 SOURCE = os.environ.get("NEMO_RL_SOURCE")
-MODULE = Path(__file__).parents[3] / "deploy" / "transfer_queue"
+ROOT = Path(__file__).parents[3]
+MODULE = ROOT / "deploy" / "transfer_queue"
+PAGE = (ROOT / "docs" / "adopting" / "nemo-rl.md").read_text()
+BEFORE, OURS = (block.partition("```")[0] for block in PAGE.split("```yaml\n")[1:])
 
 pytestmark = [
     pytest.mark.frameworks,
@@ -21,37 +25,57 @@ pytestmark = [
 ]
 
 CONFIGURATION = """
-        from nemo_rl.data_plane import build_data_plane_client
-        from nemo_rl.data_plane.interfaces import DataPlaneConfig
+        import sys
+        from omegaconf import OmegaConf
 
-        page = {
-            "enabled": True, "impl": "transfer_queue", "backend": "simple", "storage_capacity": 100,
-            "num_storage_units": 1, "claim_meta_poll_interval_s": 0.01, "global_segment_size": 0,
-            "local_buffer_size": 0,
-        }
-        assert page.keys() <= DataPlaneConfig.__annotations__.keys()  # nothing of ours
+        example, before = sys.argv[1:]
+        merged = OmegaConf.merge(OmegaConf.load(example), OmegaConf.create(before))
+        config = OmegaConf.to_container(merged.data_plane)
 """
 
 
-def run(code: str, address: str, folder: Path) -> None:
-    """Run code beside their data plane, without the rest of NeMo-RL, whose import needs all that it trains with."""
-    (folder / "nemo_rl").mkdir()
-    (folder / "nemo_rl" / "data_plane").symlink_to(Path(str(SOURCE)) / "nemo_rl" / "data_plane")
-    path = os.pathsep.join([str(folder), str(MODULE), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "DATAPLANE_SERVER": address, "PYTHONPATH": path}
-    command = [sys.executable, "-c", textwrap.dedent(CONFIGURATION) + textwrap.dedent(code)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+def run(code: str, address: str, *words: str, **variables: str) -> None:
+    """Run code beside their package."""
+    path = os.pathsep.join([str(SOURCE), str(MODULE), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "DATAPLANE_SERVER": address, "PYTHONPATH": path, **variables}
+    command = [sys.executable, "-c", textwrap.dedent(code), *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
-def test_their_adapter_runs_on_our_module_with_their_configuration(address: str, tmp_path: Path) -> None:
+def run_configured(code: str, address: str, **variables: str) -> None:
+    """Run code with `config`: what their example's configuration has of the data plane, with the page's lines."""
+    example = str(Path(str(SOURCE)) / "examples" / "configs" / "grpo_math_1B.yaml")
+    run(textwrap.dedent(CONFIGURATION) + textwrap.dedent(code), address, example, BEFORE, **variables)
+
+
+def test_their_master_config_takes_the_lines_of_the_page(address: str) -> None:
+    code = """
+        import typing
+        import typing_extensions
+
+        if sys.version_info < (3, 12):  # pydantic takes no other there; NeMo-RL is for 3.13
+            typing.TypedDict = typing_extensions.TypedDict
+        from nemo_rl.algorithms.grpo import MasterConfig
+        from nemo_rl.utils.config import load_config, register_omegaconf_resolvers
+
+        register_omegaconf_resolvers()
+        master = OmegaConf.merge(load_config(example), OmegaConf.create(before))
+        taken = MasterConfig(**OmegaConf.to_container(master, resolve=True)).data_plane
+        assert taken == config and taken["enabled"] and taken["impl"] == "transfer_queue", taken
+    """
+    run_configured(code, address)
+
+
+def test_their_adapter_runs_on_our_module_with_their_configuration(address: str) -> None:
     code = """
         import torch
         from tensordict import TensorDict
+        from nemo_rl.data_plane import build_data_plane_client
         from nemo_rl.data_plane.adapters import transfer_queue as adapter
 
         adapter._resolve_tq_pin = lambda: "TransferQueue"  # NeMo-RL itself is not installed
-        client = build_data_plane_client(page, bootstrap=True)
+        client = build_data_plane_client(config, bootstrap=True)
         for _ in range(2):  # each registration puts float32 into every field and clears it
             client.register_partition("train", ["input_ids", "whole"], 2, ["train"])
             ids = torch.nested.nested_tensor([torch.arange(3), torch.arange(5)], layout=torch.jagged)
@@ -64,16 +88,19 @@ def test_their_adapter_runs_on_our_module_with_their_configuration(address: str,
             client.clear_samples(None, "train")
         client.close()
     """
-    run(code, address, tmp_path)
+    run_configured(code, address)
 
 
-def test_an_installed_factory_keeps_their_observability(address: str, tmp_path: Path) -> None:
+def test_an_installed_factory_keeps_their_observability(address: str) -> None:
     code = """
+        import sys
+        from omegaconf import OmegaConf
         import dataplane_nemo_rl
 
         events = []
         dataplane_nemo_rl.install()
-        ours = {**page, "impl": "rl_dataplane", "observability": {"enabled": True, "callback": events.append}}
+        ours = OmegaConf.to_container(OmegaConf.create(sys.argv[1]))["data_plane"]
+        ours |= {"address": None, "observability": {"enabled": True, "callback": events.append}}
         from nemo_rl import data_plane  # its module has the factory that was installed
 
         client = data_plane.build_data_plane_client(ours)
@@ -82,4 +109,59 @@ def test_an_installed_factory_keeps_their_observability(address: str, tmp_path: 
         assert events, "no event"
         client.close()
     """
-    run(code, address, tmp_path)
+    run(code, address, OURS)
+
+
+@pytest.fixture
+def ray_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Ray cluster of this test, so that theirs attaches to it and to no other one of the machine."""
+    code = """
+        import sys, tempfile
+        import ray
+
+        with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:  # sockets need a short path
+            ray.init("local", num_cpus=2, object_store_memory=80 << 20, include_dashboard=False, _temp_dir=folder)
+            print(ray.get_runtime_context().gcs_address, flush=True)
+            sys.stdin.read()
+            ray.shutdown()
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "RAY_AUTH_MODE": "disabled"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as host:
+        assert host.stdout is not None
+        yield host.stdout.readline().strip()
+
+
+def test_workers_of_their_ray_reach_the_server_that_the_driver_names(address: str, ray_address: str) -> None:
+    code = """
+        import ray
+        import torch
+        from nemo_rl.data_plane import build_data_plane_client
+        from nemo_rl.data_plane.adapters import transfer_queue as adapter
+        from nemo_rl.distributed.virtual_cluster import init_ray
+
+        adapter._resolve_tq_pin = lambda: "TransferQueue"  # NeMo-RL itself is not installed
+        init_ray()
+
+        @ray.remote
+        def work(config, row, install):
+            from tensordict import TensorDict
+            if install:
+                import dataplane_nemo_rl
+                dataplane_nemo_rl.install()
+            from nemo_rl.data_plane import build_data_plane_client
+            client = build_data_plane_client(config, bootstrap=False)
+            client.put_samples([row], "train", TensorDict({"x": torch.ones(1)}, [1]))
+
+        client = build_data_plane_client(config, bootstrap=True)
+        client.register_partition("train", ["x"], 2, ["train"])
+        ray.get(work.remote(config, "theirs", False))
+        ray.get(work.remote({"enabled": True, "impl": "rl_dataplane"}, "ours", True))
+        assert sorted(client.claim_meta("train", "train", ["x"], 2).sample_ids) == ["ours", "theirs"]
+        client.close()
+    """
+    run_configured(code, address, RAY_ADDRESS=ray_address, RAY_AUTH_MODE="disabled")
