@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Coroutine, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import nats
@@ -35,56 +36,33 @@ _LOOK_S = 0.3
 """A fetch that got some of its rows waits for the others until its timeout, while their lease runs."""
 
 
-class NatsJetStream(Driver):
+class NatsJetStream(OwnedServer, Driver):
     """A nats-server of its own."""
 
     lacks: frozenset[Lack] = frozenset({"groups", "least", "staleness", "whole puts"})
-    owns_server = True
-
-    def __init__(self) -> None:
-        self._server, self._command = OwnedServer(), shutil.which("nats-server") or "nats-server"
-        self.folder, self.address = self._server.folder, ""
 
     def versions(self) -> str:
-        said = subprocess.run([self._command, "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
+        said = subprocess.run([_server(), "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
         return f"{said.strip()}, nats-py {version('nats-py')}, file storage"
 
-    def start(self) -> None:
-        if not self._server.folder.exists():
-            self._server.begin()
-        self.folder, self.address = self._server.folder, f"nats://127.0.0.1:{self._server.port}"
-        store = str(self.folder / "store")
-        self._server.start(
-            [
-                self._command,
-                "--addr",
-                "127.0.0.1",
-                "--port",
-                str(self._server.port),
-                "--jetstream",
-                "--store_dir",
-                store,
-            ]
-        )
-
-    def kill(self) -> None:
-        self._server.kill()
-
-    def pause(self, stopped: bool) -> None:
-        self._server.pause(stopped)
-
-    def stop(self) -> None:
-        self._server.stop()
+    def command(self, folder: Path) -> list[str]:
+        self.address = f"nats://127.0.0.1:{self.port}"
+        where = f"--addr 127.0.0.1 --port {self.port} --jetstream --store_dir"
+        return [_server(), *where.split(), str(folder / "store")]
 
     def tear(self) -> None:
         """A record begins with its length; 60 bytes of one of 200 follow the last."""
-        blocks = max(self.folder.rglob("*.blk"), key=lambda path: path.stat().st_mtime)
+        blocks = max((self.folder or Path()).rglob("*.blk"), key=lambda path: path.stat().st_mtime)
         with blocks.open("ab") as file:
             file.write((200).to_bytes(4, "little") + b"\1" * 56)
 
     @staticmethod
     def connect(address: str, space: Space) -> _Client:
         return _Client(address, space)
+
+
+def _server() -> str:
+    return shutil.which("nats-server") or "nats-server"
 
 
 class _Client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import ctypes
 import os
@@ -11,7 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from dataplane_conformance.system import RefusedError
@@ -21,40 +22,49 @@ _END_S = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
-class OwnedServer:
-    """folder: of its files, new and removed by `stop`. socket_path or port: where it listens."""
+class OwnedServer(abc.ABC):
+    """What such drivers have in common. folder: of the server's files; `stop` removes it, and the next start has a new
+    one. port: one that is free. socket_path: where it listens instead, if it does.
+    """
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self.begin()
+    owns_server = True
+    folder: Path | None = None
+    address = ""
+    port = 0
+    socket_path: Path | None = None
+    _process: subprocess.Popen[bytes] | None = None
 
-    def begin(self) -> None:
-        """A new folder, and a port that nobody has."""
-        self.folder = Path(tempfile.mkdtemp(prefix="conformance-"))
-        with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
-            self.port = int(free.getsockname()[1])
+    @abc.abstractmethod
+    def command(self, folder: Path) -> Sequence[str]:
+        """The words that start it."""
 
-    def start(self, words: Sequence[str], environment: Mapping[str, str] | None = None, at: Path | None = None) -> None:
-        """Run the command until it listens, at the port or the socket `at`. Raises RefusedError if it ends before."""
+    def start(self) -> None:
+        """Run the command until it listens. Raises RefusedError if it ends before."""
+        if self.folder is None:
+            self.folder = Path(tempfile.mkdtemp(prefix="conformance-"))
+            with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
+                self.port = int(free.getsockname()[1])
+        words = self.command(self.folder)
         with (self.folder / "words").open("wb") as said:
             self._process = subprocess.Popen(  # noqa: S603 - the command of a driver
                 words,
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
-                env={**os.environ, **(environment or {})},
                 start_new_session=True,  # Ctrl-C is for the kit, which ends it
                 preexec_fn=_end_with_parent,
             )
         until = time.monotonic() + _START_S
-        while not self._listens(at):
+        while not self._listens():
             if self._process.poll() is not None or time.monotonic() > until:
                 self.kill()
                 raise RefusedError((self.folder / "words").read_text(errors="replace").strip()[-400:])
             time.sleep(0.02)
 
-    def _listens(self, at: Path | None) -> bool:
-        kind, where = (socket.AF_UNIX, str(at)) if at else (socket.AF_INET, ("127.0.0.1", self.port))
+    def _listens(self) -> bool:
+        kind, where = (
+            (socket.AF_UNIX, str(self.socket_path)) if self.socket_path else (socket.AF_INET, ("127.0.0.1", self.port))
+        )
         with socket.socket(kind) as probe:
             return probe.connect_ex(where) == 0
 
@@ -78,7 +88,9 @@ class OwnedServer:
     def stop(self) -> None:
         """Kill it and remove its folder."""
         self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder = None
 
 
 def _end_with_parent() -> None:

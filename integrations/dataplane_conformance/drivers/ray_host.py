@@ -26,36 +26,20 @@ time.sleep(3600)
 """
 
 
-class RayHost:
+class RayHost(OwnedServer):
     """prepare: what the process does when Ray runs, as Python."""
 
-    folder: Path | None = None
-    owns_server = True
-
-    def __init__(self, prepare: str = "") -> None:
-        self._server, self._prepare, self.address = OwnedServer(), prepare, ""
+    prepare = ""
 
     def versions(self) -> str:
         return f"Ray {version('ray')}"
 
+    def command(self, folder: Path) -> list[str]:
+        return [sys.executable, "-c", _HOST, str(folder / "address"), str(self.port), self.prepare]
+
     def start(self) -> None:
-        if not self._server.folder.exists():
-            self._server.begin()
-        where = self._server.folder / "address"
-        self._server.start([sys.executable, "-c", _HOST, str(where), str(self._server.port), self._prepare])
-        self.address = where.read_text()
-
-    def kill(self) -> None:
-        self._server.kill()
-
-    def pause(self, stopped: bool) -> None:
-        self._server.pause(stopped)
-
-    def stop(self) -> None:
-        self._server.stop()
-
-    def tear(self) -> None:
-        raise LookupError("it keeps no files")
+        super().start()
+        self.address = ((self.folder or Path()) / "address").read_text()
 
 
 def join(address: str, namespace: str) -> None:

@@ -14,6 +14,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -31,49 +32,38 @@ _LOOK_MS = 200
 """How long a claim waits for new entries before it looks for those of dead consumers again."""
 
 
-class RedisStreams(Driver):
+class RedisStreams(OwnedServer, Driver):
     """A redis-server of its own."""
 
     lacks: frozenset[Lack] = frozenset({"groups", "ids", "least", "staleness"})
-    owns_server = True
-
-    def __init__(self) -> None:
-        self._server, self._command = OwnedServer(), shutil.which("redis-server") or "redis-server"
-        self.folder, self.address = self._server.folder, ""
 
     def versions(self) -> str:
-        said = subprocess.run([self._command, "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
+        said = subprocess.run([_server(), "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
         return f"{' '.join(said.split()[:3])}, redis-py {redis.__version__}, appendfsync always"
 
-    def start(self) -> None:
-        if not self._server.folder.exists():
-            self._server.begin()
-        self.folder, self.address = self._server.folder, str(self._server.port)
+    def command(self, folder: Path) -> list[str]:
+        self.address = str(self.port)
         keep = "--appendonly yes --appendfsync always --maxmemory-policy noeviction"
-        self._server.start(
-            [self._command, "--port", self.address, "--bind", "127.0.0.1", "--dir", str(self.folder), *keep.split()]
-        )
-        with redis.Redis(port=self._server.port) as client:
+        return [_server(), "--port", self.address, "--bind", "127.0.0.1", "--dir", str(folder), *keep.split()]
+
+    def start(self) -> None:
+        super().start()
+        with redis.Redis(port=self.port) as client:
             while client.info("persistence")["loading"]:
                 time.sleep(0.02)
 
-    def kill(self) -> None:
-        self._server.kill()
-
-    def pause(self, stopped: bool) -> None:
-        self._server.pause(stopped)
-
-    def stop(self) -> None:
-        self._server.stop()
-
     def tear(self) -> None:
-        log = next(iter(sorted(self.folder.rglob("*.incr.aof"))))
+        log = next(iter(sorted((self.folder or Path()).rglob("*.incr.aof"))))
         with log.open("ab") as file:
             file.write(b"*5\r\n$4\r\nXADD\r\n$13\r\nconform")
 
     @staticmethod
     def connect(address: str, space: Space) -> _Client:
         return _Client(int(address), space)
+
+
+def _server() -> str:
+    return shutil.which("redis-server") or "redis-server"
 
 
 class _Client:

@@ -28,44 +28,28 @@ _REFUSALS = (PreconditionError, NotFoundError, OutOfSpaceError, ClaimNotFoundErr
 _FLAGS = ("--memory=256MiB", "--max-rows=100000", "--bookkeeping=64MiB", "--http=", "--log-level=error")
 
 
-class RLDataPlane(Driver):
+class RLDataPlane(OwnedServer, Driver):
     """A server of its own, or the one at the address."""
 
     lacks: frozenset[Lack] = frozenset()
 
     def __init__(self, address: str | None = None) -> None:
         self.owns_server = address is None
-        self._server = OwnedServer() if address is None else None
-        self.folder = self._server.folder if self._server else None
         self.address = address or ""
 
     def versions(self) -> str:
         return f"rl-dataplane {version('rl-dataplane')}, --durability disk"
 
+    def command(self, folder: Path) -> list[str]:
+        self.socket_path = folder / "socket"
+        self.socket_path.unlink(missing_ok=True)
+        self.address = f"unix://{self.socket_path}"
+        run = (sys.executable, "-c", "from dataplane_server.cli import main; main()")
+        return [*run, f"--listen={self.address}", "--durability=disk", f"--data-dir={folder / 'data'}", *_FLAGS]
+
     def start(self) -> None:
-        if self._server is None:
-            return
-        if not self._server.folder.exists():
-            self._server.begin()
-        self.folder = self._server.folder
-        at = self.folder / "socket"
-        at.unlink(missing_ok=True)
-        self.address = f"unix://{at}"
-        keep = ("--durability=disk", f"--data-dir={self.folder / 'data'}")
-        command = (sys.executable, "-c", "from dataplane_server.cli import main; main()")
-        self._server.start([*command, f"--listen={self.address}", *keep, *_FLAGS], at=at)
-
-    def kill(self) -> None:
-        if self._server is not None:
-            self._server.kill()
-
-    def pause(self, stopped: bool) -> None:
-        if self._server is not None:
-            self._server.pause(stopped)
-
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.stop()
+        if self.owns_server:
+            super().start()
 
     def forget(self, spaces: Sequence[Space]) -> None:
         with connect(self.address) as client:

@@ -35,8 +35,7 @@ class TransferQueue(RayHost, Driver):
 
     lacks: frozenset[Lack] = frozenset({"abandon", "budget", "disk", "groups", "lease", "staleness"})
 
-    def __init__(self) -> None:
-        super().__init__(_START)
+    prepare = _START
 
     def versions(self) -> str:
         return f"TransferQueue {version('TransferQueue')}, SimpleStorage, {super().versions()}"
