@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -19,7 +18,6 @@ from dataplane_server.core.calls.life_calls import LetGo
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.state.issued_ids import new_incarnation
 from dataplane_server.durability.checkpointer import Checkpointer
-from dataplane_server.durability.group_commit import GroupCommit
 from dataplane_server.durability.life import Life
 from dataplane_server.observe.log import get_log
 from dataplane_server.observe.loop_lag import LoopLag
@@ -74,33 +72,17 @@ _CHECKPOINTER_S = 20.0
 _OWN_USER = 0o600
 
 
-class Parts(Protocol):
-    """What a server of one machine and that of a cluster make differently. Each is made once, in this order."""
+class Parts:
+    """What a server of a cluster makes differently: here as for one machine, whose values are in the arena of its
+    process. Each is made once, in this order.
+    """
 
-    keeps_snapshots: bool
+    keeps_snapshots = True
+    shell: type[Shell] = Shell
 
     def arena(self, config: ServerConfig) -> Arena:
         """For a server without a data directory, whose life would bring one."""
-
-    def shell(
-        self, plane: DataPlane, metrics: Metrics, now: Callable[[], float], commits: GroupCommit | None
-    ) -> Shell: ...
-
-    def values(self, shell: Shell, arena: Arena) -> Values: ...
-
-    def servicer(self, shell: Shell, values: Values, metrics: Metrics, gate: Gate) -> DataPlaneServicer: ...
-
-
-class OneMachine:
-    """A server whose values are in the arena of its process."""
-
-    keeps_snapshots = True
-
-    def arena(self, config: ServerConfig) -> Arena:
         return Arena(config.limits.memory_bytes, shared=config.share_memory and can_share())
-
-    def shell(self, plane: DataPlane, metrics: Metrics, now: Callable[[], float], commits: GroupCommit | None) -> Shell:
-        return Shell(plane, metrics, now, commits)
 
     def values(self, shell: Shell, arena: Arena) -> Values:
         return ArenaValues(shell.plane, arena)
@@ -109,7 +91,7 @@ class OneMachine:
         return DataPlaneServicer(shell, values, metrics, gate)
 
 
-_ONE_MACHINE = OneMachine()
+_ONE_MACHINE = Parts()
 
 
 class Server:

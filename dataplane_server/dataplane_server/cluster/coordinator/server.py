@@ -7,7 +7,6 @@ of the values of one machine.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -22,15 +21,13 @@ from dataplane_server.cluster.coordinator.remote_values import ClusterValues
 from dataplane_server.cluster.messages import Beat, Registration
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.node_calls import AddNode, LoseNode
-from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.rows.regions import NODE_SHIFT, Region
-from dataplane_server.durability.group_commit import GroupCommit
 from dataplane_server.durability.life import Life
 from dataplane_server.observe.log import get_log
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service.grpc.servicer import DataPlaneServicer
 from dataplane_server.service.local.local_methods import local_methods
-from dataplane_server.service.server import Server
+from dataplane_server.service.server import Parts, Server
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.values import Values
 from dataplane_server.storage.arena import Arena
@@ -39,10 +36,11 @@ from rl_dataplane.v1 import data_plane_pb2 as pb
 _GRACE_S = 2.0
 
 
-class ClusterParts:
+class ClusterParts(Parts):
     """The parts of a coordinator's server. home: its arena. mirrored: whether each node gets a mirror."""
 
     keeps_snapshots = False
+    shell = PlacingShell
     members: Members
     mirrors: Mirrors
     cluster_values: ClusterValues
@@ -53,11 +51,6 @@ class ClusterParts:
 
     def arena(self, config: ServerConfig) -> Arena:
         return self.home
-
-    def shell(
-        self, plane: DataPlane, metrics: Metrics, now: Callable[[], float], commits: GroupCommit | None
-    ) -> PlacingShell:
-        return PlacingShell(plane, metrics, now, commits)
 
     def values(self, shell: Shell, arena: Arena) -> Values:
         self.members = Members(shell.plane)
