@@ -317,7 +317,7 @@ class Caller:
         return self.plane.totals().memory_used_bytes
 
     def state(self) -> tuple[list[PartitionInfo], Totals]:
-        return self.plane.partition_infos(), self.plane.totals()
+        return [*map(self.plane.partition_info, self.plane.partitions)], self.plane.totals()
 
     @contextlib.contextmanager
     def refuses(self, reason: Reason, *words: str) -> Iterator[None]:

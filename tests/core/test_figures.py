@@ -20,7 +20,7 @@ def figures(caller: Caller, now: float) -> tuple[dict[str, Any], dict[str, Any]]
 def test_figures_are_those_of_the_description(caller: Caller) -> None:
     caller.put_rows(["s1", "s2", "s3"], "a")
     caller.take("a")
-    (info,) = caller.plane.partition_infos(10.0)
+    info = caller.plane.partition_info("p", 10.0)
     partition, task = figures(caller, 10.0)
     assert (partition["rows"], partition["size_bytes"]) == (info.rows, info.size_bytes)
     assert partition["oldest_row_age_s"] == info.oldest_row_age_s

@@ -33,7 +33,6 @@ QUERIES: dict[str, Callable[[DataPlane], object]] = {
     "totals": lambda plane: plane.totals(3.0),
     "columns": lambda plane: plane.columns(3.0),
     "partition_info": lambda plane: plane.partition_info("p", 3.0),
-    "partition_infos": lambda plane: plane.partition_infos(3.0),
     "consumption": lambda plane: plane.consumption("p", ["train"], 3.0),
     "sample": lambda plane: plane.sample("p", "s1"),
     "no sample": lambda plane: plane.sample("p", "nothing"),

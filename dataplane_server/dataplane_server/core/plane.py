@@ -122,10 +122,6 @@ class DataPlane:
         """now: times are counted until then. Refusal PARTITION_NOT_FOUND."""
         return describe_partition(self._state.partition(partition_id), now)
 
-    def partition_infos(self, now: float = 0.0) -> list[PartitionInfo]:
-        """All partitions, by id."""
-        return [describe_partition(self._state.partitions[name], now) for name in sorted(self._state.partitions)]
-
     def is_registered(self, definition: Definition) -> bool:
         """Whether a registration of this would change nothing. Refusal PARTITION_DIFFERS if it contradicts what is."""
         partition = self._state.partitions.get(definition.partition_id)

@@ -490,8 +490,8 @@ class CheckedPlane:
         if not self.whole:
             return
         self.plane.check_invariants()
-        infos = {info.definition.partition_id: info for info in self.plane.partition_infos(self.now)}
-        assert list(infos) == sorted(self.model.partitions)
+        infos = {name: self.plane.partition_info(name, self.now) for name in self.plane.partitions}
+        assert infos.keys() == self.model.partitions.keys()
         for partition_id, partition in self.model.partitions.items():
             told = infos[partition_id]
             assert told == partition.info(self.model.waiting_by_task(partition_id))
