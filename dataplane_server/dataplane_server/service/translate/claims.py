@@ -87,6 +87,7 @@ def finish_group(request: pb.FinishGroupRequest) -> FinishGroup:
 
 reserved = MAPPER.writer(Reserved, pb.ReserveGroupResponse)
 _group = MAPPER.writer(GroupPart, pb.ClaimedGroup)
+_drawn = MAPPER.writer(Drawn, pb.DrawSamplesResponse, row_tags="tags", leave=("tag_bytes",))
 _dead_letter = MAPPER.writer(DeadLetter, pb.DeadLetter)
 
 
@@ -106,15 +107,7 @@ def grant(value: Grant) -> pb.ClaimSamplesResponse:
 
 def drawn(value: Drawn, partition_id: str) -> pb.DrawSamplesResponse:
     """Refusal LIMIT_REACHED if the response exceeds a message; the rows have been drawn then."""
-    response = pb.DrawSamplesResponse(
-        sample_ids=value.sample_ids,
-        sequence_lengths=int64_bytes(value.sequence_lengths),
-        row_tags=map(packed_tags, value.tags),
-        generations=int64_bytes(value.generations),
-        draws=int64_bytes(value.draws),
-        probabilities=value.probabilities.astype("<f8", copy=False).tobytes(),
-        staleness=int64_bytes(value.staleness),
-    )
+    response = _drawn(value)
     if (size := response.ByteSize()) > MAX_MESSAGE_BYTES:
         message = (
             f"partition {partition_id!r}: ids and tags of the {len(value.sample_ids)} rows take {size} bytes, the "

@@ -129,6 +129,7 @@ MAPPER = Mapper(
         Filter: lambda terms: filter_message(terms) if terms else None,
         Int64Array: int64_bytes,
         Tags: packed_tags,
+        npt.NDArray[np.float64]: lambda values: values.astype("<f8", copy=False).tobytes(),
         npt.NDArray[np.uint8]: lambda values: values.tobytes(),
     },
     unknown=_unknown,
