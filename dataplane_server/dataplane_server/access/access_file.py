@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -64,7 +65,9 @@ def key_files(rules: AccessRules) -> list[Path]:
 def _rules(found: object, folder: Path) -> AccessRules:
     top = _object("the file", found, {"callers", "unix_sockets", "jwt"})
     callers = [_caller(entry, n) for n, entry in enumerate(_list("callers", top.get("callers", [])))]
-    _refuse_repeated("name", (caller.name for caller, _ in callers))
+    repeated = [name for name, times in Counter(caller.name for caller, _ in callers).items() if times > 1]
+    if repeated:
+        raise ValueError(f"two callers have the name {repeated[0]!r}")
     known: dict[str, dict[str, Caller]] = {way: {} for way in _WAYS}
     for caller, ways in callers:
         for way, texts in ways.items():
@@ -129,11 +132,3 @@ def _texts(where: str, found: object) -> list[str]:
     if not texts or len(texts) != len(_list(where, found)):
         raise ValueError(f"{where} must be a list of texts that is not empty")
     return texts
-
-
-def _refuse_repeated(what: str, texts: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for text in texts:
-        if text in seen:
-            raise ValueError(f"two callers have the {what} {text!r}")
-        seen.add(text)

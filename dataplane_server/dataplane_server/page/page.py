@@ -124,7 +124,7 @@ class Page:
 
     async def _serve_dead(self, request: web.Request) -> web.Response:
         task = request.query.get("task", "")
-        return await self._answered(request, lambda caller: _ready(self._samples.dead(caller, _named(request), task)))
+        return await self._answered(request, lambda caller: self._samples.dead(caller, _named(request), task))
 
     async def _serve_sample(self, request: web.Request) -> web.Response:
         sample_id = request.query.get("id", "")
@@ -150,7 +150,3 @@ def open_page(
 
 def _named(request: web.Request) -> str:
     return request.query.get("partition", "")
-
-
-async def _ready(value: dict[str, object]) -> dict[str, object]:
-    return value

@@ -97,7 +97,7 @@ class Samples:
                 for place, value in zip(held, _split(field, header.columns[0], data, len(held)), strict=True):
                     rows[place]["values"][field.name] = value
 
-    def dead(self, caller: Caller, partition_id: str, task: str) -> dict[str, object]:
+    async def dead(self, caller: Caller, partition_id: str, task: str) -> dict[str, object]:
         """Rows that a task has given up, with the reasons."""
         _check(caller, "ListDeadLetters", partition_id)
         letters = self._plane.dead_letters(partition_id, task)
