@@ -83,7 +83,7 @@ class ArenaValues:
             yield frame
 
 
-def cut_into(places: Iterable[memoryview], values: bytes | bytearray) -> None:
+def cut_into(places: Iterable[memoryview], values: bytes | bytearray | memoryview) -> None:
     """Write values to places that have their size, one after the other."""
     begin, source = 0, memoryview(values)
     for place in places:

@@ -22,7 +22,7 @@ import numpy as np
 
 from dataplane_server.cluster.asking import awaited
 from dataplane_server.cluster.messages import BEAT_S, Beat, BeatAnswer, BytePlace, Mirrored, Registered, Registration
-from dataplane_server.cluster.node.arena_bytes import ByteArray, gather, in_thread_if_long, scatter, touch
+from dataplane_server.cluster.node.arena_bytes import in_thread_if_long, touch
 from dataplane_server.cluster.node.byte_lines import ByteLines
 from dataplane_server.cluster.node.cache import Cache
 from dataplane_server.cluster.node.fetching import Fetching
@@ -35,7 +35,7 @@ from dataplane_server.cluster.ray_nodes import this_address, this_node
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Copy, Int64Array, Run, Runs
 from dataplane_server.core.rows.regions import NODE_SHIFT, WITHIN_NODE
-from dataplane_server.service.values import digests_of
+from dataplane_server.service.values import cut_into, digests_of
 from dataplane_server.storage.arena import Arena
 from rl_dataplane.v1 import local_pb2 as pb
 
@@ -109,11 +109,16 @@ class NodeActor:
         """
         table = np.array(copies, np.int64).reshape(-1, 3)
         nodes = table[:, 0] >> NODE_SHIFT
+        table[:, :2] &= WITHIN_NODE
         for node in np.unique(nodes).tolist():
-            sources, targets, sizes = table[nodes == node].T
-            runs = Runs(sources & WITHIN_NODE, sizes)
-            data = await (gather(self._arena, runs.offsets, sizes) if node == self._number else self._taken(node, runs))
-            await self._write_for(secret, scatter(self._arena, data, targets & WITHIN_NODE, sizes))
+            of_node = table[nodes == node]
+            sources, targets, sizes = of_node.T
+            if node == self._number:
+                write = partial(self._arena.copy, map(Copy._make, of_node.tolist()))
+            else:
+                data = await self._taken(node, Runs(sources, sizes))
+                write = partial(cut_into, map(self._arena.view, Runs(targets, sizes)), data)
+            await self._write_for(secret, in_thread_if_long(write, int(sizes.sum())))
 
     async def _write_for(self, secret: bytes, work: Coroutine[Any, Any, A]) -> A:
         """Write to memory, unless this node has another coordinator by now."""
@@ -130,10 +135,10 @@ class NodeActor:
         hashed = partial(digests_of, self._arena.memory, offsets & WITHIN_NODE, sizes)
         return await in_thread_if_long(hashed, int(sizes.sum()))
 
-    async def _taken(self, node: int, runs: Runs) -> ByteArray:
+    async def _taken(self, node: int, runs: Runs) -> memoryview:
         """Refusal NODE_LOST if the node does not answer."""
-        data = np.empty(runs.sizes.sum(), np.uint8)
-        await self._take(node, runs, [data.data])
+        data = np.empty(runs.sizes.sum(), np.uint8).data
+        await self._take(node, runs, [data])
         return data
 
     async def _take(self, node: int, runs: Runs, into: Sequence[memoryview]) -> None:
