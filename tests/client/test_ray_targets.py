@@ -177,7 +177,7 @@ def test_values_travel_over_grpc_while_the_node_has_no_memory(tell: Tell, serve:
     [
         ({"socket": "", "nonce": b""}, r"this node"),
         ({"socket": "/nowhere.local"}, r"/nowhere\.local: .*No such file"),
-        ({"nonce": b"of another server"}, r"/[0-9a-f]+\.sock\.local: the socket's memory is not that of the server"),
+        ({"nonce": b"of another server"}, r"/[0-9a-f]+\.sock\.local: "),
     ],
     ids=["none", "no socket", "another server's"],
 )
@@ -271,19 +271,11 @@ def test_a_session_leaves_a_server_that_the_actor_no_longer_names_though_its_str
 
 NOWHERE = {"grpc": "127.0.0.1:1", "socket": "", "nonce": b""}
 UNAVAILABLE = {
-    "no actor": ("ray://absent", {}, r"ray://absent: no data plane named absent runs in this Ray cluster"),
-    "no answer": (TARGET, None, r"ray://main: its actor in the Ray cluster did not say in time where the server is"),
-    "an error": (
-        TARGET,
-        KeyError("no arena"),
-        r"main: its actor .* does not say where the server is: KeyError: 'no",
-    ),
-    "half an answer": (TARGET, {"grpc": "127.0.0.1:1"}, r"does not say where the server is: KeyError: 'socket'"),
-    "no server there": (
-        TARGET,
-        NOWHERE,
-        r"server_status at ray://main: nothing listens there\. Its actor in the Ray cluster named the",
-    ),
+    "no actor": ("ray://absent", {}, "ray://absent: "),
+    "no answer": (TARGET, None, "ray://main: "),
+    "an error": (TARGET, KeyError("no arena"), "ray://main: .*KeyError: 'no arena'"),
+    "half an answer": (TARGET, {"grpc": "127.0.0.1:1"}, "ray://main: .*KeyError: 'socket'"),
+    "no server there": (TARGET, NOWHERE, "server_status at ray://main: "),
 }
 
 

@@ -225,8 +225,8 @@ def test_a_field_has_the_type_that_was_declared_whatever_is_put_first(client: Da
 @pytest.mark.parametrize(
     ("dtypes", "words"),
     [
-        ({"r": "float"}, "'float' is not an element type; use object or one of"),
-        ({"q": "int8"}, "names a field that is not declared"),
+        ({"r": "float"}, "'r'.*'float'.*float32"),
+        ({"q": "int8"}, "'q'"),
     ],
 )
 def test_an_unknown_type_or_field_is_refused(client: DataPlaneClient, dtypes: dict[str, str], words: str) -> None:

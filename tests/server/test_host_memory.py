@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from dataplane_server.host_memory import check_memory
@@ -16,22 +14,17 @@ NO_LIMIT = GroupMemory(None, None)
 @pytest.mark.parametrize(
     ("budget", "machine", "group", "message"),
     [
-        (
-            900 * GIB,
-            24 * GIB,
-            NO_LIMIT,
-            "--memory: 900.0 GiB is more than the 24.0 GiB",
-        ),
-        (24 * GIB + 1, 24 * GIB, NO_LIMIT, "of this machine"),
-        (4 * GIB, 24 * GIB, GroupMemory(2 * GIB, None), "4.0 GiB is more than the 2.0 GiB that this container"),
-        (900 * GIB, 24 * GIB, GroupMemory(64 * GIB, None), "24.0 GiB of this machine"),
-        (GIB, 24 * GIB, GroupMemory(512 << 20, None), "1.0 GiB is more than the 512.0 MiB that this container"),
+        (900 * GIB, 24 * GIB, NO_LIMIT, "--memory: 900.0 GiB .* 24.0 GiB .*machine"),
+        (24 * GIB + 1, 24 * GIB, NO_LIMIT, "24.0 GiB .*machine"),
+        (4 * GIB, 24 * GIB, GroupMemory(2 * GIB, None), "4.0 GiB .* 2.0 GiB .*container"),
+        (900 * GIB, 24 * GIB, GroupMemory(64 * GIB, None), "900.0 GiB .* 24.0 GiB .*machine"),
+        (GIB, 24 * GIB, GroupMemory(512 << 20, None), "1.0 GiB .* 512.0 MiB .*container"),
     ],
 )
 def test_a_budget_beyond_the_memory_is_refused_with_both_figures(
     budget: int, machine: int, group: GroupMemory, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         check_memory(budget, machine, group)
 
 

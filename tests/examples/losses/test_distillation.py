@@ -124,8 +124,8 @@ def test_given_logprobs_that_are_not_numbers_where_nothing_counts_give_no_gradie
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        ({"kl_type": "sideways"}, "forward, reverse or mixed, not 'sideways'"),
-        ({"mixed_kl_weight": 1.5}, r"must lie in \[0, 1\], not 1.5"),
+        ({"kl_type": "sideways"}, "forward, reverse or mixed, .*'sideways'"),
+        ({"mixed_kl_weight": 1.5}, r"mixed_kl_weight .*\[0, 1\].*1.5"),
     ],
 )
 def test_other_options_are_refused(wrong: dict[str, Any], complaint: str) -> None:

@@ -109,7 +109,7 @@ def test_a_view_of_the_former_servers_memory_keeps_its_values(start: Start, tmp_
 
 def test_another_life_with_other_flags_is_refused_in_words(start: Start, tmp_path: Path) -> None:
     start().end(signal.SIGKILL)
-    with pytest.raises(pytest.fail.Exception, match="the server ended with 1") as caught:
+    with pytest.raises(pytest.fail.Exception, match="ended with 1") as caught:
         start("--max-rows", "5")
     assert "max_rows 4000000 (now 5)" in str(caught.value)
     assert "Traceback" not in str(caught.value)

@@ -87,23 +87,20 @@ OF_CONTEXT = r"context_parallel_attention"
 @pytest.mark.parametrize(
     ("changes", "dtensor_cfg", "error", "text"),
     [
-        refused("Unknown precision: int8", {"precision": "int8"}),
-        *(
-            refused(f"max_grad_norm must be positive or null, not {limit!r}", {"max_grad_norm": limit})
-            for limit in (0, -1.0, float("nan"), "1e-3")
-        ),
+        refused("precision.*int8", {"precision": "int8"}),
+        *(refused(f"max_grad_norm .*{limit!r}", {"max_grad_norm": limit}) for limit in (0, -1.0, float("nan"), "1e-3")),
         refused("YaRN is not supported", YARN, error=AssertionError),
-        refused("Sequence packing is not supported for reward models", PACKED, REWARD, error=NotImplementedError),
-        refused("Unknown reward model type: oracle", ORACLE),
+        refused("(?i)sequence packing .*reward model", PACKED, REWARD, error=NotImplementedError),
+        refused("reward.*oracle", ORACLE),
         refused(
             f"^Context parallel .* sequence packing unless .*{OF_CONTEXT}=gathered", PACKED, context_parallel_size=2
         ),
-        refused(f"{OF_ATTENTION} must be one of sdpa, flash, flex, not 'eager'", packed_by("eager")),
+        refused(f"{OF_ATTENTION} .*sdpa, flash, flex, .*'eager'", packed_by("eager")),
         refused(f"{OF_ATTENTION}=flash needs device=cuda; use sdpa", packed_by("flash")),
         refused(f"{OF_ATTENTION}=flex needs device=cuda; use sdpa", packed_by("flex")),
         refused(f"{OF_ATTENTION}=flash needs precision=bfloat16; for float32", PACKED, FLOAT32, device="cuda"),
-        refused(f"{OF_ATTENTION} must be sdpa with context_parallel_", packed_by("flex"), device="cuda", **GATHERED),
-        refused(f"{OF_CONTEXT} must be one of gathered, torch, not 'ulysses'", context_parallel_attention="ulysses"),
+        refused(f"{OF_ATTENTION} .*sdpa .*context_parallel_", packed_by("flex"), device="cuda", **GATHERED),
+        refused(f"{OF_CONTEXT} .*gathered, torch, .*'ulysses'", context_parallel_attention="ulysses"),
         refused(r"dtensor_cfg\.device .*cuda, cpu, .*'tpu'", device="tpu"),
         refused(r"dtensor_cfg\.model_backend .*transformers, automodel", model_backend="jax"),
         *(

@@ -224,9 +224,9 @@ def test_a_column_of_another_width_is_refused_with_both_shapes() -> None:
         ({"ratio_clip_max": -0.1}, "ratio_clip_max be at least 0"),
         ({"ratio_clip_c": 1.1}, "ratio_clip_c must be above 1"),
         ({"sequence_level_importance_ratios": True}, "needs token_level_loss=False"),
-        ({"reference_policy_kl_type": "k4"}, "must be k1, k2 or k3, not 'k4'"),
+        ({"reference_policy_kl_type": "k4"}, "k1, k2 or k3, .*'k4'"),
         ({"truncated_importance_sampling_ratio": 2.0}, "needs use_importance_sampling_correction=True"),
-        ({"truncated_importance_sampling_ratio": 0.0, **CORRECTED}, "must be positive, not 0.0"),
+        ({"truncated_importance_sampling_ratio": 0.0, **CORRECTED}, "truncated_importance_sampling_ratio .*0.0"),
     ],
 )
 def test_options_that_contradict_themselves_are_refused(wrong: dict[str, Any], complaint: str) -> None:

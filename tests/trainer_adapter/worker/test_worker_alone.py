@@ -96,14 +96,14 @@ def test_an_aborted_step_leaves_no_trace(make_worker: MakeWorker) -> None:
 
 def test_steps_do_not_overlap(make_worker: MakeWorker) -> None:
     worker = make_worker()
-    with pytest.raises(RuntimeError, match="no training step is open"):
+    with pytest.raises(RuntimeError, match="no training step"):
         worker.train_microbatches(batch())
     worker.begin_train_step(NLLLoss(), 8.0, 50.0)
-    with pytest.raises(RuntimeError, match="train: a training step is open"):
+    with pytest.raises(RuntimeError, match="train: "):
         worker.train(batch(), NLLLoss())
     worker.abort_train_step()
     worker.abort_train_step()
-    with pytest.raises(RuntimeError, match="no training step is open"):
+    with pytest.raises(RuntimeError, match="no training step"):
         worker.finish_train_step()
 
 
