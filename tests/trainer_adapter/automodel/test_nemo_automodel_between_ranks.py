@@ -35,6 +35,14 @@ def test_logits_and_one_step_are_those_of_a_single_process(
     setup_cases.assert_stepped_as_alone(folder, case, ranks)
 
 
+@pytest.mark.parametrize(("case", "norms"), [("llama_dp", 0.5), ("llama_tp", 1.0), ("qwen3moe_tp", 1.0)])
+def test_each_rank_holds_its_part_of_the_weights(ranks: list[dict[str, Any]], case: str, norms: float) -> None:
+    for rank in ranks:
+        parts = {name: part for name, part in rank[case]["parts"].items() if "norm" in name or "self_attn" in name}
+        assert parts == {name: norms if "norm" in name else 0.5 for name in parts}
+        assert len(parts) > 8
+
+
 @pytest.mark.parametrize("case", ["logprobs", "logprobs_packed"])
 def test_log_probabilities_of_tensor_parallel_ranks_are_those_of_a_plain_model(
     folder: Path, ranks: list[dict[str, Any]], case: str
