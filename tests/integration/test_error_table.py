@@ -50,7 +50,7 @@ from dataplane_server.service.local.local_endpoint import LocalEndpoint
 from dataplane_server.service.local.local_methods import local_methods
 from dataplane_server.service.messages.parsing import Messages
 from dataplane_server.service.shell import Shell
-from dataplane_server.service.values import ArenaValues
+from dataplane_server.service.values import Values
 from dataplane_server.storage.arena import Arena
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
@@ -152,7 +152,7 @@ async def refusing(request: pytest.FixtureRequest) -> AsyncIterator[aio.AsyncDat
     plane, arena = DataPlane(Limits()), Arena(4096, shared=True)
     metrics = Metrics(plane, lambda: True)
     shell = Shell(plane, metrics)
-    values = ArenaValues(plane, arena)
+    values = Values(plane, arena)
     servicer = Refusing(shell, values, metrics)
     local = LocalEndpoint(shell, arena, metrics, local_methods(LocalCalls(shell, values, metrics), servicer))
     local.listen_abstract()

@@ -20,7 +20,7 @@ from dataplane_server.service.grpc.boundary import Boundary
 from dataplane_server.service.grpc.servicer import DataPlaneServicer
 from dataplane_server.service.messages.parsing import Messages
 from dataplane_server.service.shell import Shell
-from dataplane_server.service.values import ArenaValues
+from dataplane_server.service.values import Values
 from dataplane_server.storage.arena import Arena
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
@@ -48,7 +48,7 @@ async def serve(past: Past, folder: Path, until: float, socket_folder: Path) -> 
     shell, arena = _StillShell(past, metrics, now, why), Arena(mmap.PAGESIZE, shared=False)
     boundary = Boundary(metrics, Messages(past.plane.limits), shell.unstable)
     server = grpc.aio.server(interceptors=[boundary])
-    servicer: Any = DataPlaneServicer(shell, ArenaValues(shell.plane, arena), metrics, started=past.began)
+    servicer: Any = DataPlaneServicer(shell, Values(shell.plane, arena), metrics, started=past.began)
     pb_grpc.add_DataPlaneServiceServicer_to_server(servicer, server)
     address = bind(server, f"unix://{socket_folder}/{text_of(until)}")
     await server.start()

@@ -42,7 +42,7 @@ from dataplane_server.service.sidecar import Sidecar
 from dataplane_server.service.snapshots import Snapshots
 from dataplane_server.service.socket_files import SocketFile, others_kept
 from dataplane_server.service.translate.rows import repeats
-from dataplane_server.service.values import ArenaValues, Values
+from dataplane_server.service.values import Values
 from dataplane_server.storage.arena import Arena, can_share
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 from rl_dataplane.v1.frames import keep_message_memory
@@ -85,7 +85,7 @@ class Parts:
         return Arena(config.limits.memory_bytes, shared=config.share_memory and can_share())
 
     def values(self, shell: Shell, arena: Arena) -> Values:
-        return ArenaValues(shell.plane, arena)
+        return Values(shell.plane, arena)
 
     def servicer(self, shell: Shell, values: Values, metrics: Metrics, gate: Gate) -> DataPlaneServicer:
         return DataPlaneServicer(shell, values, metrics, gate)

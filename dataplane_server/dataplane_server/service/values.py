@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
-from typing import Protocol
 
 from xxhash import xxh3_128_digest
 
@@ -23,34 +22,10 @@ from rl_dataplane.v1 import data_plane_pb2 as pb
 _LONG_BYTES = 4 << 20
 
 
-class Values(Protocol):
-    """Where the core has placed values. stored_at_once: whether a write may be applied before its values are in place,
-    if they follow at once.
+class Values:
+    """The values in the arena of this process. stored_at_once: whether a write may be applied before its values are in
+    place, if they follow at once.
     """
-
-    stored_at_once: bool
-
-    def pieces(self, runs: Runs) -> list[memoryview]:
-        """The bytes of runs of this process's arena, one after another."""
-
-    def writer(self, runs: Sequence[Run]) -> RunWriter:
-        """Writes a stream of bytes to a reservation's runs."""
-
-    def digests(self, reservation: Reservation) -> bytes | Awaitable[bytes]:
-        """What FinishWrite needs for a write whose bytes are in place. If the write ends meanwhile, any bytes."""
-
-    def places(self, runs: Sequence[Run]) -> list[memoryview]:
-        """The bytes of runs of this process's arena, to be written to."""
-
-    def complete(self, reservation: Reservation) -> None:
-        """Copy what the rows have already, right before FinishWrite."""
-
-    def frames(self, header: pb.ReadColumnsHeader, runs: Runs) -> AsyncIterator[bytes]:
-        """The frames of a read's response."""
-
-
-class ArenaValues:
-    """Values in the arena of this process."""
 
     stored_at_once = True
 
@@ -59,12 +34,15 @@ class ArenaValues:
         self._arena = arena
 
     def writer(self, runs: Sequence[Run]) -> RunWriter:
+        """Writes a stream of bytes to a reservation's runs."""
         return RunWriter(self._arena, runs)
 
     def pieces(self, runs: Runs) -> list[memoryview]:
+        """The bytes of runs, one after another."""
         return pieces(self._arena, runs)
 
-    def digests(self, reservation: Reservation) -> bytes | asyncio.Future[bytes]:
+    def digests(self, reservation: Reservation) -> bytes | Awaitable[bytes]:
+        """What FinishWrite needs for a write whose bytes are in place. If the write ends meanwhile, any bytes."""
         layout = self._plane.once_layout(reservation.ticket)
         if layout is None:
             return b""
@@ -73,12 +51,15 @@ class ArenaValues:
         return asyncio.get_running_loop().run_in_executor(None, digests_of, self._arena.memory, *layout)
 
     def places(self, runs: Sequence[Run]) -> list[memoryview]:
+        """The bytes of runs, to be written to."""
         return [self._arena.view(run) for run in runs]
 
     def complete(self, reservation: Reservation) -> None:
+        """Copy what the rows have already, right before FinishWrite."""
         self._arena.copy(reservation.copies)
 
     async def frames(self, header: pb.ReadColumnsHeader, runs: Runs) -> AsyncIterator[bytes]:
+        """The frames of a read's response."""
         for frame in read_frames(header, cut(self._arena, runs, SENT_CHUNK_BYTES)):
             yield frame
 

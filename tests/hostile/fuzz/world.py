@@ -30,7 +30,7 @@ from dataplane_server.service.local.local_endpoint import LocalEndpoint
 from dataplane_server.service.local.local_methods import local_methods
 from dataplane_server.service.messages.parsing import Messages
 from dataplane_server.service.shell import Shell
-from dataplane_server.service.values import ArenaValues
+from dataplane_server.service.values import Values
 from dataplane_server.storage.arena import Arena
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.frames import frame_prefix
@@ -68,9 +68,9 @@ class World:
         self.plane = DataPlane(LIMITS, incarnation=INCARNATION, first_generation=1)
         metrics = Metrics(self.plane, lambda: True)
         self.shell = Shell(self.plane, metrics)
-        self.servicer = DataPlaneServicer(self.shell, ArenaValues(self.plane, _arena()), metrics)
+        self.servicer = DataPlaneServicer(self.shell, Values(self.plane, _arena()), metrics)
         self.messages = Messages(LIMITS)
-        methods = local_methods(LocalCalls(self.shell, ArenaValues(self.plane, _arena()), metrics), self.servicer)
+        methods = local_methods(LocalCalls(self.shell, Values(self.plane, _arena()), metrics), self.servicer)
         self.endpoint = LocalEndpoint(self.shell, _arena(), metrics, methods)
 
     async def fill(self) -> None:

@@ -26,7 +26,7 @@ from dataplane_server.service.local.local_endpoint import LocalEndpoint
 from dataplane_server.service.local.local_methods import local_methods
 from dataplane_server.service.messages.parsing import Messages
 from dataplane_server.service.shell import Shell
-from dataplane_server.service.values import ArenaValues
+from dataplane_server.service.values import Values
 from dataplane_server.storage.arena import Arena
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
@@ -44,7 +44,7 @@ class SlowDisk:
         self.plane.apply(Recover(False, defer_frees=True), 0.0)
         metrics = Metrics(self.plane, lambda: True)
         self.shell = Shell(self.plane, metrics, commits=self.commits)
-        values = ArenaValues(self.plane, self.arena)
+        values = Values(self.plane, self.arena)
         servicer = DataPlaneServicer(self.shell, values, metrics)
         methods = local_methods(LocalCalls(self.shell, values, metrics), servicer)
         self.local = LocalEndpoint(self.shell, self.arena, metrics, methods)

@@ -18,7 +18,7 @@ from dataplane_server.page.board import UNCHANGED, Board, Pieces
 from dataplane_server.page.state import MOST_PARTITIONS, StateReader
 from dataplane_server.service.grpc.servicer import DataPlaneServicer
 from dataplane_server.service.shell import Shell
-from dataplane_server.service.values import ArenaValues
+from dataplane_server.service.values import Values
 from dataplane_server.storage.arena import Arena
 
 _FIGURES = {*PARTITION_FIGURES, *TASK_FIGURES} - {
@@ -32,7 +32,7 @@ _FIGURES = {*PARTITION_FIGURES, *TASK_FIGURES} - {
 def reader_of(caller: Caller) -> StateReader:
     metrics = Metrics(caller.plane, lambda: True)
     shell = Shell(caller.plane, metrics, lambda: caller.now)
-    servicer = DataPlaneServicer(shell, ArenaValues(caller.plane, Arena(4096, shared=False)), metrics)
+    servicer = DataPlaneServicer(shell, Values(caller.plane, Arena(4096, shared=False)), metrics)
     return StateReader(caller.plane, servicer, metrics, lambda: True, lambda: caller.now)
 
 

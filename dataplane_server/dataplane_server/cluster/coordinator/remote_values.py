@@ -8,7 +8,7 @@ finished: the core refuses an append whose rows have changed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable
 
 import numpy as np
 from xxhash import xxh3_128_digest
@@ -24,7 +24,8 @@ from dataplane_server.core.calls.values import Int64Array, Run, Runs
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.rows.regions import NODE_SHIFT, WITHIN_NODE, node_of
 from dataplane_server.service.messages.frames import SENT_CHUNK_BYTES
-from dataplane_server.storage.arena import RunWriter, in_chunks
+from dataplane_server.service.values import Values
+from dataplane_server.storage.arena import in_chunks
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.frames import frame_prefix
 
@@ -32,23 +33,17 @@ _WINDOW_BYTES = 64 << 20
 """That are fetched at once for one read over gRPC."""
 
 
-class ClusterValues:
+class ClusterValues(Values):
     """The values of all nodes. A write waits for its mirror before it is applied."""
 
     stored_at_once = False
 
     def __init__(self, plane: DataPlane, members: Members, mirrors: Mirrors, home: HomeArena) -> None:
-        self._plane = plane
+        super().__init__(plane, home)
         self._members = members
         self._mirrors = mirrors
         self._home = home
         self._lines = ByteLines()
-
-    def pieces(self, runs: Runs) -> list[memoryview]:
-        return [self._home.view(run) for run in runs]
-
-    def writer(self, runs: Sequence[Run]) -> RunWriter:
-        return RunWriter(self._home, runs)
 
     def digests(self, reservation: Reservation) -> bytes | Awaitable[bytes]:
         layout = self._plane.once_layout(reservation.ticket)
@@ -76,9 +71,6 @@ class ClusterValues:
             copied = [Run(copy.target, copy.size_bytes) for copy in reservation.copies]
             await to_its_end(self._mirrors.follow(node, Runs.of([*copied, *reservation.runs])))
         return digests
-
-    def places(self, runs: Sequence[Run]) -> list[memoryview]:
-        return [self._home.view(run) for run in runs]
 
     def complete(self, reservation: Reservation) -> None:
         """The node has done it."""
