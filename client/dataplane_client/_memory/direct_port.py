@@ -14,8 +14,6 @@ from dataplane_client._values.columns_layout import WireColumn
 from rl_dataplane.byte_streams import prepare_line, receive_pieces, send_pieces
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 
-INLINE_BYTES = 64 << 10
-"""Values of up to this many bytes travel in the message."""
 _CHUNK_BYTES = 1 << 20
 
 

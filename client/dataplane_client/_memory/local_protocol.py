@@ -13,6 +13,9 @@ from rl_dataplane.v1.local_frames import HEAD, MAX_BODY_BYTES, SHARED_METHODS, T
 Address = str | tuple[str, int]
 """The path of a Unix socket, or host and port."""
 
+INLINE_BYTES = 64 << 10
+"""Values of up to this many bytes travel in the message: copying them twice costs less than another call."""
+
 _SERVICE = plane_pb.DESCRIPTOR.services_by_name["DataPlaneService"]
 
 LOCAL_METHODS = {

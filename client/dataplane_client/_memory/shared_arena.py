@@ -30,14 +30,12 @@ from google.rpc import status_pb2
 
 from dataplane_client._common.arrays import ByteArray
 from dataplane_client._connect.locator import NodePlace, NotSharedError, Place
-from dataplane_client._memory.local_protocol import request_frame, response_head
+from dataplane_client._memory.local_protocol import INLINE_BYTES, request_frame, response_head
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import FILE_SUFFIX, HEAD, memory_nonce
 
 ATTACH_TIMEOUT_S = 2.0
-INLINE_BYTES = 64 << 10
-"""Values of up to this many bytes travel in the message: copying them twice costs less than another call."""
 _HANDLES_PER_FRAME = 1024
 NO_SOCKET = "the server shares its memory only beside its Unix socket; connect to that"
 _CREDENTIALS = struct.Struct("=3I")  # process, user, group

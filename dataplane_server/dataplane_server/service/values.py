@@ -9,17 +9,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from functools import partial
 
 from xxhash import xxh3_128_digest
 
-from dataplane_server.core.calls.answers import Reservation
+from dataplane_server.core.calls.answers import CommitResult, PutResult, Reservation, Stored, Waiting
+from dataplane_server.core.calls.requests import CommitClaim, PutSamples, StoreValues
 from dataplane_server.core.calls.values import Int64Array, Run, Runs
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.service.messages.frames import SENT_CHUNK_BYTES, read_frames
+from dataplane_server.service.shell import Shell
 from dataplane_server.storage.arena import Arena, RunWriter, cut, pieces
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
+MAX_INLINE_BYTES = 1 << 20
+"""Of values at hand that are written at once, while other calls wait."""
 _LONG_BYTES = 4 << 20
+
+Write = PutSamples | CommitClaim
+Begun = PutResult | CommitResult | Stored | Reservation | Waiting
 
 
 class Values:
@@ -62,6 +70,23 @@ class Values:
         """The frames of a read's response."""
         for frame in read_frames(header, cut(self._arena, runs, SENT_CHUNK_BYTES)):
             yield frame
+
+
+def begin_write(
+    shell: Shell, values: Values, write: Write, at_hand: bytes | memoryview | None, digests: bytes
+) -> Begun:
+    """Begin a write. If its values are at hand (None: they are not) and few, it is over as well, unless it has to wait.
+    digests: what its producer hashed of them.
+    """
+    if at_hand is None or len(at_hand) > MAX_INLINE_BYTES or not values.stored_at_once:
+        return shell.apply(write)
+    store = StoreValues(write, len(at_hand), value_digests=digests)
+    return shell.store(store, partial(write_to, values, at_hand))
+
+
+def write_to(values: Values, at_hand: bytes | memoryview, runs: Sequence[Run]) -> None:
+    """Write values that are at hand to their runs."""
+    cut_into(values.places(runs), at_hand)
 
 
 def cut_into(places: Iterable[memoryview], values: bytes | bytearray | memoryview) -> None:

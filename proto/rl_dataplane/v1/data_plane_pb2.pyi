@@ -2271,6 +2271,7 @@ class PutSamplesHeader(_message.Message):
     EXISTING_ONLY_FIELD_NUMBER: _builtins.int
     HASHED_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
+    ONE_FRAME_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     partition_id: _builtins.str
@@ -2327,6 +2328,10 @@ class PutSamplesHeader(_message.Message):
     """
     digests: _builtins.bytes
     """Empty, or the digests of the values; see "Digests"."""
+    one_frame: _builtins.bool
+    """In a stream: its first frame has all values, at most 1 MiB, and the server reads no other. It may then apply the write
+    in one step.
+    """
     @_builtins.property
     def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The rows, distinct; 1 to 65,536."""
@@ -2382,10 +2387,11 @@ class PutSamplesHeader(_message.Message):
         existing_only: _builtins.bool = ...,
         hashed: _builtins.bool = ...,
         digests: _builtins.bytes = ...,
+        one_frame: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["only_if", b"only_if", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_to_group", b"add_to_group", "append", b"append", "caller", b"caller", "claim_id", b"claim_id", "columns", b"columns", "create_only", b"create_only", "digests", b"digests", "existing_only", b"existing_only", "generations", b"generations", "hashed", b"hashed", "once", b"once", "only_if", b"only_if", "partition_id", b"partition_id", "read_on", b"read_on", "request_digest", b"request_digest", "request_id", b"request_id", "reservation_id", b"reservation_id", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "shared", b"shared", "wait_timeout", b"wait_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_to_group", b"add_to_group", "append", b"append", "caller", b"caller", "claim_id", b"claim_id", "columns", b"columns", "create_only", b"create_only", "digests", b"digests", "existing_only", b"existing_only", "generations", b"generations", "hashed", b"hashed", "once", b"once", "one_frame", b"one_frame", "only_if", b"only_if", "partition_id", b"partition_id", "read_on", b"read_on", "request_digest", b"request_digest", "request_id", b"request_id", "reservation_id", b"reservation_id", "row_tags", b"row_tags", "sample_ids", b"sample_ids", "sequence_lengths", b"sequence_lengths", "shared", b"shared", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3051,6 +3057,7 @@ class CommitClaimHeader(_message.Message):
     WAIT_TIMEOUT_FIELD_NUMBER: _builtins.int
     HASHED_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
+    ONE_FRAME_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     claim_id: _builtins.str
@@ -3058,6 +3065,8 @@ class CommitClaimHeader(_message.Message):
     hashed: _builtins.bool
     """As in PutSamplesHeader."""
     digests: _builtins.bytes
+    """As in PutSamplesHeader."""
+    one_frame: _builtins.bool
     """As in PutSamplesHeader."""
     @_builtins.property
     def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___Column]:
@@ -3076,10 +3085,11 @@ class CommitClaimHeader(_message.Message):
         wait_timeout: _duration_pb2.Duration | None = ...,
         hashed: _builtins.bool = ...,
         digests: _builtins.bytes = ...,
+        one_frame: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["wait_timeout", b"wait_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim_id", b"claim_id", "columns", b"columns", "digests", b"digests", "hashed", b"hashed", "request_id", b"request_id", "wait_timeout", b"wait_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim_id", b"claim_id", "columns", b"columns", "digests", b"digests", "hashed", b"hashed", "one_frame", b"one_frame", "request_id", b"request_id", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -149,3 +149,25 @@ def test_a_repeated_put_takes_the_place_of_one_whose_stream_hangs(
     assert hanging.exception(20).code() is grpc.StatusCode.ABORTED
     assert bytes(registered.get_samples(["s"], "p", ["x"])["x"][0].tolist()) == b"new!"
     assert registered.server_status().memory_used_bytes == 4
+
+
+def test_a_put_of_one_frame_is_answered_before_its_stream_ends(registered: DataPlaneClient, stub: Any) -> None:
+    stream = HeldStream([frame(header(one_frame=True), (0, b"x" * 12))])
+    assert stub.PutSamples(iter(stream), timeout=120).size_bytes == 12
+    stream.let_go.set()
+    assert bytes(registered.get_samples(["s"], "p", ["x"])["x"][0].tolist()) == b"x" * 12
+
+
+@pytest.mark.parametrize(
+    ("chunk", "fragment"),
+    [((0, b"x" * 8), "after 8 of 12 bytes"), ((4, b"x" * 12), "chunk at byte 4"), ((0, b"x" * 13), "more than the 12")],
+    ids=["too few", "at another place", "too many"],
+)
+def test_a_put_of_one_frame_with_other_values_than_it_declares_leaves_nothing_behind(
+    registered: DataPlaneClient, stub: Any, refusal: Refusal, unchanged: Unchanged, chunk: Any, fragment: str
+) -> None:
+    with unchanged(registered):
+        put = [frame(header(one_frame=True), chunk)]
+        _, reason, message = refusal(lambda: stub.PutSamples(iter(put), timeout=120))
+    assert reason == "MALFORMED_STREAM"
+    assert fragment in message

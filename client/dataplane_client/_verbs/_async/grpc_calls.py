@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 
 from dataplane_client._connect.channel import open_aio_channel
 from dataplane_client._connect.secured import Metadata, Secured
+from dataplane_client._memory.local_protocol import INLINE_BYTES
 from dataplane_client._memory.placement import Destination, PlacedColumn, ReadBuffers, StreamBuffers, blame_server
 from dataplane_client._requests.row_write import RowWrite
 from dataplane_client._values.column_messages import column_layouts
@@ -72,6 +73,7 @@ class AsyncGrpcCalls:
     async def write(self, write: RowWrite, timeout_s: float, traceparent: str = "") -> Any:
         """Put or commit, as a stream whose first frame holds the header."""
         write.hash_values()
+        write.header.one_frame = write.size_bytes <= min(INLINE_BYTES, self._chunk_bytes)
         frames = _frames(write.header.SerializeToString(), write.columns, self._chunk_bytes)
         return await self._writes[write.verb](frames, timeout=timeout_s, metadata=self._metadata(traceparent))
 

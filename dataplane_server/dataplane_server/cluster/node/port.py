@@ -16,8 +16,8 @@ from dataplane_server.core.calls.values import Runs
 from dataplane_server.service.grpc.value_streams import MAX_STREAMS, ValueStreams
 from dataplane_server.service.local.direct_calls import DirectSession, Reading
 from dataplane_server.service.local.direct_endpoint import DirectEndpoint
-from dataplane_server.service.local.local_calls import MAX_INLINE_BYTES
 from dataplane_server.service.local.local_methods import LocalMethod
+from dataplane_server.service.values import MAX_INLINE_BYTES
 from dataplane_server.storage.arena import Arena, pieces
 from rl_dataplane.v1 import local_pb2 as pb
 

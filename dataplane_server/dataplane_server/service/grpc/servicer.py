@@ -7,12 +7,12 @@ in `claim_calls` and `session_calls`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 
 from dataplane_server.access.gate import OPEN_GATE, Gate, current_caller
-from dataplane_server.core.calls.answers import CommitResult, Drawn, PutResult, Reservation, Reserved, Waiting
+from dataplane_server.core.calls.answers import CommitResult, Drawn, PutResult, Reservation, Reserved, Stored, Waiting
 from dataplane_server.core.calls.refusal import Reason, Refusal, superseded
 from dataplane_server.core.calls.requests import (
     AdoptClaim,
@@ -33,7 +33,7 @@ from dataplane_server.service.recent import Recent
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.snapshots import Snapshots
 from dataplane_server.service.translate.filters import rows_that_fit
-from dataplane_server.service.values import Values
+from dataplane_server.service.values import Begun, Values, begin_write
 from dataplane_server.version import VERSION
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
 
 _PAGE_ROWS = 1000
-
-R = TypeVar("R", PutResult, CommitResult)
 
 
 class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
@@ -189,12 +187,13 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         frames = FrameReader(request_iterator, pb.PutSamplesHeader, self._messages)
         header = await frames.first()
         self._gate.permit("PutSamples", header)
-        begun, wait_s = self._shell.apply(translate.rows.put(header)), seconds(header.wait_timeout)
-        digests = header.digests
-        del header  # which may be large, and the write may wait
+        wait_s, digests = seconds(header.wait_timeout), header.digests
+        at_hand = frames.only_chunk() if header.one_frame else None
+        begun = begin_write(self._shell, self._values, translate.rows.put(header), at_hand, digests)
+        del header, at_hand  # which may be large, and the write may wait
         result = await self._write(begun, wait_s, frames, digests, self._put_streams)
         self._metrics.carried("PutSamples", "grpc", frames.received_bytes)
-        return translate.rows.put_result(result)
+        return translate.rows.put_result(cast("PutResult", result))  # a write finishes as it began
 
     async def CommitClaim(  # type: ignore[override]  # likewise
         self, request_iterator: AsyncIterator[bytes], context: object
@@ -202,24 +201,28 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         frames = FrameReader(request_iterator, pb.CommitClaimHeader, self._messages)
         header = await frames.first()
         self._gate.permit("CommitClaim", header)
-        begun, wait_s = self._shell.apply(translate.rows.commit(header)), seconds(header.wait_timeout)
-        digests = header.digests
-        del header
+        wait_s, digests = seconds(header.wait_timeout), header.digests
+        at_hand = frames.only_chunk() if header.one_frame else None
+        begun = begin_write(self._shell, self._values, translate.rows.commit(header), at_hand, digests)
+        del header, at_hand
         result = await self._write(begun, wait_s, frames, digests, self._commit_streams)
         self._metrics.carried("CommitClaim", "grpc", frames.received_bytes)
-        return pb.CommitClaimResponse(consumed_rows=result.consumed_rows)
+        return pb.CommitClaimResponse(consumed_rows=cast("CommitResult", result).consumed_rows)
 
     async def _write(
         self,
-        begun: R | Reservation | Waiting,
+        begun: Begun,
         wait_s: float,
         frames: FrameReader[Header],
         value_digests: bytes,
         streams: ValueStreams,
-    ) -> R:
+    ) -> PutResult | CommitResult:
         """Complete a write that has begun: wait for its reservation and a place, receive the values, finish. A failure
         leaves nothing of the write.
         """
+        if isinstance(begun, Stored):
+            frames.received_bytes = frames.first_bytes
+            return begun.result
         if not isinstance(begun, (Reservation, Waiting)):
             return begun
         reservation = await self._shell.reservation(begun, wait_s)
@@ -233,7 +236,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             once = digests if isinstance(digests, bytes) else await digests
             finish = FinishWrite(reservation.ticket, digests=once, value_digests=value_digests)
             self._values.complete(reservation)
-            return cast("R", self._shell.apply(finish))  # a ticket finishes as it began
+            return self._shell.apply(finish)
 
     async def _receive(self, reservation: Reservation, frames: FrameReader[Header]) -> None:
         writer = self._values.writer(reservation.runs)

@@ -7,7 +7,6 @@ the client finishes the write.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from functools import partial
 from typing import NamedTuple, cast
 
 from dataplane_server.core.calls.answers import CommitResult, PutResult, ReadPlan, Reservation, Stored, Waiting
@@ -18,19 +17,17 @@ from dataplane_server.core.calls.requests import (
     FinishWrite,
     PutSamples,
     ShareReservation,
-    StoreValues,
 )
 from dataplane_server.core.calls.values import Run, Runs
 from dataplane_server.observe.metrics import Metrics, Transport
 from dataplane_server.service import translate
 from dataplane_server.service.local.local_session import Applied, Lease, LocalSession, Result, SharedReservation
 from dataplane_server.service.shell import Shell
-from dataplane_server.service.values import Values, cut_into
+from dataplane_server.service.values import MAX_INLINE_BYTES, Begun, Values, begin_write, write_to
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.records import seconds
 
-MAX_INLINE_BYTES = 1 << 20
 MAX_WAITING_BYTES = 256 << 20
 """Of values in the messages of all puts that wait for space."""
 
@@ -67,18 +64,13 @@ class LocalCalls:
         begun = self._begin(translate.rows.commit(request.header), request)
         return self._go_on(begun, self._commit_applied, request, session)
 
-    def _begin(self, write: PutSamples | CommitClaim, request: WriteRequest) -> Result | Stored | Reservation | Waiting:
-        """Begin a write; if its values are in the request, it is over as well, unless it has to wait."""
-        at_once = self._values.stored_at_once and request.HasField("values")
-        if not at_once or len(request.values) > MAX_INLINE_BYTES:
-            return self._shell.apply(write)
-        values = request.values
-        at_hand = StoreValues(write, len(values), value_digests=request.header.digests)
-        return self._shell.store(at_hand, partial(self._write, values))
+    def _begin(self, write: PutSamples | CommitClaim, request: WriteRequest) -> Begun:
+        at_hand = request.values if request.HasField("values") else None
+        return begin_write(self._shell, self._values, write, at_hand, request.header.digests)
 
     def _go_on(
         self,
-        begun: Result | Stored | Reservation | Waiting,
+        begun: Begun,
         applied: Applied,
         request: WriteRequest,
         session: LocalSession,
@@ -145,10 +137,7 @@ class LocalCalls:
                 f"a message may hold at most {MAX_INLINE_BYTES}"
             )
             raise Refusal(Reason.MALFORMED_STREAM, message)
-        self._write(values, reservation.runs)
-
-    def _write(self, values: bytes, runs: Sequence[Run]) -> None:
-        cut_into(self._values.places(runs), values)
+        write_to(self._values, values, reservation.runs)
 
     def finish_write(self, request: pb.FinishWriteRequest, session: LocalSession) -> Answer:
         digests = self._values.digests(session.reservation(request.handle).reservation)

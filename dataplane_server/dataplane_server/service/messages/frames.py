@@ -63,6 +63,10 @@ class FrameReader(Generic[Header]):
         """The values in the first frame, until `chunks` has begun."""
         return 0 if self._first is None or self._first.chunk is None else len(self._first.chunk)
 
+    def only_chunk(self) -> memoryview | None:
+        """The values of a stream of one frame, whose header says so. `chunks` has them, too."""
+        return None if self._first is None or self._first.offset else self._first.chunk
+
     async def chunks(self, size_bytes: int) -> AsyncIterator[memoryview]:
         """The values after the header, which must have size_bytes together. A view is valid until the next one is asked
         for: its message is freed before the next is read.

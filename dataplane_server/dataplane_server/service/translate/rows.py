@@ -39,9 +39,9 @@ put = MAPPER.reader(
     pb.PutSamplesHeader,
     tags="row_tags",
     digest="request_digest",
-    leave=("node", "read_on", "wait_timeout", "digests"),
+    leave=("node", "read_on", "wait_timeout", "digests", "one_frame"),
 )
-commit = MAPPER.reader(CommitClaim, pb.CommitClaimHeader, leave=("node", "wait_timeout", "digests"))
+commit = MAPPER.reader(CommitClaim, pb.CommitClaimHeader, leave=("node", "wait_timeout", "digests", "one_frame"))
 read = MAPPER.reader(BeginRead, pb.ReadColumnsRequest, leave=("ticket",))
 _clear = MAPPER.reader(
     ClearSamples,
