@@ -91,6 +91,28 @@ def test_their_adapter_runs_on_our_module_with_their_configuration(address: str)
     run_configured(code, address)
 
 
+def test_the_adapter_is_theirs_and_so_are_metas(address: str) -> None:
+    code = """
+        import torch
+        from tensordict import TensorDict
+        from nemo_rl.data_plane.interfaces import DataPlaneClient, KVBatchMeta
+        import dataplane_nemo_rl as ours
+
+        adapter = ours.DataPlaneAdapter()
+        assert isinstance(adapter, DataPlaneClient)
+        adapter.register_partition("train", ["x"], 1, ["train"])
+        put = adapter.put_samples(["a"], "train", TensorDict({"x": torch.ones(1)}, batch_size=[1]), [{"step": 1}])
+        assert put == KVBatchMeta("train", None, ["a"], ["x"], tags=[{"step": 1}])
+        claimed = adapter.claim_meta("train", "train", ["x"], 2, 0, timeout_s=0.01)
+        assert claimed == KVBatchMeta("train", "train", ["a"], ["x"], extra_info={"dp_rank": 0}, tags=[{"step": 1}])
+        assert {type(meta) for meta in (put, claimed, adapter.put_samples([], "train"))} == {ours.KVBatchMeta}
+        assert ours.KVBatchMeta is KVBatchMeta
+        assert adapter.get_data(KVBatchMeta("train", None, ["a"]).with_fields(["x"]))["x"].tolist() == [1.0]
+        adapter.close()
+    """
+    run(code, address)
+
+
 def test_an_installed_factory_keeps_their_observability(address: str) -> None:
     code = """
         import sys
