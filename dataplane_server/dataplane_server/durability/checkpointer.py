@@ -143,7 +143,7 @@ def _follow(folder: Path, calls: int, history_bytes: int, identity: str) -> None
         if due and time.monotonic() >= rest_until and not replica.left:
             last, last_bytes = replica.calls, replica.log_bytes
             in_use.check()  # another server's log may be there
-            with _unbroken():
+            with unbroken():
                 seconds = _write(folder, replica, history_bytes, orders)
             rest_until = time.monotonic() + _REST * seconds
 
@@ -152,7 +152,7 @@ def _take_snapshot(order: tuple[Path, str] | None, name: str, replica: Replica, 
     if order is None:
         return
     target, request_id = order
-    with _unbroken():
+    with unbroken():
         try:
             answer = dataclasses.asdict(write_snapshot(target, name, request_id, replica, folder / "arena"))
         except (OSError, SnapshotError) as error:
@@ -161,13 +161,16 @@ def _take_snapshot(order: tuple[Path, str] | None, name: str, replica: Replica, 
 
 
 @contextlib.contextmanager
-def _unbroken() -> Iterator[None]:
-    """A block that SIGTERM waits for."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+def unbroken() -> Iterator[None]:
+    """A block that SIGTERM waits for. A mask would not do: NumPy has threads, which would take the signal."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        signal.signal(signal.SIGTERM, before)
+        if came:
+            signal.raise_signal(signal.SIGTERM)
 
 
 def _write(folder: Path, replica: Replica, history_bytes: int, orders: _Orders) -> float:

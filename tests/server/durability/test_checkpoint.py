@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import zlib
@@ -177,6 +178,20 @@ def test_a_full_disk_leaves_the_checkpoints_before_it_and_nothing_else(tmp_path:
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_to_end_waits_for_what_is_being_written() -> None:
+    """Also where NumPy's threads could take the signal."""
+    code = """
+import os, signal, numpy
+from dataplane_server.durability.checkpointer import unbroken
+with unbroken():
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("written", flush=True)
+print("not reached", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "written\n"), done.stderr
 
 
 def test_a_checkpoint_has_what_it_was_given_beside_the_plane(tmp_path: Path) -> None:
