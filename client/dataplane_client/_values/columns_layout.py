@@ -109,13 +109,12 @@ class WireColumn(ColumnLayout):
         lengths = np.full(n_rows, entries, np.int64)
         return WireColumn(self.name, "jagged", self.dtype, self.row_shape[1:], lengths, self.values)
 
-    def pieces(self) -> Iterator[memoryview]:
+    def pieces(self) -> list[memoryview]:
         """The bytes of all rows, in as few views as the gaps allow."""
         if self.starts is None or self.size_bytes == self.values.nbytes:
-            yield self.values
-            return
-        for start, size in zip(self.starts.tolist(), self.row_bytes(len(self.starts)).tolist(), strict=True):
-            yield self.values[start : start + size]
+            return [self.values]
+        sizes = self.row_bytes(len(self.starts)).tolist()
+        return [self.values[start : start + size] for start, size in zip(self.starts.tolist(), sizes, strict=True)]
 
 
 def total_bytes(columns: Sequence[WireColumn]) -> int:

@@ -77,7 +77,10 @@ def encode_columns(
 
 def _from_cuda(leaves: Mapping[str, object]) -> Mapping[str, object]:
     """The leaves, with copies in pinned memory of those that are on a CUDA device."""
-    parts = {name: found for name, leaf in leaves.items() if (found := _cuda_parts(leaf))}
+    on_cuda = {
+        name: leaf for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda"
+    }
+    parts = {name: found for name, leaf in on_cuda.items() if (found := _parts(leaf))}
     if not parts:
         return leaves
     staged = {id(part): _queued_copy(part) for found in parts.values() for part in found}  # fields share bounds
@@ -90,10 +93,8 @@ def _from_cuda(leaves: Mapping[str, object]) -> Mapping[str, object]:
     return copies
 
 
-def _cuda_parts(leaf: object) -> list[torch.Tensor]:
-    """The tensors that hold a leaf on a CUDA device: itself, or the values and the bounds of rows that adjoin."""
-    if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cuda":
-        return []
+def _parts(leaf: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that hold a leaf: itself, or the values and the bounds of rows that adjoin."""
     if not leaf.is_nested:
         return [leaf] if leaf.layout is torch.strided else []
     bounds = bounds_of_adjoining(leaf)

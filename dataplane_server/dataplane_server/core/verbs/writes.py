@@ -114,8 +114,8 @@ class Writes:
             return self.begin(call, now)
         begun, checked = self._checked(call, now)
         ticket, partition = self._state.ticket(), self._state.partition(begun.partition_id)
+        asks = checked.new_rows > 0 and not self._flow.is_open(partition)
         try:
-            asks = checked.new_rows > 0 and not self._flow.is_open(partition)
             if asks and not self._enters(ticket, begun, checked.new_rows, now):
                 return self._hold(ticket, begun, checked, None)
             reservation = self._admitted(ticket, begun, now)
@@ -129,7 +129,8 @@ class Writes:
             return Stored(result, reservation.runs, offsets, sizes)
         finally:
             if ticket not in self._under_way:  # also if it is refused after it has entered
-                self._flow.leave(ticket)
+                if asks:
+                    self._flow.leave(ticket)
                 self._admission.release(ticket)
 
     def _checked(self, call: PutSamples | CommitClaim, now: float) -> tuple[_UnderWay, Checked]:
