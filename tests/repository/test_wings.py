@@ -27,9 +27,9 @@ FLOORS: dict[str, tuple[Path, list[str]]] = {
         SERVER / "service",
         [
             "binding endless lives messages recent socket_files ticker turns waiters",
-            "error_table session_streams sidecar translate values",
+            "error_table session_streams sidecar translate",
             "call_scope shell",
-            "snapshots",
+            "snapshots values",
             "grpc",
             "local",
             "server",
