@@ -12,7 +12,7 @@ from typing import Any
 
 from dataplane_conformance.system import Driver, RefusedError, Space
 
-ANSWER_S = 10.0
+ANSWER_S = 30.0
 """How long a caller may take to answer where no promise says less; the machine may be busy."""
 NO_ANSWER = "no answer within"
 _CONNECT_S = 60.0

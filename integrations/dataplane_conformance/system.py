@@ -61,7 +61,7 @@ class Space:
     lease_s: float = 2.0
     max_staleness: int | None = None
     max_bytes: int | None = None
-    call_s: float = 4.0
+    call_s: float = 20.0
 
 
 class Claimed(NamedTuple):
