@@ -81,8 +81,8 @@ demo-cluster: $(VENV)/.demo  ## the same on a Ray cluster of three nodes on this
 # A worker more than the cores that are counted on: tests wait a third of their time.
 PYTEST_ARGS ?= -n 3 --dist loadgroup
 
-# Bytecode is written, and for the hundreds of processes that tests start, first: each would compile the library and its
-# tests anew.
+# Bytecode is kept whatever the environment says, and that of the library is written first: each of the hundreds of
+# processes that tests start would compile it anew.
 test test-long: export PYTHONDONTWRITEBYTECODE =
 test: lint derived $(VENV)/.prometheus  ## set up, lint, run the tests
 	@$(BIN)/python -m compileall -qq -j 0 proto dataplane_server client trainer_adapter integrations

@@ -36,7 +36,7 @@ from timing import Series, seconds
 _ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = ("client", "dataplane_server", "proto")
 _KERNELS = ("cc", "-O3", "-fPIC", "-shared", "-pthread", "-std=c11", "-o", "_row_kernels.so", "row_kernels.c")
-_WARM_UP, _CALLS, _CLIENTS, _CLIENTS_S = 20, 60, 4, 0.3
+_WARM_UP, _CALLS, _CLIENTS, _CLIENTS_S = 200, 2_000, 16, 3.0
 _PROCESS_S = 600
 _ROW = {"x": torch.zeros(1, 1_000, dtype=torch.int64)}
 _PROCESSES = multiprocessing.get_context("forkserver")

@@ -17,7 +17,7 @@ from dataplane_client._memory.shared_arena import SharedArena
 from dataplane_server.cluster.messages import Beat, BeatAnswer, BytePlace, Registered, Registration
 from dataplane_server.cluster.node.actor import NodeActor, NodeOptions
 from dataplane_server.cluster.node.byte_lines import ByteLines
-from dataplane_server.core.calls.values import Runs
+from dataplane_server.core.calls.values import Copy, Runs
 from dataplane_server.core.rows.regions import NODE_SHIFT
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import HEAD
@@ -135,6 +135,19 @@ def test_an_arena_registers_once_and_beats(nodes: Nodes) -> None:
     assert first.arena_id != second.arena_id
     assert nodes.next_beat(1).clients == 0
     assert len(nodes.registered(2)) == 2
+
+
+def test_a_copy_to_a_place_outside_the_arena_is_refused_and_nothing_is_written(nodes: Nodes) -> None:
+    nodes.write(1, 0, b"source")
+    end = 5 * MIB  # with the cache
+    for target in (end - 3, end):
+        copies = [
+            Copy((1 << NODE_SHIFT), (1 << NODE_SHIFT) + 64, 6),
+            Copy((1 << NODE_SHIFT), (1 << NODE_SHIFT) + target, 6),
+        ]
+        with pytest.raises(ValueError, match=f"{end} bytes"):
+            ray.get(nodes.actors[0].copy.remote(b"secret", copies), timeout=60)
+    assert nodes.bytes_of(1, (64, 6)) == bytes(6)
 
 
 def test_an_actor_registers_again_where_it_is_not_known(nodes: Nodes) -> None:

@@ -107,7 +107,7 @@ class Connections:
         return connection
 
     def _opened(self, deadline: Deadline) -> LocalConnection:
-        """A new connection. A full backlog is no error: it means that many callers connect at once, so it waits."""
+        """A new connection. Waits while the server's backlog is full, as when many callers connect at once."""
         while True:
             try:
                 if isinstance(self._address, str):

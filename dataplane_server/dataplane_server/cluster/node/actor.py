@@ -22,7 +22,7 @@ import numpy as np
 
 from dataplane_server.cluster.asking import awaited
 from dataplane_server.cluster.messages import BEAT_S, Beat, BeatAnswer, BytePlace, Mirrored, Registered, Registration
-from dataplane_server.cluster.node.arena_bytes import in_thread_if_long, touch
+from dataplane_server.cluster.node.arena_bytes import are_inside, in_thread_if_long, touch
 from dataplane_server.cluster.node.byte_lines import ByteLines
 from dataplane_server.cluster.node.cache import Cache
 from dataplane_server.cluster.node.fetching import Fetching
@@ -105,11 +105,13 @@ class NodeActor:
     async def copy(self, secret: bytes, copies: Sequence[Copy]) -> None:
         """Copy bytes of any nodes to places in this arena. Sources are global. secret: that the coordinator gave to
         this node last; what another one wants written may be the place of other rows by now. Refusal if it is not, or
-        if a node does not answer.
+        if a node does not answer. ValueError, with nothing written, for a place outside the arena.
         """
         table = np.array(copies, np.int64).reshape(-1, 3)
         nodes = table[:, 0] >> NODE_SHIFT
         table[:, :2] &= WITHIN_NODE
+        if not are_inside(self._arena, table[:, 1], table[:, 2]):
+            raise ValueError(f"a copy goes to a place outside the arena of {len(self._arena.memory)} bytes")
         for node in np.unique(nodes).tolist():
             of_node = table[nodes == node]
             sources, targets, sizes = of_node.T

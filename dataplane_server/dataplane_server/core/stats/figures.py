@@ -73,11 +73,10 @@ def task_columns(partitions: Iterable[Partition], now: float) -> dict[str, Colum
     columns["oldest_untaken_age_s"] = ages
     columns["longest_wait_s"] = [0.0 if began is None else max(now - began, 0.0) for began in columns["longest_wait_s"]]
     for number, state in enumerate(TASK_STATES):
-        seconds = [entered or 0.0 for entered in columns[f"{state}_s"]]
-        for entry, (present, began) in enumerate(zip(states, since, strict=True)):
-            if present == number and began is not None:
-                seconds[entry] += max(now - began, 0.0)
-        columns[f"{state}_s"] = seconds
+        columns[f"{state}_s"] = [
+            (entered or 0.0) + (max(now - began, 0.0) if present == number and began is not None else 0.0)
+            for entered, present, began in zip(columns[f"{state}_s"], states, since, strict=True)
+        ]
     return columns
 
 
