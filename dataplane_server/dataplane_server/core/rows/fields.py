@@ -64,7 +64,7 @@ class Field:
                 f"declared {self.dtype}; convert the column before the put"
             )
             raise self._mismatch(message, partition_id, self.dtype)
-        if held is None or held == column.shape:
+        if held is column.shape or held is None or held == column.shape:
             return column.shape
         widened = held.widened(column.shape)
         if widened is None:

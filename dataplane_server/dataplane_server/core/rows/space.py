@@ -88,11 +88,9 @@ class Space(Releases):
         """
         offsets = row_bytes.cumsum(axis=1) - row_bytes
         totals = row_bytes.sum(axis=1).tolist()
-        if sum(totals) > self.free:
-            return None
         start = self._find(sum(map(align, totals)))
         if start is None:
-            return self._allocate_one_by_one(row_bytes, offsets, totals)
+            return self._allocate_one_by_one(row_bytes, offsets, totals) if sum(totals) <= self.free else None
         bases = self._take_all(start, totals)
         offsets += np.array(bases, np.int64)[:, None]
         return offsets, tuple(Run(base, total) for base, total in zip(bases, totals, strict=True) if total)

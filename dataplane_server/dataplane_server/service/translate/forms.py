@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane_server.core.calls.answers import FieldInfo, ReadColumn
-from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.columns import ColumnSpec, Shape, shape_of
 from dataplane_server.core.calls.filters import Filter
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Int64Array, Tags
@@ -26,11 +26,8 @@ MAX_TAGS_BYTES = 64 * 1024
 
 
 def _column_spec(column: pb.Column) -> ColumnSpec:
-    shape = Shape(
-        kind=KINDS_BY_NUMBER.get(column.kind, "dense"),
-        dtype=DTYPES_BY_NUMBER.get(column.data_type, ""),
-        row_shape=tuple(column.row_shape),
-    )
+    kind, dtype = KINDS_BY_NUMBER.get(column.kind, "dense"), DTYPES_BY_NUMBER.get(column.data_type, "")
+    shape = shape_of(kind, dtype, tuple(column.row_shape))
     if column.kind not in KINDS_BY_NUMBER:
         raise Refusal(Reason.INVALID_REQUEST, f"field {column.name!r} has no kind", field=column.name)
     has_lengths = column.row_lengths or shape.kind != "dense"
