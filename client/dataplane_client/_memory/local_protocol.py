@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
-from rl_dataplane.v1.local_frames import HEAD, MAX_BODY_BYTES, SHARED_METHODS, TRACED
+from rl_dataplane.v1.local_frames import MAX_BODY_BYTES, SHARED_METHODS, TRACED, frame_of
 
 Address = str | tuple[str, int]
 """The path of a Unix socket, or host and port."""
@@ -40,12 +40,4 @@ def request_frame(method: int, request: Message, traceparent: str = "") -> bytes
         method, body = method | TRACED, traceparent.encode() + body
     if len(body) > MAX_BODY_BYTES:
         raise ValueError(f"the request has {len(body)} bytes; the limit is {MAX_BODY_BYTES}")
-    return HEAD.pack(len(body), method) + body
-
-
-def response_head(head: bytes) -> tuple[int, int]:
-    """Size of the body, and LocalOutcome. Raises ConnectionError when the size is over the limit."""
-    size, outcome = HEAD.unpack(head)
-    if size > MAX_BODY_BYTES:
-        raise ConnectionError(f"the peer announced a response of {size} bytes; the limit is {MAX_BODY_BYTES}")
-    return size, outcome
+    return frame_of(method, body)

@@ -30,10 +30,10 @@ from google.rpc import status_pb2
 
 from dataplane_client._common.arrays import ByteArray
 from dataplane_client._connect.locator import NodePlace, NotSharedError, Place
-from dataplane_client._memory.local_protocol import INLINE_BYTES, request_frame, response_head
+from dataplane_client._memory.local_protocol import INLINE_BYTES, request_frame
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
-from rl_dataplane.v1.local_frames import FILE_SUFFIX, HEAD, memory_nonce
+from rl_dataplane.v1.local_frames import FILE_SUFFIX, HEAD, memory_nonce, response_head
 
 ATTACH_TIMEOUT_S = 2.0
 _HANDLES_PER_FRAME = 1024

@@ -19,6 +19,20 @@ TRACEPARENT_BYTES = 55
 
 MAX_BODY_BYTES = 20 << 20
 
+
+def frame_of(number: int, body: bytes) -> bytes:
+    """A frame. number: LocalMethod of a request, LocalOutcome of a response."""
+    return HEAD.pack(len(body), number) + body
+
+
+def response_head(head: bytes | bytearray) -> tuple[int, int]:
+    """Size of the body, and LocalOutcome. Raises ConnectionError when the size is over the limit."""
+    size, outcome = HEAD.unpack(head)
+    if size > MAX_BODY_BYTES:
+        raise ConnectionError(f"the peer announced a response of {size} bytes; the limit is {MAX_BODY_BYTES}")
+    return size, outcome
+
+
 FILE_SUFFIX = ".local"
 """What the path of a local socket has behind that of the gRPC socket beside it."""
 

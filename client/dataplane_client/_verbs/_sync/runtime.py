@@ -14,8 +14,7 @@ from typing import ParamSpec, TypeVar
 import grpc
 
 from dataplane_client._common.tracebacks import short_traceback
-from dataplane_client._memory.local_protocol import response_head
-from rl_dataplane.v1.local_frames import HEAD
+from rl_dataplane.v1.local_frames import HEAD, response_head
 
 P = ParamSpec("P")
 T = TypeVar("T")

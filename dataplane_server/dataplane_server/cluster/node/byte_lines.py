@@ -26,7 +26,7 @@ from dataplane_server.service.local.local_calls import arena_runs
 from dataplane_server.service.values import cut_into
 from rl_dataplane.byte_streams import prepare_line, receive_pieces
 from rl_dataplane.v1 import local_pb2 as pb
-from rl_dataplane.v1.local_frames import HEAD, MAX_BODY_BYTES
+from rl_dataplane.v1.local_frames import HEAD, frame_of, response_head
 
 _CONNECT_S = 5.0
 _STALL_S = 30.0
@@ -142,11 +142,8 @@ class ByteLines:
 
 def _exchanged(line: socket.socket, method: int, request: Message) -> tuple[int, bytes]:
     """LocalOutcome and body of the response to a request."""
-    body = request.SerializeToString()
-    line.sendall(HEAD.pack(len(body), method) + body)
-    size, outcome = HEAD.unpack(_received(line, HEAD.size))
-    if size > MAX_BODY_BYTES:
-        raise EOFError(f"it announced a response of {size} bytes")
+    line.sendall(frame_of(method, request.SerializeToString()))
+    size, outcome = response_head(_received(line, HEAD.size))
     return outcome, bytes(_received(line, size))
 
 

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from rl_dataplane.byte_streams import prepare_line
 from rl_dataplane.v1 import local_pb2 as pb
-from rl_dataplane.v1.local_frames import HEAD
+from rl_dataplane.v1.local_frames import HEAD, frame_of
 
 _CONNECT_S = 2.0
 _MOST_BYTES = 1024
@@ -68,8 +68,7 @@ class NodeLine(asyncio.Protocol):
     def send(self, method: int, message: Message) -> None:
         """Say something, if the line is open."""
         if self._transport is not None:
-            body = message.SerializeToString()
-            self._transport.write(HEAD.pack(len(body), method) + body)
+            self._transport.write(frame_of(method, message.SerializeToString()))
 
     def close(self) -> None:
         """Close at once. The owner hears nothing of it."""

@@ -40,7 +40,7 @@ from dataplane_server.service.shell import Shell
 from dataplane_server.service.values import Values
 from rl_dataplane.byte_streams import Pace, prepare_line, receive_pieces
 from rl_dataplane.v1 import local_pb2 as pb
-from rl_dataplane.v1.local_frames import HEAD, TRACED
+from rl_dataplane.v1.local_frames import TRACED, frame_of
 
 SLOW_S = 5.0
 
@@ -179,7 +179,7 @@ class DirectConnection(LocalConnection):
         return self._refuse(call)
 
     async def _send_values(self, body: bytes, reading: Reading) -> None:
-        head = HEAD.pack(len(body), pb.LOCAL_OUTCOME_UNSPECIFIED) + body
+        head = frame_of(pb.LOCAL_OUTCOME_UNSPECIFIED, body)
         async with self._direct.sending.place(PLACE_S, self.network):
             try:
                 await self._in_thread(lambda line, pace: send_runs(line, head, reading.runs, reading.pieces, pace))

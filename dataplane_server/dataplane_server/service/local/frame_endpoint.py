@@ -23,7 +23,7 @@ from dataplane_server.service.messages.parsing import Messages
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.turns import Turns
 from rl_dataplane.v1 import local_pb2 as pb
-from rl_dataplane.v1.local_frames import HEAD
+from rl_dataplane.v1.local_frames import frame_of
 
 S = TypeVar("S", bound=Handles[Any])
 
@@ -158,7 +158,7 @@ def refuse(peer: socket.socket, refusal: Refusal) -> None:
     """Send a peer why, without waiting for it, and close its connection."""
     body = status_of(refusal).SerializeToString()
     with peer, contextlib.suppress(OSError):
-        peer.send(HEAD.pack(len(body), pb.LOCAL_OUTCOME_ERROR) + body)
+        peer.send(frame_of(pb.LOCAL_OUTCOME_ERROR, body))
 
 
 def _stable() -> None:

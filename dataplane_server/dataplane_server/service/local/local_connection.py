@@ -27,7 +27,7 @@ from dataplane_server.service.local.local_methods import UNKNOWN_METHOD
 from dataplane_server.service.messages.frames import STALL_TIMEOUT_S
 from dataplane_server.service.turns import Turn
 from rl_dataplane.v1 import local_pb2 as pb
-from rl_dataplane.v1.local_frames import HEAD, MAX_BODY_BYTES, TRACED, TRACEPARENT_BYTES
+from rl_dataplane.v1.local_frames import HEAD, MAX_BODY_BYTES, TRACED, TRACEPARENT_BYTES, frame_of
 
 _WHAT = "frame body"
 _OVERLOADED = status_of(Refusal(Reason.OVERLOADED, "the server has more calls than it can take; try again later"))
@@ -276,7 +276,7 @@ class LocalConnection(asyncio.Protocol):
 
     def _send(self, outcome: int, body: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(HEAD.pack(len(body), outcome) + body)
+            self._transport.write(frame_of(outcome, body))
             if self._unsent:
                 self._note_held()
 

@@ -27,7 +27,7 @@ from dataplane_server.service.shell import Shell
 from dataplane_server.service.socket_files import SocketFile
 from dataplane_server.storage.arena import Arena
 from rl_dataplane.v1 import local_pb2 as pb
-from rl_dataplane.v1.local_frames import FILE_SUFFIX, HEAD
+from rl_dataplane.v1.local_frames import FILE_SUFFIX, frame_of
 
 _LOG_REFUSED_EVERY_S = 60.0
 
@@ -127,7 +127,7 @@ class LocalEndpoint(FrameEndpoint[Handles[Any]]):
         reading, writing = self._arena.descriptors()
         descriptors = [reading, writing] if writable else [reading]
         with contextlib.suppress(OSError):  # its connection will show that the client is gone
-            socket.send_fds(peer, [HEAD.pack(len(body), pb.LOCAL_OUTCOME_UNSPECIFIED) + body], descriptors)
+            socket.send_fds(peer, [frame_of(pb.LOCAL_OUTCOME_UNSPECIFIED, body)], descriptors)
         return session
 
     def _new_session(self, *, writable: bool) -> Handles[Any]:
