@@ -403,6 +403,8 @@ async def test_a_line_that_breaks_the_protocol_is_closed(node: Node, frame: byte
         assert await asyncio.to_thread(lambda: line.ended)
     with closing(Peer(await _connected(node))) as line:
         assert (await asyncio.to_thread(line.refused, pb.LOCAL_METHOD_JOIN, b""))[0] == "INVALID_REQUEST"
+        said = await asyncio.to_thread(line.refused, pb.LOCAL_METHOD_ATTACH, b"")
+        assert said == ("INVALID_REQUEST", "the first request on a connection must be JOIN or RELAY")
 
 
 async def _connected(node: Node) -> socket.socket:

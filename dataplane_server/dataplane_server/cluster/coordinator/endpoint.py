@@ -20,7 +20,7 @@ from dataplane_server.cluster.coordinator.members import Members
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
-from dataplane_server.service.local.frame_endpoint import FrameEndpoint
+from dataplane_server.service.local.frame_endpoint import FrameEndpoint, Greeting
 from dataplane_server.service.local.local_connection import LocalConnection
 from dataplane_server.service.local.local_methods import LocalMethod
 from dataplane_server.service.shell import Shell
@@ -40,7 +40,11 @@ class ClusterEndpoint(FrameEndpoint[ClusterSession]):
         methods: Mapping[int, LocalMethod],
         tracing: Tracing | None = None,
     ) -> None:
-        super().__init__(shell, metrics, methods, tracing)
+        greetings: dict[int, Greeting] = {
+            pb.LOCAL_METHOD_JOIN: (pb.JoinRequest, self._join),
+            pb.LOCAL_METHOD_RELAY: (pb.RelayRequest, self._relay),
+        }
+        super().__init__(shell, metrics, methods, greetings, tracing)
         self._shell = shell
         self._members = members
         self._lines: dict[int, ClusterConnection] = {}  # by node
@@ -61,7 +65,7 @@ class ClusterEndpoint(FrameEndpoint[ClusterSession]):
 
     # -- lines ---------------------------------------------------------------------------------------------------------
 
-    def admit(self, request: pb.RelayRequest, line: ClusterConnection) -> None:
+    def _relay(self, request: pb.RelayRequest, line: ClusterConnection) -> pb.RelayResponse:
         """A node's actor has a line, in place of its last one. Refusal UNAUTHENTICATED."""
         try:
             secret = self._members.get(request.node).secret
@@ -71,6 +75,8 @@ class ClusterEndpoint(FrameEndpoint[ClusterSession]):
             raise Refusal(Reason.UNAUTHENTICATED, f"this is not the secret of node {request.node}")
         self.end_line(request.node, self._lines.get(request.node))
         self._lines[request.node] = line
+        line.node = request.node
+        return pb.RelayResponse(traces=self.traces)
 
     def end_line(self, node: int, line: ClusterConnection | None) -> None:
         """The line of a node is over, if it is still this one: keep what its clients hold."""
@@ -136,24 +142,6 @@ class ClusterConnection(LocalConnection):
         super().connection_lost(error)
         if self.node:
             self._cluster.end_line(self.node, self)
-
-    def _open(self, method: int, body: bytes) -> None:
-        if method == pb.LOCAL_METHOD_JOIN:
-            super()._open(method, body)
-        elif method == pb.LOCAL_METHOD_RELAY:
-            self._begin_line(body)
-        else:
-            self.close()
-
-    def _begin_line(self, body: bytes) -> None:
-        try:
-            request = self._cluster.messages.parse(pb.RelayRequest, body, "frame body")
-            self._cluster.admit(request, self)
-        except Refusal as refusal:
-            return self._send_refusal(refusal)
-        self.node = request.node
-        response = pb.RelayResponse(traces=self._cluster.traces)
-        return self._send(pb.LOCAL_OUTCOME_UNSPECIFIED, response.SerializeToString())
 
     @property
     def _is_open(self) -> bool:

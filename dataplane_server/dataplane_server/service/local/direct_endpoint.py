@@ -30,8 +30,8 @@ from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.call_scope import CallScope
 from dataplane_server.service.grpc.value_streams import MAX_STREAMS, network_of
-from dataplane_server.service.local.direct_calls import PLACE_S, DirectSession, Line, Reading, places
-from dataplane_server.service.local.frame_endpoint import FrameEndpoint, refuse
+from dataplane_server.service.local.direct_calls import PLACE_S, DirectSession, Reading, places
+from dataplane_server.service.local.frame_endpoint import FrameEndpoint, Greeting, refuse
 from dataplane_server.service.local.handles import Handles
 from dataplane_server.service.local.local_connection import LocalConnection, body_of
 from dataplane_server.service.local.local_methods import LocalMethod
@@ -60,7 +60,8 @@ class DirectEndpoint(FrameEndpoint[DirectSession]):
         gate: Gate,
         tracing: Tracing | None = None,
     ) -> None:
-        super().__init__(shell, metrics, methods, tracing, "direct")
+        greetings: dict[int, Greeting] = {pb.LOCAL_METHOD_DIRECT: (pb.DirectRequest, self._admit)}
+        super().__init__(shell, metrics, methods, greetings, tracing, "direct")
         self._shell = shell
         self.nonce = secrets.token_bytes(16)
         self.values = values
@@ -86,9 +87,11 @@ class DirectEndpoint(FrameEndpoint[DirectSession]):
         await asyncio.get_running_loop().connect_accepted_socket(lambda: DirectConnection(self, peer, network), peer)
         return None
 
-    def admit(self, line: Line) -> DirectSession:
-        """A session for the client of a connection."""
-        return self._open(DirectSession(self._shell, line))
+    def _admit(self, request: pb.DirectRequest, connection: DirectConnection) -> pb.DirectResponse:
+        if not hmac.compare_digest(request.nonce, self.nonce):
+            raise Refusal(Reason.UNAUTHENTICATED, "another run of the server; ask for its status again")
+        connection.session, connection.is_lifeline = self._open(DirectSession(self._shell, connection)), True
+        return pb.DirectResponse(traces=self.traces)
 
     async def close(self) -> None:
         await super().close()
@@ -106,21 +109,8 @@ class DirectConnection(LocalConnection):
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._peer.shutdown(socket.SHUT_RDWR)  # ends a thread's wait
+            self.peer.shutdown(socket.SHUT_RDWR)  # ends a thread's wait
         super().close()
-
-    def _open(self, method: int, body: bytes) -> None:
-        try:
-            if method != pb.LOCAL_METHOD_DIRECT:
-                raise Refusal(Reason.INVALID_REQUEST, "the first request on a connection must be DIRECT")
-            nonce = self._direct.messages.parse(pb.DirectRequest, body, "frame body").nonce
-            if not hmac.compare_digest(nonce, self._direct.nonce):
-                raise Refusal(Reason.UNAUTHENTICATED, "another run of the server; ask for its status again")
-        except Refusal as refusal:
-            return self._send_refusal(refusal)
-        self.session, self.is_lifeline = self._direct.admit(self), True
-        response = pb.DirectResponse(traces=self._direct.traces)
-        return self._send(pb.LOCAL_OUTCOME_UNSPECIFIED, response.SerializeToString())
 
     def _stalls(self) -> bool:
         return super()._stalls() or (self.session is not None and self.session.writes > 0)
@@ -195,7 +185,7 @@ class DirectConnection(LocalConnection):
     async def _in_thread(self, work: Callable[[socket.socket, Pace], None]) -> None:
         """Have a thread use the socket. work: takes it and the pace that the peer has to keep."""
         slow_s = self._direct.slow_s
-        with self._peer.dup() as line:
+        with self.peer.dup() as line:
             line.settimeout(slow_s)
             await in_thread(self._direct.threads, lambda: work(line, Pace(SLOWEST_BYTES_S, slow_s)))
 

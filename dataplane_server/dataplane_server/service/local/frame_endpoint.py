@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
+from google.protobuf.message import Message
+
 from dataplane_server.accepting import Serve, accepting
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
@@ -26,6 +28,10 @@ from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import frame_of
 
 S = TypeVar("S", bound=Handles[Any])
+Greeting = tuple[type[Message], Callable[[Any, Any], "Message | None"]]
+"""A request that may be the first on a connection: its class, and what makes the connection a client's or a node's.
+That takes the request and the connection, and returns the response, or None if it has sent it. Refusal.
+"""
 
 BACKLOG = 1024
 _DRAIN_TICK_S = 0.01
@@ -48,9 +54,9 @@ class Connection(Protocol):
 
 
 class FrameEndpoint(Generic[S]):
-    """Its connections use what is public. begin_call: takes a verb and a trace context. unstable: what an answer has to
-    wait for before it leaves. traces: whether requests may carry a trace context. shell, metrics: None where there is
-    no core, as on a node of a cluster.
+    """Its connections use what is public. greetings: by LocalMethod; a connection begins with one. begin_call: takes a
+    verb and a trace context. unstable: what an answer has to wait for before it leaves. traces: whether requests may
+    carry a trace context. shell, metrics: None where there is no core, as on a node of a cluster.
     """
 
     def __init__(
@@ -58,10 +64,12 @@ class FrameEndpoint(Generic[S]):
         shell: Shell | None,
         metrics: Metrics | None,
         methods: Mapping[int, LocalMethod],
+        greetings: Mapping[int, Greeting],
         tracing: Tracing | None,
         transport: Transport = "shm",
     ) -> None:
         self.methods = methods
+        self.greetings = greetings
         self.begin_call: Callable[[str, str], CallScope] = partial(CallScope, metrics, tracing, transport)
         self.connections: set[Connection] = set()
         self.buffers = LocalBuffers()
@@ -89,15 +97,11 @@ class FrameEndpoint(Generic[S]):
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
-    def attach(self, peer: socket.socket) -> Handles[Any]:
-        """Open a session for a client that asks for memory."""
-        raise Refusal(Reason.INVALID_REQUEST, "no client attaches here")
-
-    def session(self, token: bytes) -> Handles[Any]:
-        session = self._sessions.get(token)
-        if session is None:
+    def _join(self, request: pb.JoinRequest, connection: Connection) -> pb.JoinResponse:
+        connection.session = self._sessions.get(request.session)
+        if connection.session is None:
             raise Refusal(Reason.INVALID_REQUEST, "unknown session: its client must attach first")
-        return session
+        return pb.JoinResponse()
 
     def _open(self, session: S) -> S:
         self._sessions[session.token] = session

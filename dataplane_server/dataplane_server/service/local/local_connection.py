@@ -48,7 +48,7 @@ class LocalConnection(asyncio.Protocol):
         self.is_lifeline = False
         self.call: asyncio.Task[None] | None = None
         self._endpoint = endpoint
-        self._peer = peer
+        self.peer = peer
         self._stall_timeout_s = stall_timeout_s
         self._received = bytearray()
         self._unsent = False  # part of the last response is still here
@@ -195,21 +195,18 @@ class LocalConnection(asyncio.Protocol):
     # -- sessions ------------------------------------------------------------------------------------------------------
 
     def _open(self, method: int, body: bytes) -> None:
+        greetings = self._endpoint.greetings
         try:
-            if method == pb.LOCAL_METHOD_ATTACH:
-                self.session = self._endpoint.attach(self._peer)
-                self.is_lifeline = True
-            elif method == pb.LOCAL_METHOD_JOIN:
-                token = self._endpoint.messages.parse(pb.JoinRequest, body, _WHAT).session
-                self.session = self._endpoint.session(token)
-                self._send(pb.LOCAL_OUTCOME_UNSPECIFIED, b"")
-            else:
-                raise Refusal(Reason.INVALID_REQUEST, "the first request on a connection must be ATTACH or JOIN")
+            if method not in greetings:
+                names = (each.DESCRIPTOR.name.removesuffix("Request").upper() for each, _ in greetings.values())
+                raise Refusal(Reason.INVALID_REQUEST, f"the first request on a connection must be {' or '.join(names)}")
+            request, greet = greetings[method]
+            response = greet(self._endpoint.messages.parse(request, body, _WHAT), self)
         except Refusal as refusal:
-            self._send_refusal(refusal)
-
-    def _send_refusal(self, refusal: Refusal) -> None:
-        self._send(pb.LOCAL_OUTCOME_ERROR, status_of(refusal).SerializeToString())
+            self._send(pb.LOCAL_OUTCOME_ERROR, status_of(refusal).SerializeToString())
+        else:
+            if response is not None:
+                self._send(pb.LOCAL_OUTCOME_UNSPECIFIED, response.SerializeToString())
 
     def _release(self, session: Handles[Any], body: bytes) -> None:
         try:

@@ -18,7 +18,7 @@ from dataplane_server.observe.log import get_log
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.binding import files_of_mode
-from dataplane_server.service.local.frame_endpoint import BACKLOG, FrameEndpoint, refuse
+from dataplane_server.service.local.frame_endpoint import BACKLOG, FrameEndpoint, Greeting, refuse
 from dataplane_server.service.local.handles import Handles
 from dataplane_server.service.local.local_connection import LocalConnection
 from dataplane_server.service.local.local_methods import LocalMethod
@@ -52,7 +52,11 @@ class LocalEndpoint(FrameEndpoint[Handles[Any]]):
         peers: AllowedPeers | None = None,
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        super().__init__(shell, metrics, methods, tracing)
+        greetings: dict[int, Greeting] = {
+            pb.LOCAL_METHOD_ATTACH: (pb.AttachRequest, self._attach),
+            pb.LOCAL_METHOD_JOIN: (pb.JoinRequest, self._join),
+        }
+        super().__init__(shell, metrics, methods, greetings, tracing)
         self._shell = shell
         self.abstract_name = f"rl-dataplane-{secrets.token_hex(16)}" if abstract else ""
         self.refused_peers = 0
@@ -118,17 +122,17 @@ class LocalEndpoint(FrameEndpoint[Handles[Any]]):
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
-    def attach(self, peer: socket.socket) -> Handles[Any]:
+    def _attach(self, request: pb.AttachRequest, connection: LocalConnection) -> None:
         """Send the arena to a client, for writing if it may, and open a session for it."""
         writable = self.may_write()
         session = self._open(self._new_session(writable=writable))
+        connection.session, connection.is_lifeline = session, True
         response = self._greeting(session)
         body = response.SerializeToString()
         reading, writing = self._arena.descriptors()
         descriptors = [reading, writing] if writable else [reading]
         with contextlib.suppress(OSError):  # its connection will show that the client is gone
-            socket.send_fds(peer, [frame_of(pb.LOCAL_OUTCOME_UNSPECIFIED, body)], descriptors)
-        return session
+            socket.send_fds(connection.peer, [frame_of(pb.LOCAL_OUTCOME_UNSPECIFIED, body)], descriptors)
 
     def _new_session(self, *, writable: bool) -> Handles[Any]:
         return LocalSession(cast("Shell", self._shell), writable=writable)
