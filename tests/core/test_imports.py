@@ -6,7 +6,10 @@ import ast
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+
+from tests.statements import statements
 
 import dataplane_server.core
 
@@ -92,10 +95,11 @@ def test_the_core_works_without_grpc_torch_and_asyncio_and_the_same_way_whatever
     assert first == second
 
 
+@cache
 def imported_by(path: Path) -> set[str]:
     """Names of modules, those imported for type checking included."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(path.read_text()):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

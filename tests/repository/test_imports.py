@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests import commands
+from tests.statements import statements
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {
@@ -86,7 +87,7 @@ def test_modules_import_only_along_the_arrows() -> None:
 
 def imported(source: str) -> Iterator[str]:
     """Every module and name that a module imports, with the path to it, also within functions and for types alone."""
-    for node in ast.walk(ast.parse(source)):
+    for node in statements(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

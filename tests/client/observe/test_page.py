@@ -7,6 +7,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -19,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "observability.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 LEVELS = {"debug", "info", "warning", "error"}
+LOGGING = re.compile(rf"\blog_event\b|\.({'|'.join(LEVELS)})\b")
 
 
 def test_the_examples_run() -> None:
@@ -62,12 +64,13 @@ def test_no_field_of_an_event_has_the_name_of_a_log_record_attribute() -> None:
     assert fields & {*vars(logging.makeLogRecord({})), "message", "asctime"} == set()
 
 
-def events_in(package: Path) -> Iterator[tuple[str, str, list[str]]]:
+@cache
+def events_in(package: Path) -> list[tuple[str, str, list[str]]]:
     """Every event that is logged: its name, level and fields."""
-    for path in package.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and path.name != "_log.py":
-                yield from events_of(node)
+    sources = [path.read_text() for path in package.rglob("*.py") if path.name != "_log.py"]
+    trees = [ast.parse(source) for source in sources if LOGGING.search(source)]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [event for call in calls for event in events_of(call)]
 
 
 def events_of(call: ast.Call) -> Iterator[tuple[str, str, list[str]]]:
