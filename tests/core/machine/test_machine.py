@@ -13,7 +13,7 @@ import os
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.machine.clients import Clients
 
@@ -33,8 +33,16 @@ def run(dice: random.Random, most: int, stop_one_in: int) -> None:
         raise AssertionError("\n".join(["after these calls:", *turns])) from error
 
 
+@settings(settings(), max_examples=20 if NAME == "quick" else settings().max_examples)
 @given(st.randoms(use_true_random=False))
 def test_a_short_history_goes_as_the_model_says(dice: random.Random) -> None:
+    run(dice, 60, 50)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(NAME != "quick", reason="there are far more short histories in every run")
+@given(st.randoms(use_true_random=False))
+def test_more_short_histories_go_as_the_model_says(dice: random.Random) -> None:
     run(dice, 60, 50)
 
 
