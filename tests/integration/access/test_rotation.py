@@ -16,12 +16,11 @@ from dataplane_client.client import connect
 from dataplane_client.options import Credentials
 from dataplane_server.config import TlsFiles
 
-ROTATIONS = 2
-
 
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("rotations", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_certificates_and_tokens_are_replaced_under_load_without_a_failed_call(
-    start: Start, pki: Pki, tmp_path: Path, eventually: Eventually
+    start: Start, pki: Pki, tmp_path: Path, eventually: Eventually, rotations: int
 ) -> None:
     file, token_file = tmp_path / "access.json", tmp_path / "token"
 
@@ -59,7 +58,7 @@ def test_certificates_and_tokens_are_replaced_under_load_without_a_failed_call(
     threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
     for thread in threads:
         thread.start()
-    for rotation in range(1, ROTATIONS + 1):
+    for rotation in range(1, rotations + 1):
         accept(str(rotation - 1), str(rotation))  # both, for as long as callers may have the old one
         pki.issue("server", "127.0.0.1")
         pki.issue("client", "trainer.example")

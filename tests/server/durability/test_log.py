@@ -356,7 +356,7 @@ def test_a_frame_is_found_among_any_bytes(data: bytes, cut: int) -> None:
     assert find_frame(data) == first_frame(data)
 
 
-@pytest.mark.parametrize(("count", "segment_bytes"), [(1000, 1), (4000, 100_000)])
+@pytest.mark.parametrize(("count", "segment_bytes"), [(400, 1), (4000, 100_000)])
 def test_a_reader_follows_a_writer_in_another_process(tmp_path: Path, count: int, segment_bytes: int) -> None:
     code = f"""
 writer = LogWriter(folder, 0, {{}}, segment_bytes={segment_bytes})
