@@ -1,6 +1,6 @@
 """What a GPU's rank does in a job, on the pretended device: a process of its own, which prints what it saw as JSON.
 
-    python -m tests.pretended_cuda.phases FOLDER
+    python -m tests.pretended_cuda.phases FOLDER (alone|between_ranks)
 
 Each phase is played once before it is counted: what torch, FSDP and the optimizer do at their first step is no part
 of it.
@@ -206,12 +206,27 @@ def _load_jagged(address: str) -> list[bool]:
     return found
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, which: str) -> None:
     torch.set_num_threads(1)
     save_model(folder / "model", intermediate_size=49)  # which two ranks cannot divide evenly
     phases = Phases()
+    if which == "alone":
+        _play_alone(phases, folder)
+    else:
+        _play_on_two_ranks(phases, folder)
+    (folder / "seen.json").write_text(json.dumps({"phases": phases.seen, "facts": phases.facts}))
+
+
+def _play_alone(phases: Phases, folder: Path) -> None:
     with torch.no_grad():
         plain = logprobs_of(logits_alone(model_alone(folder / "model"), TEMPERATURE))
+    phases.facts["plain logprobs"] = plain.tolist()
+    cuda.start()
+    play_with_a_server(phases, folder)
+    play_packed(phases, folder)
+
+
+def _play_on_two_ranks(phases: Phases, folder: Path) -> None:
     port, layout = free_port(), Layout(dp=2)
     other = os.fork()
     if other == 0:
@@ -219,12 +234,7 @@ def main(folder: Path) -> None:
     cuda.start()
     play_between_ranks(phases, folder, _Ranks(0, layout, port))
     assert os.waitpid(other, 0)[1] == 0
-    play_with_a_server(phases, folder)
-    play_packed(phases, folder)
-    (folder / "seen.json").write_text(
-        json.dumps({"phases": phases.seen, "facts": {**phases.facts, "plain logprobs": plain.tolist()}})
-    )
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])
