@@ -71,7 +71,7 @@ SECTIONS = (
     Section("Claims and groups", "_verbs/_sync/claim_verbs.py", "ClaimVerbs"),
     Section("Claim", "_verbs/_sync/claim.py", "Claim"),
     Section("Group", "_verbs/_sync/group.py", "Group"),
-    Section("KVBatchMeta", "meta.py", "KVBatchMeta"),
+    Section("KVBatchMeta", "records/meta.py", "KVBatchMeta"),
     Section("BatchedDataDict", "batched_data_dict/_batch.py", "BatchedDataDict"),
     Section("ClaimLoader", "loader/_loader.py", "ClaimLoader", ("__init__", "close")),
     Section("LoadedBatch", "loader/_batch.py", "LoadedBatch"),

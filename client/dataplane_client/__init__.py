@@ -53,7 +53,6 @@ if TYPE_CHECKING:
         UnsupportedTypeError,
     )
     from dataplane_client.loader import ClaimIterator, ClaimLoader, LoadedBatch
-    from dataplane_client.meta import KVBatchMeta, PutOutcome, Tag
     from dataplane_client.options import ClientOptions, Credentials, TransportChoice
     from dataplane_client.records.descriptions import (
         DeadLetter,
@@ -77,6 +76,7 @@ if TYPE_CHECKING:
         WaitCause,
         WaitingClaim,
     )
+    from dataplane_client.records.meta import KVBatchMeta, PutOutcome, Tag
     from dataplane_client.records.provenance import RowProvenance, ValueProvenance, digest_of_rows
     from dataplane_client.records.tasks import ClaimOrder, TaskPolicy
 
@@ -116,7 +116,7 @@ _HOMES = {
         "WaitingClaim",
     ],
     "loader": ["ClaimIterator", "ClaimLoader", "LoadedBatch"],
-    "meta": ["KVBatchMeta", "PutOutcome", "Tag"],
+    "records.meta": ["KVBatchMeta", "PutOutcome", "Tag"],
     "options": ["ClientOptions", "Credentials", "TransportChoice"],
     "batched_data_dict.packed_tensor": ["PackedTensor"],
     "records.tasks": ["ClaimOrder", "TaskPolicy"],

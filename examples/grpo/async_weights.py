@@ -20,7 +20,7 @@ from async_flow import WEIGHTS
 from dataplane_client import DataPlaneClient
 from dataplane_client.client import Claim
 from dataplane_client.errors import ClaimTimeoutError, NotFoundError
-from dataplane_client.meta import Tag
+from dataplane_client.records.meta import Tag
 from trainer_adapter.refit import RefitInfo, load_weights, receive_streamed_weights, refit_info, stream_weights
 
 _CPU = torch.device("cpu")

@@ -22,7 +22,7 @@ from advantages import group_advantages, spread_over_tokens
 from dataplane_client import DataPlaneClient, KVBatchMeta, kv_first_write, pack_per_token_field, read_columns
 from dataplane_client.client import Claim
 from dataplane_client.errors import DeadlineError, UnavailableError
-from dataplane_client.meta import Tag
+from dataplane_client.records.meta import Tag
 from flow import PROGRESS, REPORT, ROLLOUT_FIELDS, ROLLOUTS, STEPS, WARMUP, one_object
 from problem_file import Problem, prompt_ids
 from settings import GrpoSettings

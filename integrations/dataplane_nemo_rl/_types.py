@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dataplane_client import meta as ours
+from dataplane_client.records import meta as ours
 
 if TYPE_CHECKING:
-    from dataplane_client.meta import KVBatchMeta as KVBatchMeta
+    from dataplane_client.records.meta import KVBatchMeta as KVBatchMeta
 
     Interface = object
 else:

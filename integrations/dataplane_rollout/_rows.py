@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane_client.errors import InvalidArgumentError
-from dataplane_client.meta import KVBatchMeta, Tag
+from dataplane_client.records.meta import KVBatchMeta, Tag
 from dataplane_common.number_array import number_array
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from tensordict import TensorDict
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import ConditionFailedError, InvalidArgumentError, NotFoundError
-from dataplane_client.meta import KVBatchMeta as RowMeta
 from dataplane_client.records.descriptions import PartitionDescription
 from dataplane_client.records.listings import SamplePage
+from dataplane_client.records.meta import KVBatchMeta as RowMeta
 from dataplane_transfer_queue._values import SHAPE, given_columns, stored_columns
 
 TASK = "train"

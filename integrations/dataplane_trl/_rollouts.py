@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from dataplane_client.client import DataPlaneClient, Group
 from dataplane_client.codec import object_array
 from dataplane_client.errors import InvalidArgumentError
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from dataplane_common.number_array import number_array
 
 _PER_TOKEN: Final[dict[str, type[np.generic]]] = {

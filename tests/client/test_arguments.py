@@ -12,7 +12,7 @@ import torch
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from dataplane_server.testing import running_server
 
 Call = Callable[[DataPlaneClient], object]

@@ -13,7 +13,7 @@ from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 from dataplane_client.client import connect
 from dataplane_client.loader import LoadedBatch
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from dataplane_server.testing import running_server
 
 HOSTILE = "<img src=x onerror=alert('1')>&"

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
-from dataplane_client.meta import Tag
 from dataplane_client.records.filters import both, filter_message, filter_text
+from dataplane_client.records.meta import Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 

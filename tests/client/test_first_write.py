@@ -11,7 +11,7 @@ import torch
 
 from dataplane_client.client import DataPlaneClient, connect, kv_first_write
 from dataplane_client.errors import DataPlaneError, InvalidArgumentError, UnsupportedTypeError
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from dataplane_server.testing import running_server
 
 IDS = ["a", "b", "c"]

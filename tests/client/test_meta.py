@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dataplane_client.errors import UnsupportedTypeError
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 
 from dataplane_client.client import DataPlaneClient, kv_first_write, read_columns, write_columns
 from dataplane_client.errors import NotFoundError, ReplacedError
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 
 
 @pytest.fixture

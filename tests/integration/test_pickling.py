@@ -20,8 +20,8 @@ from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, Group, connect
 from dataplane_client.errors import ClosedError, DataPlaneError, PreconditionError
 from dataplane_client.loader import ClaimLoader
-from dataplane_client.meta import KVBatchMeta
 from dataplane_client.options import TransportChoice
+from dataplane_client.records.meta import KVBatchMeta
 
 ROUND_TRIPS = {"pickle": pickle, "cloudpickle": cloudpickle}
 

@@ -32,7 +32,7 @@ SOURCES = [(package, path) for package, root in PACKAGES.items() for path in sor
 LIGHT = {
     "client": [
         ("dataplane_client.errors", "torch grpc numpy google.protobuf"),
-        ("dataplane_client.meta", "torch grpc numpy google.protobuf"),
+        ("dataplane_client.records.meta", "torch grpc numpy google.protobuf"),
         ("dataplane_client", "torch tensordict grpc numpy ray dataplane_server"),
         ("dataplane_client.observe", "prometheus_client opentelemetry grpc torch numpy"),
         ("dataplane_client._values.columns_layout", "torch"),

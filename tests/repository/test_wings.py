@@ -15,7 +15,7 @@ FLOORS: dict[str, tuple[Path, list[str]]] = {
         [
             "errors packing",
             "_common options",
-            "batched_data_dict meta _connect",
+            "batched_data_dict _connect",
             "_values records",
             "_memory _requests observe codec",
             "_verbs",

@@ -8,7 +8,7 @@ import random
 import pytest
 from tests.trainer_adapter.planning import dynamic_args, packing_args
 
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from trainer_adapter.sharding import shard_meta_for_dp
 
 

@@ -25,7 +25,7 @@ import torch
 import torch.distributed
 from torch.distributed import ProcessGroup
 
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from trainer_adapter._collective_message import CollectiveMessage, allocate_buffers, pack_message, unpack_message
 from trainer_adapter._remote_errors import decode_error, encode_error
 

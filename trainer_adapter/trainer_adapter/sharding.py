@@ -18,7 +18,7 @@ from dataplane_client.batched_data_dict import (
     SequencePackingArgs,
     SlicedDataDict,
 )
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from trainer_adapter.microbatch_args import MicrobatchArgs
 from trainer_adapter.pad_target import rounded_up
 

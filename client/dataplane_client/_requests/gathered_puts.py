@@ -27,7 +27,7 @@ from dataplane_client._requests.requests import (
 from dataplane_client._values.codec import Fields
 from dataplane_client._values.column_messages import column_message
 from dataplane_client._values.columns_layout import WireColumn, join_values, total_bytes
-from dataplane_client.meta import KVBatchMeta, Tag
+from dataplane_client.records.meta import KVBatchMeta, Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 

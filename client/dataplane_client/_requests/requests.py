@@ -32,8 +32,8 @@ from dataplane_client._values.columns_layout import WireColumn
 from dataplane_client._values.dtypes import dtype_name
 from dataplane_client._values.wire_columns import encode_columns
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
-from dataplane_client.meta import KVBatchMeta, PutOutcome, Tag
 from dataplane_client.records.filters import Where, filter_message
+from dataplane_client.records.meta import KVBatchMeta, PutOutcome, Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 GivenTag = Tag | np.generic | torch.Tensor

@@ -27,9 +27,9 @@ from dataplane_client.cli._text import plural, rate_text, size_text
 from dataplane_client.cli._values import client_or_exit
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import NotFoundError
-from dataplane_client.meta import KVBatchMeta
 from dataplane_client.options import TransportChoice
 from dataplane_client.records.descriptions import ServerStatus
+from dataplane_client.records.meta import KVBatchMeta
 
 _FIELDS = {"input_ids": torch.int64, "logprobs": torch.float32}
 _WRITTEN_BACK = "advantages"

@@ -18,7 +18,7 @@ import torch
 
 from dataplane_client._values.dtypes import dtype_name, torch_dtype
 from dataplane_client.cli._output import fail
-from dataplane_client.meta import Tag
+from dataplane_client.records.meta import Tag
 
 PAGE_ROWS = 256
 

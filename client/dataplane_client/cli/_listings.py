@@ -14,7 +14,6 @@ from dataplane_client.cli._server import Server, answer_of, server_or_exit
 from dataplane_client.cli._table import Table
 from dataplane_client.cli._text import age_text, count_text, plural, tags_text
 from dataplane_client.errors import InvalidArgumentError
-from dataplane_client.meta import Tag
 from dataplane_client.records.filters import Where, both, filter_message
 from dataplane_client.records.listings import (
     ClaimDescription,
@@ -29,6 +28,7 @@ from dataplane_client.records.listings import (
     sample_page,
     session_list,
 )
+from dataplane_client.records.meta import Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _LARGEST_PAGE = 1000

@@ -23,10 +23,10 @@ from dataplane_client.cli._output import fail, print_json, print_text
 from dataplane_client.cli._text import plural, tags_text
 from dataplane_client.client import DataPlaneClient, Group, connect
 from dataplane_client.errors import DataPlaneError
-from dataplane_client.meta import KVBatchMeta, Tag
 from dataplane_client.options import TransportChoice
 from dataplane_client.records.descriptions import FieldDescription, PartitionDescription
 from dataplane_client.records.listings import SampleGroup, SamplePage
+from dataplane_client.records.meta import KVBatchMeta, Tag
 
 _SHOWN = 8
 """Entries of a value that a line shows, at its beginning and at its end."""

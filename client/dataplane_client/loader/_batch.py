@@ -9,8 +9,8 @@ from dataplane_client._values.codec import Fields
 from dataplane_client._verbs._sync.claim import Claim
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.errors import PreconditionError
-from dataplane_client.meta import KVBatchMeta
 from dataplane_client.records.grants import ClaimedGroup
+from dataplane_client.records.meta import KVBatchMeta
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dataplane_client.errors import DataPlaneError
-from dataplane_client.meta import KVBatchMeta
 from dataplane_client.observe._call import Call, Observer, add_one
 from dataplane_client.observe._messages import TAG
+from dataplane_client.records.meta import KVBatchMeta
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Link, Span, SpanContext, TracerProvider

@@ -1,1 +1,1 @@
-"""What callers and the server exchange, as plain records: policies, filters, descriptions, listings, grants."""
+"""What callers and the server exchange, as plain records: metas, policies, filters, descriptions, listings, grants."""

@@ -11,9 +11,9 @@ from datetime import datetime, timezone
 from typing import Literal
 
 from dataplane_client._common.displays import html_table, short_list
-from dataplane_client.meta import Tag
 from dataplane_client.records.flow import FlowPolicy
 from dataplane_client.records.mapping import compiled_later, mapper
+from dataplane_client.records.meta import Tag
 from dataplane_client.records.recent import RecentFlow, RecentTask
 from dataplane_client.records.tasks import TaskPolicy
 from rl_dataplane.v1 import data_plane_pb2 as pb

@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
-from dataplane_client.meta import Tag
+from dataplane_client.records.meta import Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 Where = str | Mapping[str, Tag]

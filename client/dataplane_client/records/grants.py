@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dataplane_client._common.arrays import generations_of, int64s
-from dataplane_client.meta import KVBatchMeta
 from dataplane_client.records.mapping import compiled_later, mapper, unpacked_tags
+from dataplane_client.records.meta import KVBatchMeta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 

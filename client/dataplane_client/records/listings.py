@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dataplane_client.meta import KVBatchMeta
 from dataplane_client.records.mapping import compiled_later, mapper, unpacked_tags
+from dataplane_client.records.meta import KVBatchMeta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _STATES = ("untaken", "claimed", "consumed", "delayed", "dead")

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import TypeVar
 
-from dataplane_client.meta import Tag
 from dataplane_client.records.filters import Where, filter_text
+from dataplane_client.records.meta import Tag
 from rl_dataplane.v1.records import Mapper
 
 M = TypeVar("M")

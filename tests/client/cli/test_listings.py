@@ -10,7 +10,7 @@ import torch
 from tests.client.cli.reading import read, run, run_json
 
 from dataplane_client import DataPlaneClient, connect
-from dataplane_client.meta import Tag
+from dataplane_client.records.meta import Tag
 from dataplane_server.testing import running_server
 
 

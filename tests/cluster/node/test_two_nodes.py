@@ -16,7 +16,7 @@ from tests.cluster.node.conftest import MIB, cluster_server, eventually, registr
 from dataplane_client import aio
 from dataplane_client._connect.locator import NodePlace
 from dataplane_client.errors import CorruptedError
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from dataplane_server.cluster.coordinator.server import ClusterServer
 from dataplane_server.cluster.node.byte_lines import ByteLines
 from dataplane_server.cluster.node.cache import Cache

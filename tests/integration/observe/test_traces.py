@@ -15,8 +15,8 @@ from tests.integration.conftest import Eventually
 from dataplane_client import observe
 from dataplane_client.client import DataPlaneClient, connect, write_columns
 from dataplane_client.errors import NotFoundError
-from dataplane_client.meta import Tag
 from dataplane_client.options import TransportChoice
+from dataplane_client.records.meta import Tag
 from dataplane_server.testing import ServerThread
 
 Spans = Callable[..., list[ReadableSpan]]

@@ -30,7 +30,7 @@ from dataplane_client._verbs._sync import carriers
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import NotFoundError
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 
 IDS = [f"r{number}" for number in range(48)]
 FIELDS = ["tokens", "score"]

@@ -13,7 +13,7 @@ from tests.integration.conftest import Eventually
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import OutOfSpaceError
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from dataplane_server.testing import ServerThread
 
 ROW_BYTES = 256 << 10

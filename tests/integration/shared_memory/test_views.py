@@ -19,7 +19,7 @@ from torch.nested import nested_tensor_from_jagged
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.codec import WIRE_DTYPES
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from dataplane_server.testing import ServerThread
 
 MIB = 1 << 20

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from trainer_adapter._exchange import broadcast_values, gather_values
 from trainer_adapter.automodel.config import DistributedContext
 from trainer_adapter.data_plane import ReplicaDataPlane, ReplicaGroup, replica_group

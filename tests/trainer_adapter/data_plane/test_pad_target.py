@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from trainer_adapter.pad_target import pad_target, with_pad_target
 
 KEY = "global_forward_pad_seqlen"

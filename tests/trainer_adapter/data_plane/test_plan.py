@@ -9,7 +9,7 @@ import torch
 from tests.trainer_adapter.planning import dynamic_args, packing_args
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from trainer_adapter.data_plane._microbatch_plan import attach_plan
 from trainer_adapter.sharding import shard_meta_for_dp
 

@@ -12,7 +12,7 @@ from tests.trainer_adapter.data_plane.replica_cases import IDS, LENGTHS, PAD, fi
 
 from dataplane_client.client import DataPlaneClient, connect, kv_first_write
 from dataplane_client.errors import InvalidArgumentError, NotFoundError, ReplacedError
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from dataplane_server.testing import running_server
 from trainer_adapter.data_plane import ReplicaDataPlane, ReplicaGroup
 

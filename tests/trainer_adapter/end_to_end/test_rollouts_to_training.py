@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dataplane_client import kv_first_write
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from dataplane_server.config import ServerConfig
 from dataplane_server.testing import ServerThread, running_server
 from trainer_adapter.losses import ClippedPolicyGradientLoss

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from trainer_adapter.worker_groups._interface import AgreedT
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.trainer_adapter.policy.serial_group import SerialGroup, config_of, meta_of, no_loss
 
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from trainer_adapter.policy import DataPlanePolicy
 
 LENGTHS = [3, 9, 5, 13, 2, 7, 11, 1]

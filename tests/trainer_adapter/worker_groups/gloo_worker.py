@@ -11,7 +11,7 @@ import torch
 import torch.distributed
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 
 
 class GlooWorker:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.ranks import run_ranks
 
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from trainer_adapter.worker_groups._digest import digest_of_call
 from trainer_adapter.worker_groups._failures import Failure, common_error, failed_error
 from trainer_adapter.worker_groups._ray_actor import gpu_number

@@ -14,7 +14,7 @@ from tests.trainer_adapter.automodel.rank_processes import Case
 from tests.trainer_adapter.worker_groups.gloo_worker import GlooWorker
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from trainer_adapter.worker_groups import TorchrunWorkerGroup
 
 META = KVBatchMeta("train", "train", ["a", "b"], ["x"], [3, 4], {"step": 7}, [{"g": 1}, {"g": 2}], [5, 6])

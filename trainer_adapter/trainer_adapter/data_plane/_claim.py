@@ -14,7 +14,7 @@ import torch
 
 from dataplane_client.client import Claim
 from dataplane_client.errors import ClaimFencedError
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from trainer_adapter._exchange import gather_values
 from trainer_adapter.data_plane._columns import pack_columns
 from trainer_adapter.data_plane._replica import ReplicaGroup, run_on_leader

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dataplane_client.codec import pack_per_token_field
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 
 
 def result_column(meta: KVBatchMeta, result: object, result_key: str) -> torch.Tensor:

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from trainer_adapter.sharding import PLAN_KEYS
 
 _INDICES, _LENGTHS, _COUNTS = PLAN_KEYS

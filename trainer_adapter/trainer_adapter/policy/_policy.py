@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.checkpoint_files import begin_checkpoint, load_checkpoint
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from trainer_adapter.automodel.checkpoint import _infer_checkpoint_root
 from trainer_adapter.automodel.config import PolicyConfig, required
 from trainer_adapter.interfaces import (

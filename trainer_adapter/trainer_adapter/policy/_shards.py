@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataplane_client.batched_data_dict import BatchedDataDict, SlicedDataDict
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from trainer_adapter.microbatch_args import Stage, microbatch_args, width_multiple
 from trainer_adapter.pad_target import with_pad_target
 from trainer_adapter.sharding import shard_meta_for_dp

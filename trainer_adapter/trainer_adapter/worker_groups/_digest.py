@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 
 _SAMPLED = 4096
 _PLAIN = (str, int, float, bool, bytes, type(None))

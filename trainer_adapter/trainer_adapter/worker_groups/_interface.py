@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 
 AgreedT = TypeVar("AgreedT", bound="Mapping[str, Any] | KVBatchMeta | None")
 

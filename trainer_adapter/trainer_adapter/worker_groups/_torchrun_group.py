@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import torch
 
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 from trainer_adapter._exchange import broadcast_values, gather_values, meta_values
 from trainer_adapter.worker_groups._digest import digest_of_call
 from trainer_adapter.worker_groups._failures import Health, WorkerFailed

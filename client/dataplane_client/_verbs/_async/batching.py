@@ -29,7 +29,7 @@ from dataplane_client._verbs._async.row_writes import write_rows
 from dataplane_client._verbs._async.runtime import Sending, result_of
 from dataplane_client._verbs._async.transport import AsyncTransport
 from dataplane_client.errors import ClosedError, DataPlaneError, DeadlineError, UnavailableError
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 
 
 class _Put:

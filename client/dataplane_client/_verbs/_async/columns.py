@@ -15,7 +15,7 @@ from dataplane_client._values.columns_layout import Layout
 from dataplane_client._verbs._async.client import AsyncDataPlaneClient
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
-from dataplane_client.meta import KVBatchMeta, checked_meta
+from dataplane_client.records.meta import KVBatchMeta, checked_meta
 
 
 @short_traceback

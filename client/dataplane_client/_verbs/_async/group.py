@@ -17,8 +17,8 @@ from dataplane_client._verbs._async.handle import AsyncHandle
 from dataplane_client._verbs._async.row_writes import write_rows
 from dataplane_client._verbs._async.session import AsyncSession
 from dataplane_client.errors import GroupFencedError
-from dataplane_client.meta import KVBatchMeta
 from dataplane_client.records.filters import Where
+from dataplane_client.records.meta import KVBatchMeta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _growing = threading.Lock()

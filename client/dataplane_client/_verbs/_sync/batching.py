@@ -29,7 +29,7 @@ from dataplane_client._verbs._sync.row_writes import write_rows
 from dataplane_client._verbs._sync.runtime import Sending, result_of
 from dataplane_client._verbs._sync.transport import Transport
 from dataplane_client.errors import ClosedError, DataPlaneError, DeadlineError, UnavailableError
-from dataplane_client.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta
 
 
 class _Put:

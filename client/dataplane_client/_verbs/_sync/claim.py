@@ -16,9 +16,9 @@ from dataplane_client._verbs._sync.handle import Handle
 from dataplane_client._verbs._sync.row_writes import write_rows
 from dataplane_client._verbs._sync.session import Session
 from dataplane_client.errors import ClaimFencedError, NotFoundError, PreconditionError, ReplacedError
-from dataplane_client.meta import KVBatchMeta, Tag
 from dataplane_client.records.descriptions import sample_description
 from dataplane_client.records.grants import ClaimedGroup, Grant
+from dataplane_client.records.meta import KVBatchMeta, Tag
 from dataplane_client.records.provenance import RowProvenance, row_provenance
 from rl_dataplane.v1 import data_plane_pb2 as pb
 

@@ -25,10 +25,10 @@ from dataplane_client._verbs._sync.runtime import opens
 from dataplane_client._verbs._sync.session import Session
 from dataplane_client._verbs._sync.transport import Transport
 from dataplane_client.errors import ClaimTimeoutError, GroupFencedError
-from dataplane_client.meta import KVBatchMeta
 from dataplane_client.records.descriptions import DeadLetter, dead_letter
 from dataplane_client.records.filters import Where
 from dataplane_client.records.grants import Grant, decode_grant
+from dataplane_client.records.meta import KVBatchMeta
 from dataplane_client.records.tasks import BatchUnit, ClaimOrder, Selection
 from rl_dataplane.v1 import data_plane_pb2 as pb
 

@@ -17,8 +17,8 @@ from dataplane_client._verbs._sync.handle import Handle
 from dataplane_client._verbs._sync.row_writes import write_rows
 from dataplane_client._verbs._sync.session import Session
 from dataplane_client.errors import GroupFencedError
-from dataplane_client.meta import KVBatchMeta
 from dataplane_client.records.filters import Where
+from dataplane_client.records.meta import KVBatchMeta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _growing = threading.Lock()

@@ -30,10 +30,10 @@ from dataplane_client._verbs._sync.row_writes import write_rows
 from dataplane_client._verbs._sync.transport import Transport
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
-from dataplane_client.meta import KVBatchMeta, checked_meta
 from dataplane_client.records.descriptions import SampleDescription, sample_description
 from dataplane_client.records.filters import Where
 from dataplane_client.records.grants import SampledRows, decode_drawn
+from dataplane_client.records.meta import KVBatchMeta, checked_meta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _MAX_BATCHED_ROWS, _MAX_BATCHED_BYTES = 1 << 16, 1 << 30
