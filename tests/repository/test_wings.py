@@ -14,10 +14,10 @@ FLOORS: dict[str, tuple[Path, list[str]]] = {
         CLIENT,
         [
             "errors packing",
-            "_common options",
-            "batched_data_dict _connect",
+            "_common _connect",
+            "batched_data_dict",
             "_values records",
-            "_memory _requests observe codec",
+            "_memory _requests observe codec options",
             "_verbs",
             "aio client loader",
             "checkpoint_files cli __init__",

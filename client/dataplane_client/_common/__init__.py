@@ -1,1 +1,1 @@
-"""What every part of the client needs and what knows none of them: checks of arguments, displays, log events."""
+"""What every part of the client needs and what knows none of them: checks of arguments, arrays, displays."""

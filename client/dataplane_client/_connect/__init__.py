@@ -1,1 +1,1 @@
-"""Connections to a server: where it is, who calls, deadlines, pauses and sessions."""
+"""Connections to a server: where it is, who calls, with which settings; deadlines, pauses, sessions, log events."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import grpc
 
+from dataplane_client._connect.options import Credentials
 from dataplane_client._connect.secured import Secured
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
-from dataplane_client.options import Credentials
 from rl_dataplane.v1.data_plane_pb2_grpc import DataPlaneServiceStub
 from rl_dataplane.v1.frames import keep_message_memory
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from numbers import Real
 
+from dataplane_client._connect.options import ClientOptions
 from dataplane_client.errors import DataPlaneError, InvalidArgumentError, UnsupportedTypeError
-from dataplane_client.options import ClientOptions
 
 ANSWER_MARGIN_S = 2.0
 """How much longer a call may take than its wait on the server, so that the server's answer ("too few rows are ready,

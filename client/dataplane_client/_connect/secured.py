@@ -8,8 +8,8 @@ from pathlib import Path
 
 import grpc
 
+from dataplane_client._connect.options import SYSTEM, Credentials
 from dataplane_client.errors import InvalidArgumentError
-from dataplane_client.options import SYSTEM, Credentials
 
 _LOOK_S = 1.0
 Metadata = tuple[tuple[str, str], ...]

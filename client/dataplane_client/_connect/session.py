@@ -16,9 +16,9 @@ from concurrent.futures import Future
 
 from dataplane_client._connect.deadline import Deadline
 from dataplane_client._connect.locator import new_future
+from dataplane_client._connect.options import ClientOptions
 from dataplane_client._connect.session_thread import CLOSE_S, Close, SessionThread, Undo, Waiter, own_threads
 from dataplane_client.errors import ClosedError, DataPlaneError
-from dataplane_client.options import ClientOptions
 
 __all__ = ["CLOSE_S", "LivenessSession", "Undo", "live_sessions"]
 

@@ -23,12 +23,13 @@ from typing import Any
 
 import grpc
 
-from dataplane_client._common.log import log_event
 from dataplane_client._connect.channel import Connection
 from dataplane_client._connect.deadline import Deadline, backoff_pauses
 from dataplane_client._connect.error_table import translated
 from dataplane_client._connect.heartbeats import HeartbeatStream, beat_interval_s, until_next_beat_s
 from dataplane_client._connect.locator import locator_of, new_future
+from dataplane_client._connect.log import log_event
+from dataplane_client._connect.options import ClientOptions
 from dataplane_client.errors import (
     ClosedError,
     DataPlaneError,
@@ -36,7 +37,6 @@ from dataplane_client.errors import (
     SessionExpiredError,
     UnavailableError,
 )
-from dataplane_client.options import ClientOptions
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 CLOSE_S = 2.0

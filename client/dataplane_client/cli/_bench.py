@@ -20,6 +20,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from dataplane_client._connect.options import TransportChoice
 from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import fail, print_json, print_text
 from dataplane_client.cli._table import Table
@@ -27,7 +28,6 @@ from dataplane_client.cli._text import plural, rate_text, size_text
 from dataplane_client.cli._values import client_or_exit
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import NotFoundError
-from dataplane_client.options import TransportChoice
 from dataplane_client.records.descriptions import ServerStatus
 from dataplane_client.records.meta import KVBatchMeta
 

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
+from dataplane_client._connect.options import TransportChoice
 from dataplane_client.cli._options import TIMEOUT_S, Address, Fields, FileFormat, Output, Partition, Timeout, Where
-from dataplane_client.options import TransportChoice
 
 _FileFormat = Annotated[
     FileFormat | None,

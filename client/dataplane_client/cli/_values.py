@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from dataplane_client._connect.options import TransportChoice
 from dataplane_client._values.dtypes import dtype_name
 from dataplane_client.cli import _lines
 from dataplane_client.cli._lines import PAGE_ROWS, Row, RowGroup
@@ -23,7 +24,6 @@ from dataplane_client.cli._output import fail, print_json, print_text
 from dataplane_client.cli._text import plural, tags_text
 from dataplane_client.client import DataPlaneClient, Group, connect
 from dataplane_client.errors import DataPlaneError
-from dataplane_client.options import TransportChoice
 from dataplane_client.records.descriptions import FieldDescription, PartitionDescription
 from dataplane_client.records.listings import SampleGroup, SamplePage
 from dataplane_client.records.meta import KVBatchMeta, Tag

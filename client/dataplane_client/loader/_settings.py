@@ -8,10 +8,10 @@ from typing import Any, get_args
 
 from dataplane_client._common.arguments import checked_number
 from dataplane_client._connect.channel import checked_target
+from dataplane_client._connect.options import ClientOptions
 from dataplane_client._memory.read_batches import parsed_device
 from dataplane_client._values.columns_layout import Layout
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
-from dataplane_client.options import ClientOptions
 from dataplane_client.records.filters import filter_message
 from dataplane_client.records.tasks import BatchUnit, Selection, order_number
 

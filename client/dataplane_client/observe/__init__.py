@@ -9,7 +9,7 @@ Both apply to the process, not to one client, because trainers and loaders open 
 package loads neither library.
 """
 
-from dataplane_client._common.log import log_event
+from dataplane_client._connect.log import log_event
 from dataplane_client.observe._call import Call, Observer, add, remove
 from dataplane_client.observe._catalog import CLIENT_METRICS, ClientMetric
 from dataplane_client.observe._metrics import count_calls

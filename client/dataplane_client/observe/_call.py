@@ -13,12 +13,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dataplane_client._common.log import log_event
+from dataplane_client._connect.log import log_event
 from dataplane_client.observe import _messages
 
 if TYPE_CHECKING:
     from dataplane_client.errors import DataPlaneError
-from dataplane_client.options import TransportName
+from dataplane_client._connect.options import TransportName
 
 T = TypeVar("T")
 

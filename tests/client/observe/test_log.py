@@ -9,7 +9,7 @@ import logging
 
 import pytest
 
-from dataplane_client._common.log import log_event
+from dataplane_client._connect.log import log_event
 
 SHOWN: list[tuple[object, str]] = [
     ("trainer-0", "trainer-0"),

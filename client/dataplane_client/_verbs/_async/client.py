@@ -7,6 +7,13 @@ from types import TracebackType
 
 from dataplane_client._common.displays import html_table
 from dataplane_client._connect.channel import target_or_default
+from dataplane_client._connect.options import (
+    ClientOptions,
+    Credentials,
+    TransportChoice,
+    TransportName,
+    with_known_options,
+)
 from dataplane_client._verbs._async.claim_verbs import ClaimVerbs
 from dataplane_client._verbs._async.listing_verbs import ListingVerbs
 from dataplane_client._verbs._async.partition_verbs import PartitionVerbs
@@ -14,7 +21,6 @@ from dataplane_client._verbs._async.runtime import opens
 from dataplane_client._verbs._async.sample_verbs import SampleVerbs
 from dataplane_client._verbs._async.session import AsyncSession, reopened_session
 from dataplane_client._verbs._async.transport import AsyncTransport
-from dataplane_client.options import ClientOptions, Credentials, TransportChoice, TransportName, with_known_options
 
 
 @with_known_options

@@ -14,6 +14,7 @@ import weakref
 from typing import Any
 
 from dataplane_client._connect.deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses, unanswered
+from dataplane_client._connect.options import ClientOptions
 from dataplane_client._connect.session import CLOSE_S, LivenessSession, Undo
 from dataplane_client._requests.requests import new_request_id
 from dataplane_client._verbs._async.runtime import result_of, sleep
@@ -26,7 +27,6 @@ from dataplane_client.errors import (
     SessionExpiredError,
     UnavailableError,
 )
-from dataplane_client.options import ClientOptions
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 

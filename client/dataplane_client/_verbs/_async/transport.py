@@ -22,11 +22,12 @@ from typing import Any, TypeVar
 
 import grpc
 
-from dataplane_client._common.log import log_event
 from dataplane_client._connect.connection_errors import MAY_DIFFER_IN_TLS
 from dataplane_client._connect.deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses, unanswered
 from dataplane_client._connect.error_table import translated
 from dataplane_client._connect.locator import NotSharedError, locator_of
+from dataplane_client._connect.log import log_event
+from dataplane_client._connect.options import ClientOptions, TransportChoice, TransportName
 from dataplane_client._connect.pacing import Pacing, Turn
 from dataplane_client._connect.tls_probe import PROBE_S, SERVER_SPEAKS_TLS, speaks_tls
 from dataplane_client._memory.direct_port import DirectAddress, RefusedError
@@ -40,7 +41,6 @@ from dataplane_client._verbs._async.grpc_calls import AsyncGrpcCalls
 from dataplane_client._verbs._async.runtime import CALL_ENDED, result_of, run_in_thread, sleep
 from dataplane_client.errors import ClosedError, DeadlineError, OutOfSpaceError, PreconditionError, UnavailableError
 from dataplane_client.observe._call import Call
-from dataplane_client.options import ClientOptions, TransportChoice, TransportName
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _ATTACH_TRIES = 10

@@ -7,6 +7,13 @@ from types import TracebackType
 
 from dataplane_client._common.displays import html_table
 from dataplane_client._connect.channel import target_or_default
+from dataplane_client._connect.options import (
+    ClientOptions,
+    Credentials,
+    TransportChoice,
+    TransportName,
+    with_known_options,
+)
 from dataplane_client._verbs._sync.claim_verbs import ClaimVerbs
 from dataplane_client._verbs._sync.listing_verbs import ListingVerbs
 from dataplane_client._verbs._sync.partition_verbs import PartitionVerbs
@@ -14,7 +21,6 @@ from dataplane_client._verbs._sync.runtime import opens
 from dataplane_client._verbs._sync.sample_verbs import SampleVerbs
 from dataplane_client._verbs._sync.session import Session, reopened_session
 from dataplane_client._verbs._sync.transport import Transport
-from dataplane_client.options import ClientOptions, Credentials, TransportChoice, TransportName, with_known_options
 
 
 @with_known_options

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from google.protobuf.message import Message
 
 from dataplane_client._connect.channel import open_channel
+from dataplane_client._connect.options import Credentials
 from dataplane_client._connect.secured import Metadata, Secured
 from dataplane_client._memory.local_protocol import INLINE_BYTES
 from dataplane_client._memory.placement import Destination, PlacedColumn, ReadBuffers, StreamBuffers, blame_server
@@ -20,7 +21,6 @@ from dataplane_client._values.column_messages import column_layouts
 from dataplane_client._values.columns_layout import WireColumn, split_into_chunks
 from dataplane_client._values.digests import digest_check
 from dataplane_client.errors import InternalError
-from dataplane_client.options import Credentials
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 from rl_dataplane.v1.frames import frame_prefix, parse_frame
