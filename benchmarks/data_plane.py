@@ -22,7 +22,7 @@ from dataplane_client import (
     pack_jagged_fields,
     read_columns,
 )
-from dataplane_client._values.columns_layout import Layout
+from dataplane_client.codec import Layout
 from dataplane_client.options import TransportChoice
 from servers import forget_peak, memory
 from timing import timed

@@ -22,7 +22,7 @@ from functools import partial
 
 import grid
 from batches import G, P, Q, Spec, build
-from dataplane_client._values.columns_layout import Layout
+from dataplane_client.codec import Layout
 from dataplane_client.options import TransportChoice
 from peers.environments import RE_CREATED, TRANSFER_QUEUE, VERL, NotInstalledError, environment
 from report import Session

@@ -12,6 +12,7 @@ from dataplane_client._values.codec import (
     to_nested_by_length,
     with_padded_rows,
 )
+from dataplane_client._values.columns_layout import Layout
 from dataplane_client._values.dtypes import WIRE_DTYPES, dtype_name, torch_dtype
 from dataplane_client._values.jagged import JaggedRows, read_jagged
 from dataplane_client._values.object_leaves import (
@@ -27,6 +28,7 @@ from dataplane_client._values.plain_columns import plain_column
 __all__ = [
     "WIRE_DTYPES",
     "JaggedRows",
+    "Layout",
     "count_rows",
     "dtype_name",
     "is_object_leaf",

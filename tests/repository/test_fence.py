@@ -1,4 +1,6 @@
-"""The fence: server, client, trainer and contract do without the packages of `integrations`, which use public names."""
+"""The fence: server, client, trainer and contract do without the packages of `integrations`; these and the trainer use
+public names of the others.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +33,16 @@ def test_integrations_import_public_modules_and_names_and_nothing_of_the_server(
         if (names := offences(path.read_text(), package, is_test="tests" in path.relative_to(FOLDER).parts))
     }
     assert against == {}
+
+
+def test_the_trainer_imports_public_modules_and_names_of_the_client() -> None:
+    files = sorted(PACKAGES["trainer_adapter"].rglob("*.py"))
+    against = {
+        str(path.relative_to(ROOT)): names
+        for path in files
+        if (names := offences(path.read_text(), "trainer_adapter", is_test=False))
+    }
+    assert (len(files) > 50, against) == (True, {})
 
 
 def test_every_integration_is_in_the_wheel_and_typed() -> None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import lcm
 
-from dataplane_client._requests.first_write import PAD_TARGET_KEY
-from dataplane_client.records.meta import KVBatchMeta
+from dataplane_client.records.meta import PAD_TARGET_KEY, KVBatchMeta
 
 
 def with_pad_target(meta: KVBatchMeta, *, pad_to_multiple: int, sequence_length_round: int = 1) -> KVBatchMeta:

@@ -10,10 +10,7 @@ import torch
 from dataplane_client._values.codec import with_padded_rows
 from dataplane_client._values.plain_columns import plain_column
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
-from dataplane_client.records.meta import KVBatchMeta
-
-PAD_TARGET_KEY = "global_forward_pad_seqlen"
-"""Key of a meta's extra_info: the width in tokens to which every rank pads, so that all see tensors of one shape."""
+from dataplane_client.records.meta import PAD_TARGET_KEY, KVBatchMeta
 
 
 class FirstWrite:

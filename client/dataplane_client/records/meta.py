@@ -16,6 +16,8 @@ PutOutcome = Literal["created", "replaced", "consumed"]
 """What a put did to a row: created it, or wrote to one that existed. "consumed": that row a task has consumed, and does
 not get it again.
 """
+PAD_TARGET_KEY = "global_forward_pad_seqlen"
+"""Key of a meta's extra_info: the width in tokens to which every rank pads, so that all see tensors of one shape."""
 T = TypeVar("T")
 
 

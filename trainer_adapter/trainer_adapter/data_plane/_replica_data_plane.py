@@ -14,10 +14,9 @@ import torch
 from tensordict import TensorDict
 from torch.distributed import ProcessGroup
 
-from dataplane_client._values.columns_layout import Layout
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.client import Claim, DataPlaneClient
-from dataplane_client.codec import materialize
+from dataplane_client.codec import Layout, materialize
 from dataplane_client.records.meta import KVBatchMeta
 from trainer_adapter._exchange import meta_values
 from trainer_adapter.data_plane._claim import ReplicaClaim
