@@ -31,15 +31,15 @@ from timing import Round, Series, Steps, alternate, total
 from workers import OURS, Worker, WorkerError, worker
 from workload import Form, Workload
 
-_SAME_HOST, _GRPC, _QUEUE = "ours, same host", "ours, gRPC", "TransferQueue"
-_TRANSPORTS: dict[str, TransportChoice] = {_SAME_HOST: "auto", _GRPC: "grpc"}
+SAME_HOST, _GRPC, QUEUE = "ours, same host", "ours, gRPC", "TransferQueue"
+_TRANSPORTS: dict[str, TransportChoice] = {SAME_HOST: "auto", _GRPC: "grpc"}
 _VERL, _AREAL = "verl's DataProto", "AReaL's tensor store"
 _SERIALIZATIONS = {f"{_VERL}, torch": "", f"{_VERL}, NumPy": "numpy"}
 _SENT: tuple[tuple[Spec, Layout, int], ...] = ((P, "auto", 15), (Q, "padded", 7))
 _AREAL_ROUNDS, _GRID_ROUNDS, _ROW_ROUNDS, _ROW_PUTS = 15, 21, 31, 20
 _SETTINGS = (("CI", 128, 4, 1024, 15), ("small", 1024, 9, 8192, 5))
 _QUICK_PART, _TIMES = 8, 5.0
-_FORMS: dict[str, Form] = {f"{_QUEUE}, nested": "jagged", f"{_QUEUE}, rectangles": "dense"}
+_FORMS: dict[str, Form] = {f"{QUEUE}, nested": "jagged", f"{QUEUE}, rectangles": "dense"}
 
 
 def measure(session: Session) -> None:
@@ -48,7 +48,7 @@ def measure(session: Session) -> None:
         _VERL: _beside_verl,
         _AREAL: _beside_areal,
         "prime-rl's transports": _beside_prime_rl,
-        _QUEUE: _beside_queue,
+        QUEUE: _beside_queue,
     }
     with server_process() as server:
         for peer, compare in peers.items():
@@ -99,7 +99,7 @@ def _beside_verl(session: Session, server: ServerProcess) -> None:
             session.compare(f"exchange.data_proto.{spec.name}", f"batch {spec.name} beside {_VERL}: {sizes}", measured)
             faster = min(ways, key=lambda name: total(measured[name]).median)
             title = f"{spec.name}, {sizes}, from process to process: at least as fast as {_VERL}"
-            session.faster(title, total(measured[_SAME_HOST]), total(measured[faster]))
+            session.faster(title, total(measured[SAME_HOST]), total(measured[faster]))
             ways = {faster: ways[faster]}
 
 
@@ -141,7 +141,7 @@ def _beside_prime_rl(session: Session, server: ServerProcess) -> None:
     session.compare("exchange.grid", size, measured)
     for name in theirs:
         title = f"{size}, from lists to tensors: at least as fast as {name}"
-        session.faster(title, total(measured[_SAME_HOST]), total(measured[name]))
+        session.faster(title, total(measured[SAME_HOST]), total(measured[name]))
 
 
 # -- TransferQueue -----------------------------------------------------------------------------------------------------
@@ -153,12 +153,12 @@ def _beside_queue(session: Session, server: ServerProcess) -> None:
         near.call("connect", address=server.unix, transport="auto")
         remote.call("connect", address=server.unix, transport="grpc")
         queue.call("start_queue")
-        _single_rows(session, {_SAME_HOST: near, _GRPC: remote}, queue)
+        _single_rows(session, {SAME_HOST: near, _GRPC: remote}, queue)
         for (name, rows, fields, length, rounds), is_complex in itertools.product(_SETTINGS, (False, True)):
             part = _QUICK_PART if session.quick and name == "small" else 1
             shown = f"{name} / {part}" if part > 1 else name
             workload = Workload(shown, rows // part, fields, length, is_complex)
-            _performance_test(session, workload, rounds, {_SAME_HOST: near, _QUEUE: queue})
+            performance_test(session, workload, rounds, {SAME_HOST: near, QUEUE: queue})
 
 
 def _single_rows(session: Session, ours: Mapping[str, Worker], queue: Worker) -> None:
@@ -178,11 +178,11 @@ def _single_rows(session: Session, ours: Mapping[str, Worker], queue: Worker) ->
         for name in ours:
             taken = of(measured[name]["put"])
             text = f"{peer / taken:.2f} x: {taken * 1e3:.2f} against {peer * 1e3:.2f} ms"
-            title = f"put of a row with 21 columns, {quantile}, {name}: at least as fast as {_QUEUE}"
+            title = f"put of a row with 21 columns, {quantile}, {name}: at least as fast as {QUEUE}"
             session.goal(title, text, taken <= peer, peer / taken)
 
 
-def _performance_test(session: Session, workload: Workload, rounds: int, workers: Mapping[str, Worker]) -> None:
+def performance_test(session: Session, workload: Workload, rounds: int, workers: Mapping[str, Worker]) -> None:
     """Put, list, get of all fields, clear. A quick run's "small" has an eighth of the rows."""
     size_bytes = max([each.call("prepare", workload=workload) for each in workers.values()])
     systems: dict[str, Round] = {name: partial(each.call, "round") for name, each in workers.items()}
@@ -190,9 +190,9 @@ def _performance_test(session: Session, workload: Workload, rounds: int, workers
     name = f"{workload.name} {workload.kind}"
     size = f"{workload.rows} x {workload.fields} x {workload.length}, {size_bytes / 1e6:.3g} MB"
     session.compare(f"exchange.performance_test.{name}", f"{name}: {size}", measured)
-    ours, queue = (_compared(measured[system]) for system in (_SAME_HOST, _QUEUE))
+    ours, queue = (_compared(measured[system]) for system in (SAME_HOST, QUEUE))
     for step in ours:
-        title = f"{name}, {step}: at least {_TIMES:g} x as fast as {_QUEUE}"
+        title = f"{name}, {step}: at least {_TIMES:g} x as fast as {QUEUE}"
         session.faster(title, ours[step], queue[step], _TIMES)
 
 

@@ -6,11 +6,12 @@ The environments of peers import it, too, so what only one system needs is impor
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,25 +20,25 @@ import torch
 from tensordict import TensorDict
 
 from stores import ModuleStore, OurStore, Store
-from timing import timed
-from workload import PAGE_BYTES
+from timing import seconds, timed
+from workload import PAGE_BYTES, touch
 
-Rollout = dict[str, list[Any]]
-_ROLLOUT = {"tokens": np.int64, "rollout_log_probs": np.float32, "loss_masks": np.float32}
-_LONGEST = 8192
-_LEAST_STORE = 80 << 20  # of Ray
+Lists = dict[str, list[Any]]
+"""An array for each row of each field."""
 _GENERATION = {"input_ids": torch.int64, "generation_logprobs": torch.float32}
 _TRAINER = dict.fromkeys(("prev_logprobs", "reference_logprobs", "advantages"), torch.float32)
-PROFILES = {"generation": _GENERATION, "train-ready": _GENERATION | _TRAINER}
+_ROLLOUT = {"tokens": torch.int64, "rollout_log_probs": torch.float32, "loss_masks": torch.float32}
+PROFILES = {"generation": _GENERATION, "train-ready": _GENERATION | _TRAINER, "rollout": _ROLLOUT}
+_RAY_BYTES = 3000 << 20
 
 
 class Rows(NamedTuple):
-    """Rows of a checkpoint: lengths between shortest and longest, with a profile's columns."""
+    """Rows with lengths between shortest and longest, and a profile's columns."""
 
     rows: int
     shortest: int
     longest: int
-    profile: str
+    profile: str = "train-ready"
 
     @property
     def keys(self) -> list[str]:
@@ -54,23 +55,35 @@ class Rows(NamedTuple):
         }
 
 
-def rollout(size_bytes: int) -> Rollout:
-    """A dict of lists with an array for each sample: 4,096 to 8,192 tokens, with three numbers (16 bytes) a token."""
-    made, lengths, left = np.random.default_rng(0), [], size_bytes // 16
-    while left > 0:
-        lengths.append(min(left, int(made.integers(_LONGEST // 2, _LONGEST + 1))))
-        left -= lengths[-1]
-    return {name: [made.integers(0, 999, each).astype(kind) for each in lengths] for name, kind in _ROLLOUT.items()}
+@functools.lru_cache(maxsize=1)
+def _lists(rows: Rows) -> Lists:
+    return {name: [row.numpy().copy() for row in column.unbind()] for name, column in rows.columns().items()}
 
 
-def _touch(arrays: list[Any]) -> None:
-    """Read a number of each page."""
-    for array in arrays:
-        array[:: PAGE_BYTES // array.itemsize].sum()
+def _check(got: Lists, wanted: Lists) -> None:
+    for name, arrays in wanted.items():
+        if len(got[name]) != len(arrays) or not all(map(np.array_equal, got[name], arrays)):
+            raise RuntimeError(f"{name} came back changed")
+
+
+def _ray_get(refs: list[Any], rows: Rows) -> Mapping[str, float]:
+    """In another process than the one that put. A get ends when a number of each page is read."""
+    import ray
+
+    got: Lists = {}
+
+    def get() -> None:
+        got.update(ray.get(refs[0]))
+        for array in itertools.chain(*got.values()):
+            array[:: PAGE_BYTES // array.itemsize].sum()
+
+    times = timed(get=get)
+    _check(got, _lists(rows))
+    return times
 
 
 class Calls:
-    """`join` or `start_ray` and the calls of dicts, or `connect` or `start_queue` and the calls of checkpoints."""
+    """`connect`, `start_queue` or `start_ray`, then the others. Ray has the calls of dicts only."""
 
     _store: Store
     _save: Callable[[str], object]
@@ -79,104 +92,14 @@ class Calls:
     def __init__(self) -> None:
         self._exit = contextlib.ExitStack()
         self.close = self._exit.close
-        self._other: Any = None
 
-    # -- a rollout's dict ----------------------------------------------------------------------------------------------
-
-    def prepare_dict(self, size_bytes: int) -> None:
-        self._rollout = rollout(size_bytes)
-        self._joined: dict[str, Any] = {}
-        if self._other is not None:
-            import ray
-
-            ray.get(self._other.prepare_dict.remote(size_bytes))
-
-    def join(self, address: str) -> None:
+    def connect(self, address: str, profile: str) -> None:
         from dataplane_client import connect
 
-        self._client = self._exit.enter_context(connect(address, timeout_s=300.0))
-
-    def start_ray(self, size_bytes: int) -> None:
-        """size_bytes: of the largest dict."""
-        import ray
-
-        store = max(size_bytes * 3, _LEAST_STORE)
-        ray.init("local", include_dashboard=False, log_to_driver=False, num_cpus=2, object_store_memory=store)
-        self._exit.callback(ray.shutdown)
-        self._other = ray.remote(Calls).remote()
-
-    def put_dict(self, partition: str) -> Mapping[str, float]:
-        """`rebuild` joins the arrays of the samples to columns, in buffers that it keeps; `move` puts these."""
-        self._client.register_partition(partition, list(_ROLLOUT), 0, ["train"], per_token_fields=list(_ROLLOUT))
-        offsets = torch.tensor([0, *itertools.accumulate(map(len, self._rollout["tokens"]))])
-        columns: dict[str, Any] = {}
-
-        def rebuild() -> None:
-            for name, arrays in self._rollout.items():
-                self._joined[name] = np.concatenate(arrays, out=self._joined.get(name))
-                values = torch.from_numpy(self._joined[name])
-                columns[name] = torch.nested.nested_tensor_from_jagged(values, offsets)
-
-        move = lambda: self._client.put_samples(self._ids(), partition, columns)  # noqa: E731
-        return _named("put", timed(rebuilt=rebuild, moved=move))
-
-    def get_dict(self, partition: str) -> Mapping[str, float]:
-        """`move` ends when the values were touched, `rebuild` with an array for each sample. Checks and drops them."""
-        from dataplane_client import KVBatchMeta
-
-        found: dict[str, Any] = {}
-        got: Rollout = {}
-
-        def move() -> None:
-            meta = KVBatchMeta(partition, None, self._ids())
-            found.update(self._client.read_columns(meta, list(_ROLLOUT), layout="jagged"))
-            _touch([column.values().numpy() for column in found.values()])
-
-        def rebuild() -> None:
-            for name, column in found.items():
-                got[name] = np.split(column.values().numpy(), column.offsets().numpy()[1:-1])
-
-        times = _named("get", timed(moved=move, rebuilt=rebuild))
-        self._check(got)
-        self._client.drop_partition(partition)
-        return times
-
-    def ray_round(self) -> Mapping[str, float]:
-        """This process puts the dict as it is, and an actor gets it."""
-        import ray
-
-        refs: list[Any] = []
-        times = timed(put=lambda: refs.append(ray.put(self._rollout)))
-        return {**times, **ray.get(self._other.ray_get.remote(refs))}
-
-    def ray_get(self, refs: list[Any]) -> Mapping[str, float]:
-        import ray
-
-        found: Rollout = {}
-
-        def get() -> None:
-            found.update(ray.get(refs[0]))
-            _touch([array for arrays in found.values() for array in arrays])
-
-        times = timed(get=get)
-        self._check(found)
-        return times
-
-    def _ids(self) -> list[str]:
-        return [f"sample_{row}" for row in range(len(self._rollout["tokens"]))]
-
-    def _check(self, got: Rollout) -> None:
-        for name, arrays in self._rollout.items():
-            if len(got[name]) != len(arrays) or not all(map(np.array_equal, got[name], arrays)):
-                raise RuntimeError(f"{name} came back changed")
-
-    # -- checkpoints ---------------------------------------------------------------------------------------------------
-
-    def connect(self, address: str, fields: list[str]) -> None:
-        self.join(address)
-        self._store = OurStore(self._client, "checkpoint", fields)
-        self._save = lambda folder: self._client.create_snapshot(Path(folder).name)
-        self._load = lambda folder: self._client.restore_snapshot(Path(folder).name)
+        client = self._exit.enter_context(connect(address, timeout_s=300.0))
+        self._store = OurStore(client, "rows", list(PROFILES[profile]))
+        self._save = lambda folder: client.create_snapshot(Path(folder).name)
+        self._load = lambda folder: client.restore_snapshot(Path(folder).name)
 
     def start_queue(self, units: int) -> None:
         from peers import transfer_queue
@@ -184,11 +107,62 @@ class Calls:
         transfer_queue.start(units)
         self._exit.callback(transfer_queue.stop)
         queue = transfer_queue.tq
-        self._store, self._save, self._load = (
-            ModuleStore(queue, "checkpoint"),
-            queue.save_checkpoint,
-            queue.load_checkpoint,
-        )
+        self._store = ModuleStore(queue, "rows")
+        self._save, self._load = queue.save_checkpoint, queue.load_checkpoint
+
+    def start_ray(self) -> None:
+        import ray
+
+        ray.init("local", include_dashboard=False, log_to_driver=False, num_cpus=2, object_store_memory=_RAY_BYTES)
+        self._exit.callback(ray.shutdown)
+
+    # -- a rollout's dict ----------------------------------------------------------------------------------------------
+
+    def prepare(self, rows: Rows) -> None:
+        self._rows, self._keys = _lists(rows), rows.keys
+        self._joined = {name: np.concatenate(arrays) for name, arrays in self._rows.items()}
+
+    def put(self) -> Mapping[str, float]:
+        """The arrays of the rows are joined to columns, in buffers that are kept, and *moved*."""
+        offsets = torch.tensor([0, *itertools.accumulate(map(len, self._rows["tokens"]))])
+        columns = TensorDict({}, batch_size=[len(self._keys)])
+
+        def rebuild() -> None:
+            for name, arrays in self._rows.items():
+                values = torch.from_numpy(np.concatenate(arrays, out=self._joined[name]))
+                columns[name] = torch.nested.nested_tensor_from_jagged(values, offsets)
+
+        times = timed(rebuilt=rebuild, moved=lambda: self._store.put(self._keys, columns))
+        return {"put": sum(times.values()), "put, moved": times["moved"]}
+
+    def get(self) -> Mapping[str, float]:
+        """*Moved* ends when the values were touched, the get with an array for each row. Checks and clears them."""
+        found: dict[str, Any] = {}
+        got: Lists = {}
+
+        def move() -> None:
+            found.update(self._store.get(self._keys).items())
+            touch(found)
+
+        def rebuild() -> None:
+            for name, column in found.items():
+                got[name] = np.split(column.values().numpy(), column.offsets().numpy()[1:-1])
+
+        times = timed(moved=move, rebuilt=rebuild)
+        _check(got, self._rows)
+        self._store.clear(self._keys)
+        return {"get": sum(times.values()), "get, moved": times["moved"]}
+
+    def ray_round(self, rows: Rows) -> Mapping[str, float]:
+        """This process puts the dict as it is, and a task gets it."""
+        import ray
+
+        lists, refs = _lists(rows), list[Any]()
+        times = timed(put=lambda: refs.append(ray.put(lists)))
+        got: Any = ray.remote(_ray_get).remote(refs, rows)
+        return {**times, **ray.get(got)}
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def fill(self, rows: Rows) -> int:
         """Put the rows. Returns their bytes."""
@@ -198,39 +172,32 @@ class Calls:
 
     def save(self, folder: str, rows: Rows, writers: int) -> tuple[float, list[float]]:
         """The seconds of a checkpoint, and of each put of one more row of 1,000 tokens that threads make meanwhile."""
-        took: list[float] = []
-        stop = threading.Event()
-        row = Rows(1, 1000, 1000, rows.profile).columns()
-        each = [threading.Thread(target=self._write, args=(name, row, stop, took)) for name in range(writers)]
-        for thread in each:
-            thread.start()
-        try:
-            time.sleep(0.5 if writers else 0.0)  # so that all of them write when the checkpoint begins
-            took.clear()
-            return timed(save=lambda: self._save(folder))["save"], took
-        finally:
-            stop.set()
-            for thread in each:
-                thread.join()
+        took, stop, row = list[float](), threading.Event(), Rows(1, 1000, 1000, rows.profile).columns()
 
-    def _write(self, name: int, row: Mapping[str, torch.Tensor], stop: threading.Event, took: list[float]) -> None:
-        for number in itertools.count():
-            if stop.is_set():
-                return
-            put = partial(self._store.put, [f"more_{name}_{number}"], TensorDict(dict(row), batch_size=[1]))
-            took.append(timed(put=put)["put"])
+        def write(name: int) -> None:
+            for number in itertools.count():
+                if stop.is_set():
+                    return
+                key, fields = f"more_{name}_{number}", TensorDict(dict(row), batch_size=[1])
+                took.append(seconds(functools.partial(self._store.put, [key], fields))[0])
+
+        with ThreadPoolExecutor(max(1, writers)) as pool:
+            writing = [pool.submit(write, name) for name in range(writers)]
+            try:
+                time.sleep(0.5 if writers else 0.0)  # so that all of them write when the checkpoint begins
+                took.clear()
+                saved_s, _ = seconds(lambda: self._save(folder))
+            finally:
+                stop.set()
+        for each in writing:
+            each.result()
+        return saved_s, took
 
     def load(self, folder: str, rows: Rows) -> float:
         """The seconds of loading; 64 of the rows must be as they were put."""
-        seconds = timed(load=lambda: self._load(folder))["load"]
+        loaded_s, _ = seconds(lambda: self._load(folder))
         picked = slice(0, rows.rows, max(1, rows.rows // 64))
-        found = self._store.get(rows.keys[picked])
-        for name, column in rows.columns().items():
-            for got, wanted in zip(found[name].unbind(), column.unbind()[picked], strict=True):
-                if not torch.equal(got.flatten(), wanted):
-                    raise RuntimeError(f"{name} came back changed")
-        return seconds
-
-
-def _named(step: str, times: Mapping[str, float]) -> Mapping[str, float]:
-    return {f"{step}, {name}": seconds for name, seconds in times.items()}
+        found, wanted = self._store.get(rows.keys[picked]), _lists(rows)
+        got = {name: [row.flatten().numpy() for row in found[name].unbind()] for name in wanted}
+        _check(got, {name: arrays[picked] for name, arrays in wanted.items()})
+        return loaded_s
