@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -22,13 +22,12 @@ from rl_dataplane.v1.element_types import ITEM_SIZES, KINDS, Kind
 MAX_ENTRIES = (1 << 31) - 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Shape:
     """What all rows of a field have in common.
 
     row_shape: the shape of a row (dense), or of a row without its first dimension (jagged); empty for objects. dtype:
-    the element type; empty for objects. What follows from these is computed once for each object: most puts of a field
-    have the same shape, so get it from `shape_of`.
+    the element type; empty for objects.
     """
 
     kind: Kind
@@ -41,23 +40,23 @@ class Shape:
         dimensions = ["*"] * (self.kind == "jagged") + [str(size) for size in self.row_shape]
         return f"{self.kind} {self.dtype} ({', '.join(dimensions)})"
 
-    @cached_property
+    @property
     def element(self) -> str:
         """The element type; "object" for objects."""
         return self.dtype or "object"
 
-    @cached_property
+    @property
     def trailing(self) -> tuple[int, ...]:
         """The shape of one entry."""
         return self.row_shape[1:] if self.kind == "dense" else self.row_shape
 
-    @cached_property
+    @property
     def entry_bytes(self) -> int:
         if self.kind == "object":
             return 1
         return ITEM_SIZES[self.dtype] * math.prod(self.trailing)
 
-    @cached_property
+    @property
     def dense_entries(self) -> int:
         """Entries of each row of a dense field."""
         return self.row_shape[0] if self.row_shape else 1
@@ -75,7 +74,7 @@ class Shape:
 
 @lru_cache(maxsize=4096)
 def shape_of(kind: Kind, dtype: str, row_shape: tuple[int, ...]) -> Shape:
-    """The same object for the same shape, as long as it is in use."""
+    """The same object for the same shape, so that most puts of a field find the shape that it holds at a glance."""
     return Shape(kind, dtype, row_shape)
 
 

@@ -6,11 +6,10 @@ The walk follows every attribute, so new state is covered without a line here. I
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import hashlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from types import NoneType
 from typing import Any
@@ -81,14 +80,10 @@ class _Walk:
             self._tell(f"again {self._number_of[id(value)]}")
             return
         self._number_of[id(value)] = len(self._number_of)
-        self._attributes(value, _names(type(value).__mro__, *getattr(value, "__dict__", ())))
+        self.record(value)
 
     def record(self, value: object) -> None:
-        """Its fields, which say everything; what else it has was computed from them."""
-        kind: Any = type(value)  # a class, which can be hashed whatever its instances are
-        self._attributes(value, _field_names(kind))
-
-    def _attributes(self, value: object, names: Sequence[str]) -> None:
+        names = _names(type(value).__mro__, *getattr(value, "__dict__", ()))
         self._tell(f"{type(value).__name__} {' '.join(names)}")
         for name in names:
             self.add(getattr(value, name))
@@ -130,8 +125,3 @@ def _way(kind: type[Any]) -> Callable[[_Walk, Any], None]:
 def _names(kinds: tuple[type, ...], *more: str) -> tuple[str, ...]:
     slots = (name for kind in kinds for name in getattr(kind, "__slots__", ()))
     return tuple(sorted({*slots, *more} - _CACHES))
-
-
-@lru_cache(4096)
-def _field_names(kind: type[Any]) -> tuple[str, ...]:
-    return tuple(sorted({field.name for field in dataclasses.fields(kind)} - _CACHES))
