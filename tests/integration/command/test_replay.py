@@ -37,6 +37,8 @@ RECENT = (r"in the last ~|since registration", r"[-<\d.]+ (?:rows|MB)/s", r"(?<=
 """A server tells counts of the last minute, a replay those since registration. Here both are the same."""
 ROWS = {"input_ids": [torch.arange(3)] * 2}
 REWARDS = {"reward": [1.0, 0.5]}
+_APART_S = 0.005
+"""Times are written to the millisecond, and the log counts on from one look at the wall clock."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,11 @@ class Incident:
 
 
 def now() -> str:
-    time.sleep(0.002)  # times are written in milliseconds
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    """The time, in a millisecond in which nothing else happens."""
+    time.sleep(_APART_S)
+    moment = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    time.sleep(_APART_S)
+    return moment
 
 
 @pytest.fixture(scope="module")
