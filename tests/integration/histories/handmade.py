@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tests.integration.histories.history import Batch, Delivery, Ending, History, Outcome, WriteBack
+from tests.integration.histories.history import PULSES_A_GRACE, Batch, Delivery, Ending, History, Outcome, WriteBack
 
 GRACE = 1000
 LONG = 100_000
@@ -19,6 +19,13 @@ class Silence(NamedTuple):
     end: int
 
 
+class Slow(NamedTuple):
+    """The process has one pulse in so many."""
+
+    process: str
+    one_in: int
+
+
 class Complaint(NamedTuple):
     text: str
 
@@ -29,14 +36,14 @@ class Shared(NamedTuple):
     task: str = "rows"
 
 
-Event = Delivery | Ending | WriteBack | Batch | Silence | Complaint | Shared
+Event = Delivery | Ending | WriteBack | Batch | Silence | Slow | Complaint | Shared
 
 
 def history_of(events: Sequence[Event]) -> History:
     """Two rows of group g were put; three processes run all the time. The rest is told by events, in any order."""
     made = History(GRACE, ("rows",))
     made.batches.append(Batch("producer", "g", ("a", "b"), begun_at=10, outcome="done"))
-    made.pulses = {process: list(range(0, LONG, 100)) for process in ("first", "second", "third")}
+    made.pulses = {process: list(range(0, LONG, GRACE // PULSES_A_GRACE)) for process in ("first", "second", "third")}
     for event in events:
         if isinstance(event, Delivery):
             made.deliveries.append(event)
@@ -50,6 +57,8 @@ def history_of(events: Sequence[Event]) -> History:
             made.complaints.append(event.text)
         elif isinstance(event, Shared):
             made.shared_tasks |= {event.task}
+        elif isinstance(event, Slow):
+            made.pulses[event.process] = made.pulses[event.process][:: event.one_in]
         else:
             pulses = made.pulses[event.process]
             made.pulses[event.process] = [at for at in pulses if not event.begin < at < event.end]

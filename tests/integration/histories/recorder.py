@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.integration.histories.history import PULSES_A_GRACE
+
 from dataplane_client.errors import (
     ClaimFencedError,
     ClaimNotFoundError,
@@ -81,11 +83,11 @@ class Recorder:
 
 
 class Pulse:
-    """A thread that notes that its process runs, sixteen times in a grace, as long as the process does."""
+    """A thread that notes that its process runs, PULSES_A_GRACE times in a grace, as long as the process does."""
 
     def __init__(self, record: Recorder, grace_s: float) -> None:
         self._record = record
-        self._pause_s = grace_s / 16
+        self._pause_s = grace_s / PULSES_A_GRACE
         threading.Thread(target=self._beat, name="pulse", daemon=True).start()
 
     def _beat(self) -> None:
