@@ -8,6 +8,7 @@ makes of an emptyDir, 2770 what an administrator makes for a hostPath.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import stat
@@ -32,6 +33,16 @@ pytestmark = [
 ]
 
 Serve = Callable[..., ServerContainer]
+
+
+def refused(container: Container) -> str:
+    """What a client in a container, who cannot reach the server, is told at its deadline, by which it has tried."""
+    for timeout_s in (0.3, 3.0, 30.0):
+        with pytest.raises(AssertionError) as caught:
+            container.run(work, "p", "auto", timeout_s)
+        if "no answer before the deadline" not in str(caught.value):
+            break
+    return str(caught.value)
 
 
 @pytest.fixture(scope="module")
@@ -129,9 +140,8 @@ def test_a_trainer_that_the_sockets_rights_keep_out_is_told_which_flag_lets_it_i
 ) -> None:
     pod = make_pod()
     serve(pod, *flags)
-    with pytest.raises(AssertionError, match="UnavailableError: server_status at unix:///run/dataplane") as caught:
-        pod.of(*TRAINER).run(work, "p", "auto", 0.3)
-    message = str(caught.value)
+    message = refused(pod.of(*TRAINER))
+    assert message.startswith("UnavailableError: server_status at unix:///run/dataplane")
     assert f"the socket has owner {SERVER_USER}:{FS_GROUP}, {rights}, and this process is uid 1000" in message
     assert "in the groups 1000, 2000: run the client as the server's user, or in its group" in message
     assert "with the server started with --socket-mode 0660" in message
@@ -139,16 +149,14 @@ def test_a_trainer_that_the_sockets_rights_keep_out_is_told_which_flag_lets_it_i
 
 def test_a_trainer_without_the_group_is_told_which_one_it_lacks(pod: Container) -> None:
     outsider = replace(pod.of(*TRAINER), fs_group=None)
-    with pytest.raises(AssertionError, match=r"65532:2000, .*0660, .*1000"):
-        outsider.run(work, "p", "auto", 0.3)
+    assert re.search(r"65532:2000, .*0660, .*1000", refused(outsider))
 
 
 def test_a_trainer_that_may_not_enter_the_folder_is_told_so(make_pod: Callable[..., Container], serve: Serve) -> None:
     pod = make_pod(0o2770)
     serve(pod, "--socket-mode", "0660")
     outsider = replace(pod.of(*TRAINER), fs_group=None)
-    with pytest.raises(AssertionError, match=f"{MOUNT}: .*1000"):
-        outsider.run(work, "p", "auto", 0.3)
+    assert re.search(f"{MOUNT}: .*1000", refused(outsider))
 
 
 def test_a_trainer_that_does_not_reach_the_memorys_socket_goes_on_over_grpc_and_says_why(
