@@ -1,10 +1,10 @@
-"""Small calls of this revision beside those of another one, in pairs of processes that take turns.
+"""Small calls of this revision beside those of another one, in processes that take turns.
 
-    python benchmarks/revisions.py REVISION [--pairs 5] [--transport shm|grpc]
+    python benchmarks/revisions.py REVISION [--turns 20] [--transport shm|grpc]
 
-Each process of a pair starts a server of its revision, puts rows of one column one by one and reads them, has 16
-processes put for three seconds, and last runs server and client in one process, where the core's calls are timed. Both
-revisions run in this environment, the other one from a worktree.
+Two processes live side by side, each with a server of its revision, and measure in turn, so both see the same machine:
+puts of rows of one column one by one and their reads, 16 processes that put for two seconds, and the core's calls where
+server and client share a process. Both revisions run in this environment, the other one from a worktree.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from functools import partial
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 
@@ -36,8 +36,7 @@ from timing import Series, seconds
 _ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = ("client", "dataplane_server", "proto")
 _KERNELS = ("cc", "-O3", "-fPIC", "-shared", "-pthread", "-std=c11", "-o", "_row_kernels.so", "row_kernels.c")
-_WARM_UP, _CALLS, _CLIENTS, _CLIENTS_S = 200, 2_000, 16, 3.0
-_PROCESS_S = 600
+_CALLS, _CLIENTS, _CLIENTS_S = 300, 16, 2.0
 _ROW = {"x": torch.zeros(1, 1_000, dtype=torch.int64)}
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["torch"])  # which takes longest to import
@@ -49,42 +48,52 @@ def _put(client: DataPlaneClient, name: str) -> Any:
 
 def _one_client(client: DataPlaneClient) -> dict[str, float]:
     """The median microseconds of a put and of a read."""
-    for n in range(_WARM_UP):
-        client.read_columns(_put(client, f"warm-{n}"), ["x"])
     puts = [seconds(partial(_put, client, f"row-{n}")) for n in range(_CALLS)]
     reads = [seconds(partial(client.read_columns, meta, ["x"]))[0] for _, meta in puts]
+    client.clear_samples(None, "p")
     return {"put, us": statistics.median(took for took, _ in puts) * 1e6, "read, us": statistics.median(reads) * 1e6}
 
 
-def _many_clients(address: str, transport: Any) -> dict[str, float]:
+@contextmanager
+def _many_clients(address: str, transport: Any) -> Iterator[Callable[[], dict[str, float]]]:
+    """Processes that put at the same time, each time they are asked to."""
     ready = _PROCESSES.Barrier(_CLIENTS)
-    jobs = [(address, transport, number) for number in range(_CLIENTS)]
-    with _PROCESSES.Pool(_CLIENTS, _begin_with, (ready,)) as pool:
-        return {f"puts/s of {_CLIENTS} clients": sum(pool.starmap(_puts_a_second, jobs, chunksize=1))}
+    with _PROCESSES.Pool(_CLIENTS, _connect, (address, transport, ready)) as pool:
+        yield lambda: {f"puts/s of {_CLIENTS} clients": sum(pool.map(_puts_a_second, range(_CLIENTS), chunksize=1))}
 
 
-_ready: Barrier | None = None
+_connected: tuple[DataPlaneClient, Barrier]
 
 
-def _begin_with(ready: Barrier) -> None:
-    global _ready
-    _ready = ready
+def _connect(address: str, transport: Any, ready: Barrier) -> None:
+    global _connected
+    client = connect(address, transport=transport)
+    _put(client, f"first-{os.getpid()}")
+    _connected = client, ready
 
 
-def _puts_a_second(address: str, transport: Any, number: int) -> float:
-    with connect(address, transport=transport) as client:
-        _put(client, f"first-{number}")
-        assert _ready is not None
-        _ready.wait(60)
-        count, began = 0, time.monotonic()
-        while time.monotonic() < began + _CLIENTS_S:
-            _put(client, f"client-{number}-{count}")
-            count += 1
-        return count / (time.monotonic() - began)
+def _puts_a_second(number: int) -> float:
+    client, ready = _connected
+    ready.wait(60)
+    count, began = 0, time.monotonic()
+    while time.monotonic() < began + _CLIENTS_S:
+        _put(client, f"client-{number}-{count}")
+        count += 1
+    return count / (time.monotonic() - began)
 
 
-def _core(transport: Any) -> dict[str, float]:
-    """CPU time of the core for each put of one row, in microseconds."""
+def _core(client: DataPlaneClient, spent_ns: list[int]) -> dict[str, float]:
+    """CPU time of the core for each put of one row, in microseconds. spent_ns: by all calls of the core."""
+    before = spent_ns[0]
+    for n in range(_CALLS):
+        _put(client, f"row-{n}")
+    took = spent_ns[0] - before
+    client.clear_samples(None, "p")
+    return {"core of a put, us": took / 1e3 / _CALLS}
+
+
+def _count_core() -> list[int]:
+    """Have the core's calls in this process timed. Returns where their nanoseconds of CPU time are added up."""
     spent, within = [0], [False]
 
     def timed(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,35 +110,45 @@ def _core(transport: Any) -> dict[str, float]:
 
     for name in {"apply", "store", "take_effects"} & set(vars(DataPlane)):
         setattr(DataPlane, name, timed(vars(DataPlane)[name]))
+    return spent
+
+
+def _measure(transport: Any) -> None:
+    """Print the figures of this process's revision for each line that comes."""
+    spent_ns = _count_core()
     with (
         tempfile.TemporaryDirectory() as folder,
-        running_server(listen=f"unix://{folder}/core.sock") as address,
-        connect(address, transport=transport) as client,
+        server_process("2GiB") as server,
+        connect(server.unix, transport=transport) as client,
+        running_server(listen=f"unix://{folder}/core.sock") as core,
+        connect(core, transport=transport) as beside_core,
     ):
-        client.register_partition("p", ["x"], 0, ["train"])
-        for n in range(_WARM_UP):
-            _put(client, f"warm-{n}")
-        spent[0] = 0
-        for n in range(_CALLS):
-            _put(client, f"row-{n}")
-        return {"core of a put, us": spent[0] / 1e3 / _CALLS}
+        for each in (client, beside_core):
+            each.register_partition("p", ["x"], 0, ["train"])
+        with _many_clients(server.unix, transport) as many_clients:
+            for _ in sys.stdin:
+                found = _one_client(client) | many_clients() | _core(beside_core, spent_ns)
+                client.clear_samples(None, "p")
+                print(json.dumps(found), flush=True)
 
 
-def _measure(transport: Any) -> dict[str, float]:
-    with server_process("2GiB") as server, connect(server.unix, transport=transport) as client:
-        client.register_partition("p", ["x"], 0, ["train"])
-        found = _one_client(client) | _many_clients(server.unix, transport)
-    return found | _core(transport)
-
-
-def _in_process(tree: Path, transport: str) -> dict[str, float]:
-    """What a process measures whose packages are those of a tree."""
+@contextmanager
+def _measuring(tree: Path, transport: str) -> Iterator[Callable[[], dict[str, float]]]:
+    """A process whose packages are those of a tree. Each call returns what it measures now."""
     packages = os.pathsep.join(str(tree / package) for package in _PACKAGES)
     command = [sys.executable, __file__, "--measure", "--transport", transport]
     environment = {**os.environ, "PYTHONPATH": packages}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=_PROCESS_S, check=True)
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+    with subprocess.Popen(
+        command, env=environment, text=True, bufsize=1, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        lines, answers = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
+
+        def measure() -> dict[str, float]:
+            print(file=lines)
+            found: dict[str, float] = json.loads(answers.readline())
+            return found
+
+        yield measure  # the process ends when its input does
 
 
 @contextmanager
@@ -147,30 +166,37 @@ def _worktree(revision: str) -> Iterator[Path]:
 
 
 def main() -> None:
-    """Print the medians of both revisions, and of the quotient within each pair, with its range."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("revision", nargs="?", help="the other revision")
-    options.add_argument("--pairs", type=int, default=5)
+    options.add_argument("--turns", type=int, default=20)
     options.add_argument("--transport", default="shm", choices=["shm", "grpc"])
     options.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.measure:
-        print(json.dumps(_measure(given.transport)))
-        return
-    if given.revision is None:
+        _measure(given.transport)
+    elif given.revision is None:
         options.error("which revision?")
+    else:
+        _compare(given.revision, given.turns, given.transport)
+
+
+def _compare(revision: str, turns: int, transport: str) -> None:
+    """Print the medians of both revisions, and of the quotient within each turn, with its quartiles."""
     found: dict[str, list[dict[str, float]]] = {"before": [], "now": []}
-    with _worktree(given.revision) as tree:
-        trees = {"before": tree, "now": _ROOT}
-        for pair in range(given.pairs):
-            for name in list(trees)[:: -1 if pair % 2 else 1]:
-                found[name].append(_in_process(trees[name], given.transport))
-    print(f"| {given.transport} | {given.revision} | now | now / before (range) |\n|---|---|---|---|")
+    with (
+        _worktree(revision) as tree,
+        _measuring(tree, transport) as before,
+        _measuring(_ROOT, transport) as now,
+    ):
+        before(), now()  # to warm up
+        for turn in range(turns):
+            for name, measure in [("before", before), ("now", now)][:: -1 if turn % 2 else 1]:
+                found[name].append(measure())
+    print(f"| {transport} | {revision} | now | now / before (quartiles) |\n|---|---|---|---|")
     for figure in found["now"][0]:
-        before, now = (Series(tuple(one[figure] for one in found[name])) for name in ("before", "now"))
-        quotient = now.over(before)
-        range_ = f"{quotient.low:.2f} to {quotient.high:.2f}"
-        print(f"| {figure} | {before.median:.0f} | {now.median:.0f} | {quotient.median:.2f} ({range_}) |")
+        old, new = (Series(tuple(one[figure] for one in found[name])) for name in ("before", "now"))
+        low, median, high = statistics.quantiles(new.over(old).values, n=4, method="inclusive")
+        print(f"| {figure} | {old.median:.0f} | {new.median:.0f} | {median:.2f} ({low:.2f} to {high:.2f}) |")
 
 
 if __name__ == "__main__":
