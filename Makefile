@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help docs docs-serve demo demo-async demo-cluster dashboard page-shots test mutants test-core test-long test-cluster test-failures test-nightly test-soak test-histories crash crash-training simulate test-gpu bench-gpu test-automodel test-frameworks test-faults soak fuzz scaling bench-cluster overload test-matrix image-root test-image image-packages image-requirements audit check lint types derived format bench proto proto-check dist clean
+.PHONY: help docs docs-serve demo demo-async demo-cluster dashboard page-shots test mutants test-core test-long test-cluster test-failures test-nightly test-soak test-histories crash crash-training simulate test-gpu bench-gpu test-automodel test-frameworks test-trl test-transfer-queue test-faults soak fuzz scaling bench-cluster overload test-matrix image-root test-image image-packages image-requirements audit check lint types derived format bench proto proto-check dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -181,9 +181,13 @@ $(VENV)-verl/.ready: pyproject.toml $(KERNELS)
 	$(VENV)-verl/bin/python -m pip install --quiet --no-deps ./deploy/transfer_queue
 	@touch $@
 
-test-frameworks: $(VENV)-trl/.ready $(VENV)-transfer-queue/.ready $(VENV)-verl/.ready  ## the adapters beside TRL, TransferQueue and verl, each in an environment of its own
+test-frameworks: test-trl test-transfer-queue $(VENV)-verl/.ready  ## the adapters beside TRL, TransferQueue and verl, each in an environment of its own
 	$(VENV)-verl/bin/python -m pytest -m frameworks integrations/dataplane_transfer_queue/tests/test_verl.py integrations/dataplane_nemo_rl/tests/test_their_source.py integrations/dataplane_slime/tests/test_their_source.py
+
+test-trl: $(VENV)-trl/.ready
 	$(VENV)-trl/bin/python -m pytest -m frameworks integrations/dataplane_trl/tests/test_trl.py
+
+test-transfer-queue: $(VENV)-transfer-queue/.ready
 	$(VENV)-transfer-queue/bin/python -m pytest -m frameworks integrations/dataplane_transfer_queue/tests/test_transfer_queue_side_by_side.py integrations/dataplane_transfer_queue/tests/test_their_interface.py
 
 # MATRIX chooses environments: make test-matrix MATRIX=tensordict-0.10.0
