@@ -28,7 +28,7 @@ import numpy.typing as npt
 import torch
 from tensordict import is_non_tensor
 
-from dataplane_client._common.arrays import EmptyRows, ObjectArray
+from dataplane_client._common.arrays import EmptyRows
 from dataplane_client._values.jagged import build_jagged, split_rows
 from dataplane_client._values.object_leaves import RowName, object_array, row_number, stack_item
 
@@ -53,18 +53,21 @@ def plain_column(field: str, value: object, row_name: RowName = row_number) -> o
     """
     if isinstance(value, torch.Tensor) or is_non_tensor(value):
         return value
+    column: torch.Tensor | Array | list[object]
     if isinstance(value, (list, tuple)):
-        return _of_rows(field, value, row_name)
-    if isinstance(value, (bool, int, float, np.generic)):
+        column = _of_rows(field, value, row_name)
+    elif isinstance(value, (bool, int, float, np.generic)):
         raise ValueError(f"field {field!r}: one {type(value).__name__} for all rows; give a list with one for each row")
-    if not isinstance(value, np.ndarray):
+    elif not isinstance(value, np.ndarray):
         got = type(value).__name__
         raise TypeError(f"field {field!r}: unsupported value type {got}; give a list with one value for each row")
-    if value.ndim == 0:
+    elif value.ndim == 0:
         raise ValueError(f"field {field!r}: a 0-d array; its first dimension must be the rows")
-    if value.dtype.kind in "US":
-        return object_array(field, value.tolist(), len(value))
-    return value if value.dtype.kind == "O" else _tensor(f"field {field!r}", value)
+    elif value.dtype.kind in "US":
+        column = value.tolist()
+    else:
+        column = value if value.dtype.kind == "O" else _tensor(f"field {field!r}", value)
+    return object_array(field, column, len(column)) if isinstance(column, list) else column
 
 
 def _tensor(where: str, value: Array) -> torch.Tensor:
@@ -76,18 +79,19 @@ def _tensor(where: str, value: Array) -> torch.Tensor:
         raise TypeError(f"{where}: an ndarray of {value.dtype}, which torch does not have") from None
 
 
-def _of_rows(field: str, rows: Sequence[object], row_name: RowName) -> torch.Tensor | ObjectArray:
+def _of_rows(field: str, rows: Sequence[object], row_name: RowName) -> torch.Tensor | EmptyRows | list[object]:
+    """A list is of objects, one a row."""
     if not rows:
         return torch.empty(0)
     if all(map(_is_array, rows)):
         tensors = _checked_tensors(field, rows, row_name)
-        return object_array(field, rows, len(rows)) if ragged_later(tensors, row_name) else _stack(tensors)
+        return list(rows) if ragged_later(tensors, row_name) else _stack(tensors)
     kinds = _leaf_kinds(rows)
     if not kinds:
-        return object_array(field, rows, len(rows)).view(EmptyRows)
+        return np.fromiter(rows, object, len(rows)).view(EmptyRows)
     numbers = set(filter(_is_number, kinds))
     if numbers != kinds and (not numbers or any(map(_is_object, rows))):
-        return object_array(field, list(map(stack_item, rows)), len(rows))
+        return list(map(stack_item, rows))
     if numbers != kinds or len(set(map(_is_list, rows))) > 1:
         raise ValueError(_mixed(field, rows, row_name))
     dtype = _element_type(field, rows, kinds, row_name)
