@@ -20,7 +20,7 @@ class Silence(NamedTuple):
 
 
 class Slow(NamedTuple):
-    """The process has one pulse in so many."""
+    """Of the process's pulses, all but every `one_in`th are missing."""
 
     process: str
     one_in: int

@@ -36,7 +36,7 @@ Serve = Callable[..., ServerContainer]
 
 
 def refused(container: Container) -> str:
-    """What a client in a container, who cannot reach the server, is told at its deadline, by which it has tried."""
+    """Why a client in this container cannot reach the server. Its deadline grows until the client has tried once."""
     for timeout_s in (0.3, 3.0, 30.0):
         with pytest.raises(AssertionError) as caught:
             container.run(work, "p", "auto", timeout_s)

@@ -1,4 +1,4 @@
-"""Streams of frames: a header, then chunks in order, which have the size together that the header declares.
+"""Streams of frames: a header, then chunks in order whose total size the header declares.
 
 Frames are read and written as bytes, so values are copied once: from the message that gRPC received into the arena, or
 from the arena into the message that gRPC sends. A stream holds one message at a time.
