@@ -32,6 +32,7 @@ from servers import ServerProcess, server_process
 from timing import Series
 
 GOAL_CORES, PROCESSES, SLICES, OPEN_S = 0.05, 2, 5, 120.0
+OPEN_AT_ONCE = 4  # in each process; the server refuses a burst, and clients of their own would try again
 GRACE_S = ClientOptions().session_grace_s
 INTERVAL_S = beat_interval_s(GRACE_S)
 _SPAWN = multiprocessing.get_context("spawn")
@@ -85,12 +86,15 @@ def sessions(server: ServerProcess, count: int, spread: bool) -> Iterator[None]:
 
 
 def keep(address: str, count: int, spread: bool, opened: Semaphore) -> None:
+    opening = asyncio.Semaphore(OPEN_AT_ONCE)
+
     async def keep_one(number: int) -> None:
         async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
             stub: Any = pb_grpc.DataPlaneServiceStub(channel)
-            stream = stub.Session()
-            await stream.write(pb.SessionRequest(open=pb.OpenSession(client_name=f"session {number}")))
-            await stream.read()
+            async with opening:
+                stream = stub.Session()
+                await stream.write(pb.SessionRequest(open=pb.OpenSession(client_name=f"session {number}")))
+                await stream.read()
             opened.release()
             await asyncio.sleep(INTERVAL_S * number / count)  # real clients do not all start at the same time
             while True:
