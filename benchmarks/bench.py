@@ -3,15 +3,18 @@
     python benchmarks/bench.py [--quick] [--only PART ...] [--volume DIR] [--json PATH] [--chart PATH]
 
 Creates an environment for each peer at its first use, and starts real processes. Prints tables, the goals last; writes
-the figures as JSON and the growth as a picture. Each part is a module of this folder that says what it measures. All of
-them take about 20 minutes on two cores, and 4 more to install the peers the first time. Measure on an idle machine.
+the figures as JSON and the growth as a picture. Each part is a module of this folder that says what it measures. One
+that fails is shown and named at the end. All of them take about 20 minutes on two cores, and 4 more to install the
+peers the first time. Measure on an idle machine.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import backpressure
 import batch_goals
@@ -76,7 +79,8 @@ def main() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     session, facts = Session(begin(), options.quick, options.torch, options.volume), machine.describe()
     wanted = options.only or [*_PARTS, "growth"]
-    found = {name: part(session) for name, part in _PARTS.items() if name in wanted}
+    failed: list[str] = []
+    found = {name: _measured(name, session, failed) for name in _PARTS if name in wanted}
     if "growth" in wanted:
         title = f"{facts['date']}, {facts['processor']}, {facts['cores']} cores"
         growth.measure(session, found.get("resident") or resident_goals.measure(session), options.chart, title)
@@ -85,6 +89,18 @@ def main() -> None:
     kept = {"machine": facts, "quick": options.quick, "goals": [asdict(goal) for goal in session.goals]}
     options.json.write_text(json.dumps({**kept, "figures": session.figures}, indent=2))
     session.console.print(f"figures: {options.json}")
+    if failed:
+        sys.exit(f"these parts failed, see above: {', '.join(failed)}")
+
+
+def _measured(name: str, session: Session, failed: list[str]) -> Any:
+    """What a part returns. If it fails, that is shown, and the figures of the others are kept."""
+    try:
+        return _PARTS[name](session)
+    except Exception:  # noqa: BLE001
+        session.console.print_exception()
+        failed.append(name)
+        return None
 
 
 if __name__ == "__main__":
