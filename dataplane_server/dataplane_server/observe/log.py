@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
+import traceback
 from datetime import datetime, timezone
 from typing import Any
-
-import structlog
 
 _NAME = "dataplane_server"
 _LIBRARY_MESSAGES = 60
@@ -20,19 +20,32 @@ _LIBRARY_EVERY_S = 60.0
 _LIBRARY_CHARACTERS = 2000
 
 
-def get_log() -> structlog.stdlib.BoundLogger:
-    log: structlog.stdlib.BoundLogger = structlog.wrap_logger(
-        logging.getLogger(_NAME),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        processors=[
-            structlog.stdlib.filter_by_level,
-            structlog.stdlib.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-    )
-    return log
+class EventLog:
+    """Writes events. exc_info: an exception, whose stack becomes the field `exception`."""
+
+    def debug(self, event: str, **fields: object) -> None:
+        self._write(logging.DEBUG, event, fields)
+
+    def info(self, event: str, **fields: object) -> None:
+        self._write(logging.INFO, event, fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        self._write(logging.WARNING, event, fields)
+
+    def error(self, event: str, *, exc_info: BaseException | None = None, **fields: object) -> None:
+        if exc_info is not None:
+            fields["exception"] = "".join(traceback.format_exception(exc_info)).rstrip()
+        self._write(logging.ERROR, event, fields)
+
+    def _write(self, level: int, event: str, fields: dict[str, object]) -> None:
+        logger = logging.getLogger(_NAME)
+        if logger.isEnabledFor(level):
+            name, at = logging.getLevelName(level).lower(), now_text(time.time())
+            logger.log(level, json.dumps({**fields, "event": event, "level": name, "at": at}, default=repr))
+
+
+def get_log() -> EventLog:
+    return EventLog()
 
 
 def show_on_stderr(level: str) -> None:

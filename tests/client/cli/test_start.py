@@ -92,7 +92,7 @@ def python_of_clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
     of_server = [line for line in requires("rl-dataplane") or () if line.endswith("extra == 'server'")]
     names = [re.split("[<>=;]", line)[0].strip() for line in of_server]
     left_out = {file.parts[0] for name in names for file in files(name) or ()}
-    assert "structlog" in left_out
+    assert "prometheus_client" in left_out
     for path in [*here.iterdir(), *(Path(root) for name in OURS for root in import_module(name).__path__)]:
         if path.name not in left_out and not (there / path.name).exists():
             (there / path.name).symlink_to(path)
