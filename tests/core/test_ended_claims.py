@@ -78,10 +78,11 @@ def test_a_claim_that_never_was_is_not_found(caller: Caller, claim_id: str) -> N
 
 
 def test_a_claim_is_the_fence_of_one_delivery_and_fences_grow(caller: Caller) -> None:
+    """Whatever task it is for."""
     caller.put_rows(["s1"], "a")
     fences = []
-    for _ in range(5):
-        grant = caller.take("a")
+    for task in ("train", "score", "score", "train", "train"):
+        grant = caller.take("a", task=task)
         fences.append(int(grant.claim_id.rpartition("-")[2]))
         caller.release(grant.claim_id)
     assert fences == sorted(set(fences))
@@ -119,6 +120,22 @@ def test_a_write_back_does_not_write_to_a_row_that_took_the_id_of_its_own(caller
     caller.put_rows(["s1"], "a")
     with caller.refuses(Reason.INVALID_REQUEST, grant.claim_id):
         caller.write_back(grant.claim_id, ["s1"], {"b": [3]})
+
+
+@pytest.mark.parametrize("lengths", [{}, {"b": [9]}], ids=["plain", "with columns"])
+def test_a_commit_that_is_repeated_is_answered_as_the_first_time_and_applied_once(
+    caller: Caller, lengths: dict[str, list[int]]
+) -> None:
+    caller.put_rows(["s1"], "a")
+    commit = caller.commit_call(caller.take("a").claim_id, lengths)
+    begun = caller.apply(commit)
+    first = caller.finish(begun.ticket) if isinstance(begun, Reservation) else begun
+    assert first == CommitResult(1)
+    caller.reset()
+    caller.take("a")
+    before = caller.state()
+    assert caller.apply(commit) == first
+    assert caller.state() == before
 
 
 def test_repeating_the_call_that_ended_a_claim_is_answered_as_the_first_time(caller: Caller) -> None:
