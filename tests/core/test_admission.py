@@ -9,7 +9,7 @@ from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import Admitted, Effect, Reservation, Waiting
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import GiveUpWrite, PutSamples
+from dataplane_server.core.calls.requests import AbortWrite, GiveUpWrite, PutSamples
 
 
 @pytest.fixture
@@ -62,6 +62,18 @@ def test_a_small_put_does_not_wait_behind_a_large_one_for_which_there_is_no_spac
     full.clear(["s1"])
     assert admitted(full.plane.take_effects()) == []
     full.apply(GiveUpWrite(behind))
+
+
+def test_small_puts_that_are_served_together_pass_a_large_one_by_no_more_than_it_asks_for(full: Caller) -> None:
+    large, first, second, third = (waits(full, size) for size in (128, 64, 64, 64))
+    full.clear(["s1"])
+    assert admitted(full.plane.take_effects()) == [first]
+    full.clear(["s2", "s4"])  # there is space for both, apart from each other
+    assert admitted(full.plane.take_effects()) == [second]
+    full.clear(["s3"])
+    assert admitted(full.plane.take_effects()) == [large]
+    full.apply(AbortWrite(first))
+    assert admitted(full.plane.take_effects()) == [third]
 
 
 @pytest.mark.parametrize("size", [1, 16, 64])
