@@ -93,6 +93,16 @@ def test_no_claim_or_draw_of_a_task_gets_a_row_that_does_not_fit_its_filter(
     assert take(caller) == expected
 
 
+def test_a_shard_that_is_granted_again_has_no_row_that_does_not_fit_the_filter_by_then(caller: Caller) -> None:
+    put_tags(caller, x={"std": 1}, y={"std": 1})
+    first = caller.take_shard("a", dp_world=1, batch_size=2)
+    assert first.sample_ids == ("x", "y")
+    caller.release(first.claim_id)
+    caller.set_policy(where=SPREAD)
+    put_tags(caller, x={"std": 0})
+    assert caller.take_shard("a", dp_world=1, batch_size=2).sample_ids == ("y",)
+
+
 def put_spread(via: AnyCaller) -> None:
     """Rows whose std is 0, 1, 2, 3 in a row that is truncated, and unknown."""
     via.put("vwxyz", "a", tags=[{"std": 0}, {"std": 1}, {"std": 2}, {"std": 3, "truncated": True}, {}])
