@@ -121,13 +121,15 @@ def test_a_request_id_commits_one_claim(flow: DataPlaneClient, columns: dict[str
 def test_replacing_a_definition_fences_open_claims_and_hands_every_row_out_again(flow: DataPlaneClient) -> None:
     put(flow, ["x", "y"])
     flow.claim("p", "train", ["a"], 1).commit()
+    flow.claim("p", "eval", ["a"], 2).commit()
     held = flow.claim("p", "train", ["a"], 1)
-    flow.register_partition("p", ["a", "b"], 4, ["train"], replace=True)
+    flow.register_partition("p", ["a", "b"], 4, ["train", "eval"], replace=True)
     with pytest.raises(ClaimFencedError):
         held.commit()
     with pytest.raises(KeyError):
         held.release()
-    assert flow.claim("p", "train", ["a"], 2).meta.sample_ids == ["x", "y"]
+    for task in ("train", "eval"):
+        assert flow.claim("p", task, ["a"], 2).meta.sample_ids == ["x", "y"]
 
 
 def test_claim_meta_consumes_on_delivery(flow: DataPlaneClient) -> None:
