@@ -91,8 +91,11 @@ def test_new_rows_wait_for_room_first_come_first_served(caller: Caller, flow: di
     assert rows(caller) == "vw"
 
 
-def test_puts_under_way_together_stay_within_the_budget_and_one_that_ends_makes_room(caller: Caller) -> None:
-    caller.set_flow(max_rows=3)
+@pytest.mark.parametrize("flow", [{"max_rows": 3}, {"max_bytes": 3}])
+def test_puts_under_way_together_stay_within_the_budget_and_one_that_ends_makes_room(
+    caller: Caller, flow: dict[str, int]
+) -> None:
+    caller.set_flow(**flow)
     first = caller.apply(new(caller, ["u", "v"]))
     assert isinstance(first, Reservation)
     ticket = waits(caller, "x", "y")
