@@ -99,16 +99,17 @@ def test_a_server_whose_directory_was_moved_ends_and_writes_nothing_to_another_o
         data.rename(moved)
         data.mkdir()
         with suppress(UnavailableError, DeadlineError):
-            for number in range(10_000):
+            for number in range(1000):
                 client.put_samples([f"s{number}"], "p", {"x": torch.zeros(1, 1)}, tags=[{"t": "t" * 1000}])
                 acknowledged.append(f"s{number}")
+        assert len(acknowledged) < 1000  # or the server would not end
     assert lives.ended() == 74
     assert "was moved or replaced" in lives.events("log_failed")[0]["why"]
     data.rmdir()  # nothing is in it
     moved.rename(data)
     assert lives.begin() is None, lives.log
     with connect(lives.address) as client:
-        assert set(acknowledged) <= set(client.list_samples("p", page_size=10_000).meta.sample_ids)
+        assert set(acknowledged) <= set(client.list_samples("p", page_size=1000).meta.sample_ids)
 
 
 def test_there_are_enough_steps() -> None:
