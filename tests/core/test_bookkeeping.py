@@ -12,6 +12,8 @@ import pytest
 from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import Grant, Waiting
+from dataplane_server.core.calls.filters import Filter, Term
+from dataplane_server.core.calls.flow import DrawBand
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import EndRead
@@ -21,6 +23,7 @@ from dataplane_server.core.state.state import Fact
 from dataplane_server.core.stats.history import History
 
 KIB = 1 << 10
+LONG: Filter = (Term("==", "text", values=("x" * 10_000,)),)
 
 
 @pytest.fixture
@@ -104,6 +107,24 @@ def test_what_grows_is_refused_by_the_name_of_the_limit_and_its_end_makes_room(
     assert "393216" in refusal.message
     with small.refuses(Reason.LIMIT_REACHED, "--bookkeeping"):
         grow(small, 9999)
+
+
+def wait_with_claims(caller: Caller, call: int) -> None:
+    assert isinstance(caller.apply(caller.claim_call("a", where=LONG)), Waiting)
+
+
+def wait_with_draws(caller: Caller, call: int) -> None:
+    assert isinstance(caller.apply(caller.draw_call("a", where=LONG)), Waiting)
+
+
+@pytest.mark.parametrize(("wait", "most"), [(wait_with_claims, "458752"), (wait_with_draws, "393216")])
+def test_calls_that_wait_with_long_filters_are_refused_by_the_name_of_the_limit(
+    small: Caller, wait: Callable[[Caller, int], None], most: str
+) -> None:
+    small.set_flow(band=DrawBand(1.0, 0.0, 10.0))
+    refusal = until_refused(small, wait)
+    assert (refusal.reason, refusal.metadata) == (Reason.LIMIT_REACHED, {"bookkeeping_bytes": "524288"})
+    assert most in refusal.message
 
 
 def test_the_memory_of_python_is_no_more_than_what_is_counted(new_caller: Callable[..., Caller]) -> None:
