@@ -32,7 +32,7 @@ from dataplane_client.records.tasks import TaskPolicy
 from dataplane_server.core.calls.answers import Admitted, Failed, Reservation, Waiting
 from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.flow import DrawBand
-from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import AbortWrite, PutSamples
 from dataplane_server.core.calls.values import Tags
 
@@ -101,6 +101,19 @@ def test_puts_under_way_together_stay_within_the_budget_and_one_that_ends_makes_
     ticket = waits(caller, "x", "y")
     caller.apply(AbortWrite(first.ticket))
     assert admitted(caller) == [ticket]
+
+
+def test_a_put_whose_rows_are_cleared_meanwhile_is_refused_if_they_have_no_room(caller: Caller) -> None:
+    caller.set_flow(max_rows=2)
+    caller.put_rows(["x", "y"], "a")
+    begun = caller.apply(new(caller, ["x"]))
+    assert isinstance(begun, Reservation)
+    caller.clear(["x"])
+    caller.put_rows(["z"], "a")
+    with pytest.raises(Refusal) as refused:
+        caller.finish(begun.ticket)
+    assert refused.value.reason is Reason.PARTITION_FULL
+    assert rows(caller) == "yz"
 
 
 def test_nothing_but_new_rows_is_held_up(caller: Caller) -> None:
