@@ -239,10 +239,11 @@ build/dist-tools/.ready: pyproject.toml
 	@touch $@
 
 # Wheels are built from the sdists. They are tried where nothing else is installed: the client alone, then what the
-# README shows with a server, then the module transfer_queue.
+# README shows with a server, then the module transfer_queue. Their contents are compared with this tree, where .dev has
+# compiled the row kernels.
 TRIED := build/dist-tried/bin
 
-dist: build/dist-tools/.ready  ## sdists and wheels in dist/, checked, installed into an empty environment, and the README run there
+dist: build/dist-tools/.ready $(VENV)/.dev  ## sdists and wheels in dist/, checked, installed into an empty environment, and the README run there
 	rm -rf dist build/dist-tried
 	build/dist-tools/bin/python -m build --outdir dist .
 	build/dist-tools/bin/python -m build --outdir dist deploy/transfer_queue

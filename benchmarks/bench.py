@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -80,10 +81,15 @@ def main() -> None:
     session, facts = Session(begin(), options.quick, options.torch, options.volume), machine.describe()
     wanted = options.only or [*_PARTS, "growth"]
     failed: list[str] = []
-    found = {name: _measured(name, session, failed) for name in _PARTS if name in wanted}
-    if "growth" in wanted:
+    found: dict[str, Any] = {}
+
+    def growth_of(session: Session) -> None:
         title = f"{facts['date']}, {facts['processor']}, {facts['cores']} cores"
         growth.measure(session, found.get("resident") or resident_goals.measure(session), options.chart, title)
+
+    for name, part in {**_PARTS, "growth": growth_of}.items():
+        if name in wanted:
+            found[name] = _measured(name, part, session, failed)
     goals = [(goal.name, goal.measured, _HOLDS[goal.holds]) for goal in session.goals]
     session.console.print(table("goals", ("goal", "measured", "holds"), goals, text_columns=3))
     kept = {"machine": facts, "quick": options.quick, "goals": [asdict(goal) for goal in session.goals]}
@@ -93,10 +99,10 @@ def main() -> None:
         sys.exit(f"these parts failed, see above: {', '.join(failed)}")
 
 
-def _measured(name: str, session: Session, failed: list[str]) -> Any:
+def _measured(name: str, part: Callable[[Session], Any], session: Session, failed: list[str]) -> Any:
     """What a part returns. If it fails, that is shown, and the figures of the others are kept."""
     try:
-        return _PARTS[name](session)
+        return part(session)
     except Exception:  # noqa: BLE001
         session.console.print_exception()
         failed.append(name)

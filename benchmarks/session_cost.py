@@ -32,7 +32,7 @@ from servers import ServerProcess, server_process
 from timing import Series
 
 GOAL_CORES, PROCESSES, SLICES, OPEN_S = 0.05, 2, 5, 120.0
-OPEN_AT_ONCE = 4  # in each process; the server refuses a burst, and clients of their own would try again
+OPEN_AT_ONCE = 4  # in each process: the server refuses a burst, and these streams do not try again as clients do
 GRACE_S = ClientOptions().session_grace_s
 INTERVAL_S = beat_interval_s(GRACE_S)
 _SPAWN = multiprocessing.get_context("spawn")

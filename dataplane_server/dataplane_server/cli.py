@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
-import json
 import math
 import os
 import re
@@ -39,7 +38,7 @@ with _needs_server_packages():
     from dataplane_server.core.calls.limits import Limits
     from dataplane_server.durability.life import RecoveryError
     from dataplane_server.host_memory import check_memory
-    from dataplane_server.observe.log import get_log, now_text, show_on_stderr
+    from dataplane_server.observe.log import event_line, get_log, show_on_stderr
     from dataplane_server.service.grpc.health import HealthListener
     from dataplane_server.service.lives import next_life
     from dataplane_server.service.server import Server
@@ -323,7 +322,7 @@ async def _serve_life(server: Server, stopping: asyncio.Event) -> bool:
 def _event(server: Server) -> str:
     addresses = {"listen": server.addresses, "http": server.http_address, "http_door": server.http_door_address}
     addresses |= {"direct": server.direct_address, "health": server.health_address}
-    return json.dumps({"event": "serving", **addresses, "level": "info", "at": now_text(time.time())})
+    return event_line({"event": "serving", **addresses}, "info", time.time())
 
 
 def _banner(server: Server) -> str:

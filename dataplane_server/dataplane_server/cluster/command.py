@@ -5,7 +5,6 @@ The command itself serves nothing. If it is killed, the actors go on, and the co
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import socket
@@ -15,7 +14,7 @@ import time
 
 from dataplane_server.cluster.coordinator.starting import Cluster, start
 from dataplane_server.config import ServerConfig
-from dataplane_server.observe.log import now_text
+from dataplane_server.observe.log import event_line
 
 _CONNECT_S = 5.0
 
@@ -51,7 +50,7 @@ def _check_reachable(ray_address: str) -> None:
 
 def _event(cluster: Cluster) -> str:
     event = {"event": "serving", "cluster": cluster.address, **cluster.addresses}
-    return json.dumps({**event, "level": "info", "at": now_text(time.time())})
+    return event_line(event, "info", time.time())
 
 
 def _banner(cluster: Cluster) -> str:

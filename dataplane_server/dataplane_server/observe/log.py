@@ -11,6 +11,7 @@ import logging
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -40,8 +41,7 @@ class EventLog:
     def _write(self, level: int, event: str, fields: dict[str, object]) -> None:
         logger = logging.getLogger(_NAME)
         if logger.isEnabledFor(level):
-            name, at = logging.getLevelName(level).lower(), now_text(time.time())
-            logger.log(level, json.dumps({**fields, "event": event, "level": name, "at": at}, default=repr))
+            logger.log(level, event_line({**fields, "event": event}, logging.getLevelName(level), time.time()))
 
 
 def get_log() -> EventLog:
@@ -85,16 +85,16 @@ class JsonLines(logging.Formatter):
     """Each record as a line of JSON with `event`, `level` and `at`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return record.getMessage() if record.name == _NAME else json.dumps(self._of_library(record))
+        return record.getMessage() if record.name == _NAME else self._of_library(record)
 
-    def _of_library(self, record: logging.LogRecord) -> dict[str, Any]:
+    def _of_library(self, record: logging.LogRecord) -> str:
         message = record.getMessage()[:_LIBRARY_CHARACTERS]
         event: dict[str, Any] = {"event": "library_message", "library": record.name, "message": message}
         if dropped := getattr(record, "dropped", 0):
             event["dropped"] = dropped
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
-        return {**event, "level": record.levelname.lower(), "at": now_text(record.created)}
+        return event_line(event, record.levelname, record.created)
 
 
 class PlainLines(JsonLines):
@@ -108,6 +108,7 @@ class PlainLines(JsonLines):
         return "  ".join(words) + ("" if stack is None else f"\n{stack}")
 
 
-def now_text(seconds: float) -> str:
-    """A time in seconds since 1970 as events tell it."""
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
+def event_line(event: Mapping[str, object], level: str, at_s: float) -> str:
+    """An event as a line of JSON, with its level and its time (at_s: since 1970)."""
+    at = datetime.fromtimestamp(at_s, timezone.utc).isoformat().replace("+00:00", "Z")
+    return json.dumps({**event, "level": level.lower(), "at": at}, default=repr)
