@@ -59,6 +59,11 @@ def in_our_words(code: grpc.StatusCode, said: str, target: str) -> str:
     return _TEXTS.get(code, said)
 
 
+def says_nothing_listens(said: str) -> bool:
+    """Whether gRPC's text of an unavailable server means that none is there, rather than that the way to it broke."""
+    return next((text for fragment, text in _UNREACHABLE_TEXTS.items() if fragment in said), "") is _NOTHING_LISTENS
+
+
 def _why_unreachable(said: str, target: str) -> str:
     forbidden = advice_on(target)
     if forbidden:

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from dataplane_client._connect.connection_errors import says_nothing_listens
 from dataplane_client._connect.error_table import translated
 from dataplane_client.errors import DataPlaneError, UnavailableError
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -51,6 +52,11 @@ class HeartbeatStream:
         """End the stream, and with it gRPC's own thread. Does nothing if the stream has ended."""
         self._requests.put(None)
         self.call.cancel()
+
+    @property
+    def broke_off(self) -> bool:
+        """Of a stream that has ended: whether its connection broke, or could not be made though something listens."""
+        return self.call.code() is grpc.StatusCode.UNAVAILABLE and not says_nothing_listens(self.call.details() or "")
 
     def error(self, target: str) -> DataPlaneError:
         """Why the stream has ended. An end without an error counts as a broken stream."""

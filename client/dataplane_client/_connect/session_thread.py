@@ -199,10 +199,8 @@ class SessionThread:
 
     def _open(self) -> None:
         """Open a session, or a new stream for the open one."""
-        opening = pb.OpenSession(session_id=self.session_id, client_name=self._options.caller)
-        opening.grace.FromNanoseconds(int(self._options.session_grace_s * 1e9))
         try:
-            stream = self._stream = HeartbeatStream(self._connect().stub, opening)
+            stream = self._stream = self._new_stream()
         except DataPlaneError as unknown:  # where the server is
             self._on_refusal(unknown)
             return
@@ -224,6 +222,12 @@ class SessionThread:
             waiter.session_id.set_result(self.session_id)
         self._waiters.clear()
         stream.post_end(self.mailbox)
+
+    def _new_stream(self) -> HeartbeatStream:
+        """Raises DataPlaneError while it is not known where the server is."""
+        opening = pb.OpenSession(session_id=self.session_id, client_name=self._options.caller)
+        opening.grace.FromNanoseconds(int(self._options.session_grace_s * 1e9))
+        return HeartbeatStream(self._connect().stub, opening)
 
     def _on_refusal(self, error: DataPlaneError) -> None:
         """Handle that no stream could be opened."""
@@ -273,18 +277,37 @@ class SessionThread:
         self._undos.popleft()
 
     def _close_session(self) -> None:
-        if self._stream is None:
-            return
-        self._stream.close()
-        deadline = Deadline(_END_STREAM_S)
+        """Have the server end the session: on the open stream, or on others while connections to it break."""
+        deadline, pauses = Deadline(_END_STREAM_S), backoff_pauses(self._options)
+        stream, self._stream = self._stream, None
+        while self.session_id:
+            if stream is None:
+                try:
+                    stream = self._new_stream()
+                except DataPlaneError:  # where the server is
+                    return
+                stream.post_end(self.mailbox)
+            stream.close()
+            ended = self._await_end(stream, deadline)
+            again = ended and stream.broke_off
+            stream.end()
+            pause_s = next(pauses)
+            if not again or deadline.left_s <= pause_s:
+                return
+            time.sleep(pause_s)
+            stream = None
+
+    def _await_end(self, stream: HeartbeatStream, deadline: Deadline) -> bool:
+        """Wait for the end of a stream that was closed. Returns False at the deadline."""
         message: object = None
-        while message is not self._stream:
+        while message is not stream:
             try:
                 message = self.mailbox.get(timeout=deadline.left_s)
             except queue.Empty:
-                return
+                return False
             if isinstance(message, Waiter):
                 self._waiters.append(message)
+        return True
 
     def _fail_waiters(self) -> None:
         """Accept no more messages, and fail the callers that still wait."""

@@ -68,6 +68,19 @@ def test_a_read_cut_in_mid_chunk_is_repeated_and_arrives_whole(
     eventually(lambda: client.server_status().memory_used_bytes == 0)
 
 
+def test_a_client_whose_connection_breaks_as_it_is_closed_gives_its_rows_back_over_another(
+    client: DataPlaneClient, shaky: DataPlaneClient, proxy: FaultProxy
+) -> None:
+    client.register_partition("p", ["a"], 0, ["train"])
+    client.put_samples(IDS, "p", values(8))
+    shaky.claim("p", "train", ["a"], 8)
+    proxy.cut_after, proxy.cuts_left = {"requests": 1}, 1
+    shaky.close()
+    assert proxy.cuts_left == 0
+    claim = client.claim("p", "train", ["a"], 8)
+    assert claim.deliveries == [1] * 8  # its session was closed; when one expires, that counts
+
+
 def test_a_claim_whose_connection_breaks_while_it_waits_goes_on_waiting(
     client: DataPlaneClient,
     shaky: DataPlaneClient,

@@ -29,8 +29,11 @@ _UNFIT = {
         _TOO_SHORT: (
             "test_a_claim_is_refused_for",
             "test_another_generator_goes_on_where_one_was_killed_and_the_trainer_gets_the_group_when_it_is_whole",
+            "test_each_put_has_its_own_deadline",
         ),
-        "a call that is cut off does not wait just then": (
+        "a call that is cut off does not wait just then, and then waits behind others": (
+            "test_a_put_waits_in_the_data_plane_and_goes_on_when_rows_are_cleared",
+            "test_calls_that_wait_follow_what_becomes_of_the_partition",
             "test_rows_are_what_was_put_into_them_and_a_waiting_claim_gets_them_together",
             "test_rows_are_added_until_the_group_is_finished_and_then_seen_together",
             "test_a_claim_that_waits_for_rows_is_served_when_that_many_are_ready_in_whole_groups",
@@ -43,6 +46,7 @@ _UNFIT = {
             "test_a_healthy_flow_has_nothing_that_waits",
             "test_a_task_without_a_consumer_is_told_where_it_is_named",
             "test_a_partition_that_is_not_there_is_an_error",
+            "test_a_server_that_is_not_healthy_says_so_to_all_who_ask",
         ),
     },
 }
