@@ -15,6 +15,7 @@ from dataplane_client import (
     DeadlineError,
     FlowPolicy,
     InvalidArgumentError,
+    NotFoundError,
     TransportChoice,
     aio,
     observe,
@@ -181,23 +182,65 @@ def test_a_sender_that_is_cancelled_while_its_batch_is_refused_leaves_each_put_i
     assert {"s0", "s2", "s4"} <= {*client.list_samples(partition).meta.sample_ids} <= {"s0", "s1", "s2", "s4"}
 
 
-def test_each_put_has_its_own_deadline(
-    client: DataPlaneClient, partition: str, address: str, transport: TransportChoice
-) -> None:
+async def cancel_flush(batching: aio.AsyncBatching, client: DataPlaneClient, partition: str) -> None:
+    """Cancel a flush whose call waits for room in the partition."""
+    flush = asyncio.create_task(batching.flush())
+    while not client.partition(partition).waiting_calls:  # noqa: ASYNC110  # what it waits for is on the server
+        await asyncio.sleep(0.01)
+    flush.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await flush
+
+
+@pytest.fixture
+def full_partition(client: DataPlaneClient, partition: str) -> str:
     client.put_samples(["a", "b"], partition, row(1) | {"tokens": [[1], [2]], "reward": [1.0, 2.0]})
     client.set_policies(partition, flow=FlowPolicy(max_rows=2))
+    return partition
 
+
+def test_a_flush_that_is_cancelled_loses_no_put(
+    client: DataPlaneClient, full_partition: str, address: str, transport: TransportChoice
+) -> None:
+    async def run() -> None:
+        async with aio.connect(address, transport=transport) as many, many.batching() as batching:
+            await batching.put_later(["first"], full_partition, row(1))
+            await batching.put_later(["other"], full_partition, {"reward": [3.0]})  # not for one call with the first
+            for _ in range(2):  # the second finds a put under way, and one in line
+                await cancel_flush(batching, client, full_partition)
+            await many.clear_samples(["a", "b"], full_partition)
+
+    asyncio.run(run())
+    assert sorted(client.list_samples(full_partition).meta.sample_ids) == ["first", "other"]
+
+
+def test_what_a_cancelled_flush_has_sent_fails_where_the_next_one_ends(
+    client: DataPlaneClient, full_partition: str, address: str, transport: TransportChoice
+) -> None:
+    async def run() -> None:
+        async with aio.connect(address, transport=transport) as many, many.batching() as batching:
+            await batching.put_later(["first"], full_partition, row(1))
+            await cancel_flush(batching, client, full_partition)
+            client.drop_partition(full_partition)
+
+    with pytest.raises(NotFoundError, match=full_partition):
+        asyncio.run(run())
+
+
+def test_each_put_has_its_own_deadline(
+    client: DataPlaneClient, full_partition: str, address: str, transport: TransportChoice
+) -> None:
     async def run() -> None:
         async with aio.connect(address, transport=transport) as many, many.batching() as batching:
             tasks = [
-                asyncio.create_task(batching.put_samples([name], partition, row(1), timeout_s=timeout_s))
+                asyncio.create_task(batching.put_samples([name], full_partition, row(1), timeout_s=timeout_s))
                 for name, timeout_s in (("first", 0.05), ("short", 0.1), ("long", 60.0))
             ]
             for task in tasks[:2]:
                 with pytest.raises(DeadlineError):  # it found no room, or waited behind one that did not
                     await task
-            await many.clear_samples(["a"], partition)
+            await many.clear_samples(["a"], full_partition)
             assert (await tasks[2]).outcomes == ["created"]
 
     asyncio.run(run())
-    assert sorted(client.list_samples(partition).meta.sample_ids) == ["b", "long"]
+    assert sorted(client.list_samples(full_partition).meta.sample_ids) == ["b", "long"]

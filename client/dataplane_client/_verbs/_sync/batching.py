@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from copy import copy
 from functools import partial
@@ -34,17 +34,17 @@ from dataplane_client.records.meta import KVBatchMeta
 
 class _Put:
     """A put of one caller. turn: resolves to its meta, or to None when this caller is to send the batch. unit: the
-    batch that carries it, once chosen. is_left: its caller has stopped waiting.
+    batch that carries it, once chosen. is_under_way: a call has it. is_left: its caller has stopped waiting.
     """
 
-    __slots__ = ("deadline", "is_left", "rows", "timeout_s", "turn", "unit")
+    __slots__ = ("deadline", "is_left", "is_under_way", "rows", "timeout_s", "turn", "unit")
 
     def __init__(self, rows: PutRows, timeout_s: float) -> None:
         self.rows = rows
         self.timeout_s = timeout_s
         self.deadline = Deadline(timeout_s)
         self.unit: _Unit | None = None
-        self.is_left = False
+        self.is_under_way = self.is_left = False
         self.wait()
 
     def wait(self) -> None:
@@ -156,15 +156,11 @@ class Batching:
         refused without the server.
 
         Tensors are not copied: do not write to them before. timeout_s begins when the put is sent. An error of a put
-        that is held is raised by its `meta()`, or else by `flush` or the end of the block.
+        that is held is raised by its `meta()`, or else by `flush` or the end of the block. If what sends it is
+        cancelled, it is held again.
         """
         put = self._put(sample_ids, partition_id, fields, tags, sequence_lengths, timeout_s)
-        with self._lock:
-            self._held.append(put)
-            self._held_rows += len(put.rows.sample_ids)
-            self._held_bytes += put.rows.size_bytes
-            is_full = self._held_rows >= self._max_rows or self._held_bytes >= self._max_bytes
-        if is_full:
+        if self._hold([put]):
             self._send_held()
         return PendingPut(partial(self._meta_of, put))
 
@@ -194,6 +190,15 @@ class Batching:
 
     # -- what is held --------------------------------------------------------------------------------------------------
 
+    def _hold(self, puts: Collection[_Put], *, first: bool = False) -> bool:
+        """Hold puts, behind or before others. Returns whether no more should be held."""
+        with self._lock:
+            place = 0 if first else len(self._held)
+            self._held[place:place] = puts
+            self._held_rows += sum(len(put.rows.sample_ids) for put in puts)
+            self._held_bytes += sum(put.rows.size_bytes for put in puts)
+            return self._held_rows >= self._max_rows or self._held_bytes >= self._max_bytes
+
     def _take_held(self) -> list[_Put]:
         with self._lock:
             held, self._held = self._held, []
@@ -201,26 +206,28 @@ class Batching:
         return held
 
     def _send_held(self) -> None:
-        held = self._take_held()
+        held = deque(self._take_held())
         try:
             for put in held:
-                put.deadline = Deadline(put.timeout_s)
                 self._join(put)
-            for put in held:
+            while held:
                 try:
-                    self._answer(put)
-                except DataPlaneError as error:  # noqa: PERF203
+                    self._answer(held[0])
+                except DataPlaneError as error:
                     with self._lock:
                         if len(self._untold) < self._max_rows:
-                            self._untold[put] = error
+                            self._untold[held[0]] = error
+                held.popleft()
         except BaseException:  # cancelled or interrupted
             for put in held:
                 self._withdraw(put)
+            self._hold(held, first=True)  # also what is under way, so that how it ends is told
             raise
 
     def _drop_held(self) -> None:
         for put in self._take_held():
-            put.fail(ClosedError("the block of batching() was left by an exception before the put was sent"))
+            if not put.is_under_way:
+                put.fail(ClosedError("the block of batching() was left by an exception before the put was sent"))
 
     def _meta_of(self, put: _Put) -> KVBatchMeta:
         if put in self._held:
@@ -232,7 +239,14 @@ class Batching:
     # -- in line -------------------------------------------------------------------------------------------------------
 
     def _join(self, put: _Put) -> None:
+        """Have a put wait in line, unless a call has it, or has ended it, since it was there before."""
         with self._lock:
+            put.is_left = False
+            if put.is_under_way or (put.turn.done() and not put.sends()):
+                return
+            put.deadline = Deadline(put.timeout_s)
+            if put.turn.done():
+                put.wait()
             line = self._lines.setdefault(put.rows.partition_id, _Line())
             line.waiting.append(put)
             if not line.busy:
@@ -284,6 +298,7 @@ class Batching:
                 joins = fits and put.unit is None and put.rows.alike == rows.alike and seen.isdisjoint(ids)
                 if put is first or (joins if first.unit is None else put.unit is first.unit):
                     batch.append(put)
+                    put.is_under_way = True
                     n_rows += len(ids)
                     size_bytes += put.rows.size_bytes
                 else:
@@ -324,6 +339,8 @@ class Batching:
                     put.fail(UnavailableError(lost))
             with self._lock:
                 line = self._lines[partition_id]
+                for put in batch:
+                    put.is_under_way = False
                 line.waiting.extendleft(put for put in reversed(again) if not put.is_left)
                 self._hand_over(partition_id, line)
         return len(batch) - len(again)
