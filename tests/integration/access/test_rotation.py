@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.integration.access.conftest import Pki, Start, address_of, hashed
+from tests.integration.access.conftest import Pki, Start, address_of, hashed, of
 from tests.integration.conftest import Eventually
 
 from dataplane_client.client import connect
 from dataplane_client.options import Credentials
 from dataplane_server.config import TlsFiles
+from dataplane_server.testing import ServerThread
 
 
 @pytest.mark.timeout(1800)
@@ -78,3 +79,26 @@ def test_certificates_and_tokens_are_replaced_under_load_without_a_failed_call(
     assert ssl.get_server_certificate((host, int(port))).strip() in tls.certificate.read_text()
     with connect(address, credentials=credentials) as client:
         assert client.partition("train").rows == sum(calls)
+
+
+def test_a_connection_with_former_certificates_ends_with_its_last_call(
+    secured: ServerThread, pki: Pki, eventually: Eventually
+) -> None:
+    address, shown = address_of(secured), pki.issue("client", "trainer.example")
+    credentials = of(pki, "everywhere", certificate=str(shown.certificate), key=str(shown.key))
+    with connect(address, credentials=credentials, transport="grpc") as client:
+        client.server_status()
+        assert connections_to(address) == 1
+        for _ in range(2):
+            pki.issue("client", "trainer.example")
+            time.sleep(1.3)  # a second is how late files may be looked at
+            client.server_status()
+            eventually(lambda: connections_to(address) == 1)
+
+
+def connections_to(address: str) -> int:
+    """How many TCP connections are open to a server of this host."""
+    port, established = int(address.rpartition(":")[2]), "01"
+    tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    lines = [line.split() for table in tables for line in table.splitlines()[1:]]
+    return sum(int(line[2].rpartition(":")[2], 16) == port and line[3] == established for line in lines)

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -67,7 +68,7 @@ class Transport:
         self._locator = locator_of(target)
         self._locator.doubt()  # other clients may have found it long ago
         self._opened_grpc: GrpcCalls | None = None
-        self._former_grpc: list[GrpcCalls] = []
+        self._former_grpc = weakref.WeakSet[GrpcCalls]()  # each is closed when its last call ends
         self._local: FrameCalls | None = None
         self._is_chosen = options.transport == "grpc"
         self._pacing = Pacing()
@@ -90,7 +91,8 @@ class Transport:
                 if self._opened_grpc is opened:
                     options = self.options
                     self._opened_grpc = GrpcCalls(target, options.chunk_bytes, options.credentials)
-                    self._former_grpc += [] if opened is None else [opened]
+                    if opened is not None:
+                        self._former_grpc.add(opened)
         assert self._opened_grpc is not None  # noqa: S101  # for the type checker
         return self._opened_grpc
 
