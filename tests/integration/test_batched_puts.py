@@ -185,11 +185,15 @@ def test_a_sender_that_is_cancelled_while_its_batch_is_refused_leaves_each_put_i
 async def cancel_flush(batching: aio.AsyncBatching, client: DataPlaneClient, partition: str) -> None:
     """Cancel a flush whose call waits for room in the partition."""
     flush = asyncio.create_task(batching.flush())
-    while not client.partition(partition).waiting_calls:  # noqa: ASYNC110  # what it waits for is on the server
-        await asyncio.sleep(0.01)
+    await until_a_call_waits(client, partition)
     flush.cancel()
     with pytest.raises(asyncio.CancelledError):
         await flush
+
+
+async def until_a_call_waits(client: DataPlaneClient, partition: str) -> None:
+    while not client.partition(partition).waiting_calls:  # noqa: ASYNC110  # what it waits for is on the server
+        await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -209,6 +213,23 @@ def test_a_flush_that_is_cancelled_loses_no_put(
             for _ in range(2):  # the second finds a put under way, and one in line
                 await cancel_flush(batching, client, full_partition)
             await many.clear_samples(["a", "b"], full_partition)
+
+    asyncio.run(run())
+    assert sorted(client.list_samples(full_partition).meta.sample_ids) == ["first", "other"]
+
+
+def test_a_put_is_sent_though_who_asked_for_its_meta_is_cancelled(
+    client: DataPlaneClient, full_partition: str, address: str, transport: TransportChoice
+) -> None:
+    async def run() -> None:
+        async with aio.connect(address, transport=transport) as many, many.batching() as batching:
+            await batching.put_later(["first"], full_partition, row(1))
+            pending = await batching.put_later(["other"], full_partition, {"reward": [3.0]})
+            flush, asks = asyncio.create_task(batching.flush()), asyncio.create_task(pending.meta())
+            await until_a_call_waits(client, full_partition)
+            asks.cancel()
+            await many.clear_samples(["a", "b"], full_partition)
+            await flush
 
     asyncio.run(run())
     assert sorted(client.list_samples(full_partition).meta.sample_ids) == ["first", "other"]

@@ -139,7 +139,13 @@ class Batching:
         """
         put = self._put(sample_ids, partition_id, fields, tags, sequence_lengths, timeout_s)
         self._join(put)
-        return self._answer(put)
+        try:
+            return self._answer(put)
+        except DataPlaneError:
+            raise
+        except BaseException:  # cancelled or interrupted
+            self._withdraw(put)
+            raise
 
     def put_later(
         self,
@@ -255,19 +261,13 @@ class Batching:
 
     def _answer(self, put: _Put) -> KVBatchMeta:
         """Wait for the answer to a put; if its turn comes, send for all."""
-        try:
-            while True:
-                meta = self._next_turn(put)
-                if meta is not None:
-                    return meta
-                batch = self._take(put)
-                if batch:
-                    self._sending.run(self._send(batch))
-        except DataPlaneError:
-            raise
-        except BaseException:  # cancelled or interrupted
-            self._withdraw(put)
-            raise
+        while True:
+            meta = self._next_turn(put)
+            if meta is not None:
+                return meta
+            batch = self._take(put)
+            if batch:
+                self._sending.run(self._send(batch))
 
     def _next_turn(self, put: _Put) -> KVBatchMeta | None:
         if put.turn.done():
