@@ -241,10 +241,10 @@ async def commit_claim(claim_id: str, body: models.Commit, caller: Calling) -> m
     """Consume the rows of a claim, and write fields of all of them in the same step."""
 
     async def commit(claim: AsyncClaim) -> int:
-        rows = await _rows_of(caller, claim.meta.partition_id, body) if body.samples else {"fields": None}
-        if body.samples and rows["sample_ids"] != claim.meta.sample_ids:
+        if body.samples and [sample.sample_id for sample in body.samples] != claim.meta.sample_ids:
             raise refused("samples must be those of the claim, in its order")
-        return await claim.commit(rows["fields"], timeout_s=_CALL_S)
+        fields = await _fields_of(caller, claim.meta.partition_id, body) if body.samples else None
+        return await claim.commit(fields, timeout_s=_CALL_S)
 
     return models.Done(rows=await caller.claims.end(claim_id, commit))
 
@@ -261,8 +261,7 @@ async def release_claim(claim_id: str, body: models.Release, caller: Calling) ->
 
 async def _rows_of(caller: Caller, partition: str, body: models.Samples) -> dict[str, Any]:
     """The rows of a body, as the client's verbs take them."""
-    described = await caller.client.partition(partition, timeout_s=_CALL_S)
-    fields = {field.name: _typed(field, described) for field in described.fields}
+    fields = await _fields_of(caller, partition, body)
     version = {} if body.weight_version is None else {"weight_version": body.weight_version}
     tags = [{**version, **dict(sorted(sample.tags.items()))} for sample in body.samples]
     lengths = [sample.sequence_length for sample in body.samples]
@@ -271,10 +270,17 @@ async def _rows_of(caller: Caller, partition: str, body: models.Samples) -> dict
         raise refused(f"sequence_length: sample {sample_id!r} has none, and others have one", sample_id=sample_id)
     return {
         "sample_ids": [sample.sample_id for sample in body.samples],
-        "fields": columns_of(body.samples, fields, body.dtypes),
+        "fields": fields,
         "tags": tags if any(tags) else None,
         "sequence_lengths": lengths if None not in lengths else None,
     }
+
+
+async def _fields_of(caller: Caller, partition: str, body: models.Samples | models.Commit) -> dict[str, object]:
+    """The fields of a body, as the client's verbs take them."""
+    described = await caller.client.partition(partition, timeout_s=_CALL_S)
+    stored = {field.name: _typed(field, described) for field in described.fields}
+    return columns_of(body.samples, stored, body.dtypes)
 
 
 def _typed(field: FieldDescription, described: PartitionDescription) -> FieldDescription:

@@ -36,21 +36,31 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Sample(Body):
-    """One sample. sequence_length: in tokens."""
+class Scored(Body):
+    """A sample that exists, and fields to write of it."""
 
     sample_id: str
     fields: dict[str, Any] = Field({}, max_length=MAX_FIELDS)
+
+
+class Sample(Scored):
+    """One sample. sequence_length: in tokens."""
+
     tags: dict[str, Any] = Field({}, max_length=MAX_TAGS)
     sequence_length: Version | None = None
 
 
+DTypes = Annotated[
+    dict[str, str], Field(max_length=MAX_FIELDS, description="Element types of fields, such as float32, by name.")
+]
+
+
 class Samples(Body):
-    """Rows to write. dtypes: element types of fields, such as float32, by name. weight_version: a tag of each row."""
+    """Rows to write. weight_version: a tag of each row."""
 
     samples: Annotated[list[Sample], FailFast(), Field(max_length=MAX_ROWS), BeforeValidator(_counted)]
     weight_version: Version | None = None
-    dtypes: dict[str, str] = Field({}, max_length=MAX_FIELDS)
+    dtypes: DTypes = {}
 
 
 class Put(Samples):
@@ -92,10 +102,11 @@ class Claim(Body):
     lease_s: Lease = LEASE_S
 
 
-class Commit(Samples):
+class Commit(Body):
     """samples: none, or all rows of the claim in its order, whose fields are written in the same step."""
 
-    samples: Annotated[list[Sample], FailFast(), Field(max_length=MAX_CLAIMED)] = []
+    samples: Annotated[list[Scored], FailFast(), Field(max_length=MAX_CLAIMED)] = []
+    dtypes: DTypes = {}
 
 
 class Release(Body):

@@ -51,6 +51,8 @@ def test_a_whole_round(ask: Ask, client: DataPlaneClient) -> None:
     scores = [{"sample_id": name, "fields": {"score": 1.5}} for name in "ab"]
     turned = ask("POST", f"{at}/commit", {"samples": scores[::-1]})
     assert turned.error == (400, "INVALID_REQUEST")
+    tagged = ask("POST", f"{at}/commit", {"samples": [{**score, "tags": {"n": 1}} for score in scores]})
+    assert tagged.error == (400, "INVALID_REQUEST")  # a commit writes no tags
     assert ask("POST", f"{at}/commit", {"samples": scores}).body == {"rows": 2}
     assert ask("POST", f"{at}/commit", {"samples": scores}).body == {"rows": 2}
     assert client.get_samples(["a", "b"], "p", ["score"])["score"].tolist() == [1.5, 1.5]

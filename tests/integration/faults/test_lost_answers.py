@@ -14,7 +14,7 @@ from tests.integration.faults.proxy import FaultProxy
 
 from dataplane_client import aio
 from dataplane_client.client import Claim, DataPlaneClient
-from dataplane_client.errors import ClaimTimeoutError
+from dataplane_client.errors import ClaimTimeoutError, DeadlineError, UnavailableError
 
 T = TypeVar("T")
 LoseAnswer = Callable[[Callable[[], T], Callable[[], object], Callable[[], object]], T]
@@ -83,6 +83,20 @@ def test_a_commit_is_applied_once_and_answers_as_the_first_time(
     )
     assert (consumed, claim.state) == (2, "committed")
     assert flow.get_samples(["w", "x"], "p", ["b"])["b"].tolist() == [5.0, 1.0]
+
+
+def test_a_commit_that_was_not_answered_in_time_can_be_made_again(
+    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: FaultProxy
+) -> None:
+    claim, group = shaky.claim("p", "train", ["a"], 2), shaky.reserve_group("p", "g", ["n"])
+    group.put(["n"], {"a": torch.zeros(1)})
+    proxy.swallow = {"answers"}
+    while flow.partition("p").open_groups or not flow.partition("p").task("train").consumed_rows:
+        for held in (claim, group):
+            with pytest.raises((DeadlineError, UnavailableError)):
+                held.commit(timeout_s=0.5)
+    proxy.reset_connections()
+    assert (claim.commit(), claim.state, group.commit(), group.state) == (2, "committed", 1, "committed")
 
 
 def test_a_clear_does_not_hit_rows_that_were_put_meanwhile(

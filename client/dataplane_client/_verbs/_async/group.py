@@ -174,15 +174,17 @@ class AsyncGroup(AsyncHandle):
     async def commit(self, weight_version: int | None = None, *, timeout_s: float | None = None) -> int:
         """Show the rows to claims, all at once. Returns how many there are.
 
-        weight_version: of the weights with which generation ended; claims with whole_groups return it. If the server
-        has committed the group at its deadline, nothing more happens, and the rows are those that were complete then.
-        Raises PreconditionError while the group has no row, or a row no field (the group stays reserved), and when this
-        object has ended the group, GroupFencedError when the group is no longer reserved.
+        weight_version: of the weights with which generation ended; claims with whole_groups return it. A commit that
+        was not answered can be repeated within ten minutes, and takes effect once. If the server has committed the
+        group at its deadline, nothing more happens, and the rows are those that were complete then. Raises
+        PreconditionError while the group has no row, or a row no field (the group stays reserved), and when this object
+        has ended the group, GroupFencedError when the group is no longer reserved.
         """
         if self.state != "fenced":  # the server says how a fenced group ended
             self._check_open()
+        self._commit_id = self._commit_id or new_request_id()
         request = pb.FinishGroupRequest(
-            request_id=new_request_id(),
+            request_id=self._commit_id,
             reservation_id=self.reservation_id,
             weight_version=checked_version(weight_version, f"commit of group {self.group_id!r}"),
         )

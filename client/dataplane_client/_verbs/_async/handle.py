@@ -32,6 +32,7 @@ class AsyncHandle(ABC):
     _fenced_reason: ClassVar[str]
     _give_up_verb: ClassVar[str]
     _given_up_state: ClassVar[Any]
+    _commit_id = ""  # of every commit of this object: one that was not answered is repeated, and takes effect once
 
     def __init__(self, session: AsyncSession, label: str, *, gives_back: bool = True) -> None:
         self._session = session

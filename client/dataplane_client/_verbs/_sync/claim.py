@@ -138,8 +138,9 @@ class Claim(Handle):
         """End the claim and consume its rows. Returns how many of them still existed.
 
         fields: columns to write in the same atomic step, one row for each row of the meta, in its order. request_id: a
-        name for this commit, at most 64 bytes. A repetition with the same name within ten minutes, also from another
-        process, gets the first answer. All ranks that share a shard may commit it: the first commit counts.
+        name for this commit, at most 64 bytes; None for one that all commits of this object share. A repetition with
+        the same name within ten minutes, also from another process, gets the first answer. All ranks that share a shard
+        may commit it: the first commit counts.
 
         Raises ClaimFencedError when the server has ended the claim: nothing was written, and the rows may have been
         redelivered. Raises ClaimNotFoundError when the claim was committed or released elsewhere, NotFoundError when
@@ -149,8 +150,10 @@ class Claim(Handle):
         where = f"commit of claim {self.claim_id}"
         meta = self.meta
         columns = wire_columns(fields, meta.sample_ids, where)
+        if request_id is None:
+            self._commit_id = self._commit_id or new_request_id()
         header = pb.CommitClaimHeader(
-            request_id=new_request_id() if request_id is None else checked_name("request id", request_id, where),
+            request_id=self._commit_id if request_id is None else checked_name("request id", request_id, where),
             claim_id=self.claim_id,
             columns=[column_message(column) for column in columns],
         )

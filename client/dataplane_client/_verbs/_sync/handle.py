@@ -32,6 +32,7 @@ class Handle(ABC):
     _fenced_reason: ClassVar[str]
     _give_up_verb: ClassVar[str]
     _given_up_state: ClassVar[Any]
+    _commit_id = ""  # of every commit of this object: one that was not answered is repeated, and takes effect once
 
     def __init__(self, session: Session, label: str, *, gives_back: bool = True) -> None:
         self._session = session
