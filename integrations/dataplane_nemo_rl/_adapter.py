@@ -22,7 +22,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError, NotFoundError, PreconditionError
+from dataplane_client.errors import (
+    ClaimTimeoutError,
+    EndOfDataError,
+    InvalidArgumentError,
+    NotFoundError,
+    PreconditionError,
+)
 from dataplane_client.options import ClientOptions
 from dataplane_nemo_rl._types import Interface, KVBatchMeta, their_meta
 
@@ -123,11 +129,12 @@ class DataPlaneAdapter(Interface):
         """Take up to batch_size rows that have the required fields and that the task has not taken. They are consumed.
 
         Blocks until batch_size rows are ready, at most timeout_s seconds; then it takes those that are. Raises
-        TimeoutError if none is, and KeyError for an unknown partition or task. blocking=False: takes what is ready now,
+        TimeoutError if none is, EndOfDataError if the partition was closed and none is left, and KeyError for an
+        unknown partition or task. blocking=False: takes what is ready now,
         perhaps no row. dp_rank is noted in extra_info and has no effect: ranks get different rows.
         """
         place = (partition_id, task_name, list(required_fields), batch_size)
-        with contextlib.suppress(ClaimTimeoutError):
+        with contextlib.suppress(ClaimTimeoutError, EndOfDataError):  # of a closed partition the rest comes at once
             meta = self._rows.claim_meta(*place, dp_rank, blocking, timeout_s)
             if meta.size:
                 return their_meta(meta)

@@ -158,15 +158,15 @@ class DataPlaneDataSource:
         _open_sources.add(self)
 
     def get_samples(self, num_samples: int) -> list[list[Any]]:
-        """Draw groups: those that wait, of the oldest versions first, and then new prompts. Raises ClaimTimeoutError,
-        with nothing drawn, if there are too few within data_plane_timeout_s.
+        """Draw groups: those that wait, of the oldest versions first, and then new prompts. Raises ClaimTimeoutError if
+        there are too few within data_plane_timeout_s. Nothing is drawn when it raises.
         """
         deadline = time.monotonic() + self._timeout_s
         groups: list[list[Any]] = []
         try:
             while len(groups) < num_samples:
                 groups.append(self._next(deadline, num_samples - len(groups)))
-        except ClaimTimeoutError:
+        except BaseException:  # also an error of the source of prompts: a save would take them as used
             self._release([_group_name(group) for group in groups])
             raise
         return groups
@@ -291,19 +291,23 @@ class DataPlaneDataSource:
             reserved.put(ids, *rows_of(group))
 
     def _mark(self, names: Iterable[str], rollout_id: int) -> None:
-        claims = [self._drawn.pop(name) for name in names if name in self._drawn]
+        claims = {name: self._drawn[name] for name in names if name in self._drawn}
         rows = [
-            row for claim in claims for row in zip(claim.meta.sample_ids, claim.meta.generations or (), strict=True)
+            row
+            for claim in claims.values()
+            for row in zip(claim.meta.sample_ids, claim.meta.generations or (), strict=True)
         ]
-        self._progress.mark(dict(rows), rollout_id)
-        for claim in claims:
+        self._progress.mark(dict(rows), rollout_id)  # if it fails, they are drawn as before
+        for name, claim in claims.items():
             with contextlib.suppress(ClaimNotFoundError):
                 claim.commit()
+            del self._drawn[name]
 
     def _release(self, names: Sequence[str]) -> None:
-        for name in reversed(names):  # each comes before those that were released before it
+        claims = [self._drawn.pop(name) for name in reversed(names)]  # each comes before those released before it
+        for claim in claims:
             with contextlib.suppress(ClaimNotFoundError):
-                self._drawn.pop(name).release()
+                claim.release()
 
 
 def note_rollout(args: Any, all_groups: Iterable[Any], data_source: DataPlaneDataSource) -> None:

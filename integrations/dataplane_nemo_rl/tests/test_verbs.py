@@ -14,7 +14,7 @@ from tensordict import NonTensorStack, TensorDict
 from tests.integration.histories.mortal_server import MortalServer
 
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.errors import PreconditionError
+from dataplane_client.errors import EndOfDataError, PreconditionError
 from dataplane_nemo_rl import DataPlaneAdapter, KVBatchMeta
 
 SIGNATURES = {
@@ -96,6 +96,16 @@ def test_a_claim_takes_fewer_rows_if_no_more_are_there_in_time(registered: DataP
     meta = registered.claim_meta("train", "train", ["x"], 3, 1, blocking, 0.05)
     assert (meta.sample_ids, meta.extra_info) == (["a", "b"], {"dp_rank": 1})
     assert registered.check_consumption_status("train", ["train"])
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_claim_takes_the_rest_of_a_closed_partition_and_then_says_that_it_is_the_end(
+    registered: DataPlaneAdapter, client: DataPlaneClient, blocking: bool
+) -> None:
+    client.close_partition("train")
+    assert registered.claim_meta("train", "train", ["x"], 3, blocking=blocking).sample_ids == ["a", "b"]
+    with pytest.raises(EndOfDataError):
+        registered.claim_meta("train", "train", ["x"], 3, blocking=blocking)
 
 
 def test_a_claim_waits_for_all_of_its_rows(registered: DataPlaneAdapter, client: DataPlaneClient) -> None:

@@ -195,6 +195,25 @@ def test_prompts_that_are_all_there_already_do_not_make_drawing_endless(new_sour
         source.get_samples(1)
 
 
+def test_groups_are_not_drawn_when_the_source_of_prompts_fails_on_the_way(new_source: NewSource) -> None:
+    source = new_source()
+    prompts: Any = source._prompts
+    failures = [OSError("no more pages")]
+
+    def next_prompt(_: int) -> list[list[Sample]]:
+        groups: list[list[Sample]] = prompts.get_samples(1)
+        if groups[0][0].prompt == "p1" and failures:
+            prompts._next -= 1  # it comes with the next call
+            raise failures.pop()
+        return groups
+
+    source._prompts = SimpleNamespace(get_samples=next_prompt, save=prompts.save)
+    with pytest.raises(OSError, match="no more pages"):
+        source.get_samples(2)
+    source.save(0)  # takes what is drawn as used
+    assert prompts_of(source.get_samples(2)) == ["p0", "p1"]
+
+
 def test_a_group_whose_claim_the_server_has_ended_can_still_be_given_back(
     client: DataPlaneClient, new_source: NewSource
 ) -> None:
