@@ -235,6 +235,27 @@ def test_a_put_is_sent_though_who_asked_for_its_meta_is_cancelled(
     assert sorted(client.list_samples(full_partition).meta.sample_ids) == ["first", "other"]
 
 
+def test_a_flush_that_waits_for_room_holds_up_no_puts_into_other_partitions(
+    client: DataPlaneClient, full_partition: str, address: str, transport: TransportChoice
+) -> None:
+    client.register_partition("q", ["reward"], 0, ["train"])
+
+    async def run() -> None:
+        async with aio.connect(address, transport=transport) as many, many.batching() as batching:
+            await batching.put_later(["first"], full_partition, row(1))
+            await batching.put_later(["second"], "q", {"reward": [1.0]})
+            flush = asyncio.create_task(batching.flush())
+            await until_a_call_waits(client, full_partition)
+            await batching.put_samples(["third"], "q", {"reward": [2.0]})
+            assert not flush.done()
+            await many.clear_samples(["a", "b"], full_partition)
+            await flush
+
+    asyncio.run(run())
+    assert sorted(client.list_samples("q").meta.sample_ids) == ["second", "third"]
+    client.drop_partition("q")
+
+
 def test_what_a_cancelled_flush_has_sent_fails_where_the_next_one_ends(
     client: DataPlaneClient, full_partition: str, address: str, transport: TransportChoice
 ) -> None:

@@ -62,6 +62,14 @@ class _Put:
             self.turn.set_exception(copy(error))  # each caller adds its own traceback
 
 
+def _by_partition(puts: Sequence[_Put]) -> list[_Put]:
+    """Those of one partition together, and in their order."""
+    places: dict[str, int] = {}
+    for put in puts:
+        places.setdefault(put.rows.partition_id, len(places))
+    return sorted(puts, key=lambda put: places[put.rows.partition_id])
+
+
 class _Unit(NamedTuple):
     """A request, and the puts whose rows it has, in their order."""
 
@@ -212,11 +220,14 @@ class Batching:
         return held
 
     def _send_held(self) -> None:
-        held = deque(self._take_held())
+        held, partition_id = deque(_by_partition(self._take_held())), ""
         try:
-            for put in held:
-                self._join(put)
             while held:
+                if held[0].rows.partition_id != partition_id:  # a later one's line is not held up by this one's waits
+                    partition_id = held[0].rows.partition_id
+                    for put in held:
+                        if put.rows.partition_id == partition_id:
+                            self._join(put)
                 try:
                     self._answer(held[0])
                 except DataPlaneError as error:
@@ -280,8 +291,9 @@ class Batching:
                     raise
                 if self._withdraw(put):
                     break  # otherwise it is under way, with this deadline
-        message = f"put_samples into {put.rows.partition_id!r} waited behind other puts until its deadline"
-        raise DeadlineError(message)
+        late = DeadlineError(f"put_samples into {put.rows.partition_id!r} waited behind other puts until its deadline")
+        put.fail(late)  # for who asks again
+        raise late
 
     def _take(self, first: _Put) -> list[_Put]:
         """The puts of the next call, which a put sends whose turn it is; none if another thread has taken it."""
@@ -316,6 +328,7 @@ class Batching:
                 return False
             line.waiting.remove(put)
             if put.sends():
+                put.wait()  # others who wait for it do not send
                 self._hand_over(put.rows.partition_id, line)
             return True
 
