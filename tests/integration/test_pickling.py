@@ -168,4 +168,8 @@ def test_a_detached_claim_is_adopted_by_who_gets_its_id_and_meta(flow: DataPlane
     with connect(address) as other:
         adopted = other.adopt_claim(claim_id, meta)
         del claim
+        assert [row.sample_id for row in adopted.provenance()] == ["a"]
         assert adopted.commit() == 1
+        adopted.meta.generations = None
+        with pytest.raises(PreconditionError, match="generations"):
+            adopted.provenance()

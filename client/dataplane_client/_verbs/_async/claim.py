@@ -167,10 +167,13 @@ class AsyncClaim(AsyncHandle):
         """What each row consists of, in the meta's order: producers, weight version, digests, deliveries, commit.
 
         Works while the rows are there, before or after the commit, at the cost of a call for each row. Raises
-        NotFoundError for a row that was cleared, ReplacedError for one that was also put again.
+        NotFoundError for a row that was cleared, ReplacedError for one that was also put again, and PreconditionError
+        if the meta has no generations, as that of an adopted claim may.
         """
         found, meta = [], self.meta
-        for sample_id, generation in zip(meta.sample_ids, meta.generations or (), strict=True):
+        if meta.generations is None:
+            raise PreconditionError(f"the meta of {self._label} has no generations, which say what was claimed")
+        for sample_id, generation in zip(meta.sample_ids, meta.generations, strict=True):
             request = pb.GetSampleRequest(partition_id=meta.partition_id, sample_id=sample_id)
             row = sample_description(await self._session.transport.unary("GetSample", request, timeout_s))
             if row.generation != generation:
