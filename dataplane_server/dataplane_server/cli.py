@@ -58,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = _parser()
     flags = parser.parse_args(arguments)
     try:
-        config = _config(flags)
+        config, cache_bytes = _config(flags), _cache_bytes(flags)
+        _check_cluster_flags(flags, parser)
         warning = check_memory(config.limits.memory_bytes)
     except ValueError as error:
         parser.error(str(error))
@@ -72,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             from dataplane_server.cluster.command import serve_cluster  # not before: it needs Ray
 
-            cache_bytes, mirrored = _cache_bytes(flags), flags.cluster_mirrors
-            serve_cluster(config, flags.cluster_name, flags.ray_address, cache_bytes, mirrored=mirrored)
+            name, mirrored = flags.cluster_name, flags.cluster_mirrors
+            serve_cluster(config, name, flags.ray_address, cache_bytes, mirrored=mirrored)
     except (ImportError, OSError, RecoveryError) as error:
         if sys.stderr.isatty():
             sys.exit(f"dataplane-server: {_in_words(error)}")
@@ -208,6 +209,17 @@ def _add_cluster_flags(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, metavar=metavar, default=default, help=text)
     help_text = "keep a second copy of each node's rows on another node, in --memory more (default: one copy)"
     parser.add_argument("--cluster-mirrors", action="store_true", help=help_text)
+
+
+def _check_cluster_flags(flags: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Raises ValueError for a flag that would mean nothing."""
+    if flags.cluster is not None:
+        if flags.direct:
+            raise ValueError("--direct: a cluster has no such port; its clients use the memory of their nodes")
+        return
+    for name in ("cluster_name", "cluster_cache", "ray_address", "cluster_mirrors"):
+        if getattr(flags, name) != parser.get_default(name):
+            raise ValueError(f"--{name.replace('_', '-')} is for a cluster; add --cluster ray, or leave it out")
 
 
 def _cache_bytes(flags: argparse.Namespace) -> int | None:
