@@ -209,6 +209,10 @@ def test_what_is_wrong_in_a_policy_is_told_to_a_client_before_anything_changes(c
     for wrong in ({"max_staleness": -1}, {"when_stale": "forget"}, {"rows_per_version": -1}, {"order": "std"}):
         with pytest.raises(InvalidArgumentError, match=f"TaskPolicy.*{next(iter(wrong))}"):
             policies.TaskPolicy(**wrong)
+    rules: list[dict[str, Any]] = [{"when_stale": "drop"}, {"when_stale": "deliver"}, {"when_excluded": "drop"}]
+    for alone in rules:
+        with pytest.raises(InvalidArgumentError, match=f"'train': {next(iter(alone))} .* needs"):
+            client.set_policies("p", {"train": policies.TaskPolicy(**alone)})
     with pytest.raises(NotFoundError, match="'judge'"):
         client.set_policies("p", {"train": policies.TaskPolicy(3), "judge": policies.TaskPolicy()})
     with pytest.raises(InvalidArgumentError, match="tag"):

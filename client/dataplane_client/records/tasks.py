@@ -48,6 +48,8 @@ class TaskPolicy:
     max_staleness. New rows then wait while the rows before the task, and those it has taken since set_weight_version,
     are (max_staleness + 1) * rows_per_version. So a row is taken before it is too stale, if rows are taken in the order
     in which they came. 0: no pace.
+
+    set_policies refuses when_stale without max_staleness, and when_excluded without where.
     """
 
     max_staleness: int | None = None
@@ -60,6 +62,18 @@ class TaskPolicy:
 
     def __post_init__(self) -> None:
         policy_message(self, "TaskPolicy")  # refuses what is wrong where it is written, not at set_policies
+
+
+def checked_policy(policy: TaskPolicy, where: str) -> pb.TaskPolicy:
+    """Raises InvalidArgumentError also for a policy that says what becomes of rows, and has no rule for which. Servers
+    take such policies, so descriptions may have them.
+    """
+    message = policy_message(policy, where)
+    if policy.max_staleness is None and policy.when_stale != "withhold":
+        raise InvalidArgumentError(f"{where}: when_stale {policy.when_stale!r} needs max_staleness: no row is stale")
+    if policy.where is None and policy.when_excluded != "withhold":
+        raise InvalidArgumentError(f"{where}: when_excluded {policy.when_excluded!r} needs where: no row is excluded")
+    return message
 
 
 class Selection(NamedTuple):

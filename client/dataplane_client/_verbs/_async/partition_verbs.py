@@ -25,7 +25,7 @@ from dataplane_client.records.descriptions import (
     snapshot_description,
 )
 from dataplane_client.records.flow import FlowPolicy, flow_message
-from dataplane_client.records.tasks import TaskPolicy, policy_message
+from dataplane_client.records.tasks import TaskPolicy, checked_policy
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _PAGE_PARTITIONS = 1024
@@ -181,7 +181,7 @@ class PartitionVerbs:
             request_id=new_request_id(),
             partition_id=checked_name("partition id", partition_id, where),
             tasks={
-                checked_name("task name", task, where): policy_message(policy, f"{where}, task {task!r}")
+                checked_name("task name", task, where): checked_policy(policy, f"{where}, task {task!r}")
                 for task, policy in (tasks or {}).items()
             },
             flow=None if flow is None else flow_message(flow, where),
