@@ -31,6 +31,11 @@ _CROWDED_PAUSE_S = 0.01
 Response = TypeVar("Response", bound=Message)
 
 
+def _connected(address: tuple[str, int], timeout_s: float, notice_s: int) -> LocalConnection:
+    """Closes itself if nobody takes it, as when who waited for it was cancelled."""
+    return LocalConnection(opened(address, timeout_s, notice_s))
+
+
 class AsyncConnections:
     """The connections of one session to an address."""
 
@@ -112,8 +117,7 @@ class AsyncConnections:
             try:
                 if isinstance(self._address, str):
                     return await LocalConnection.open(self._address, deadline.left_s)
-                connect = partial(opened, self._address, deadline.left_s, self._carrier.notice_s)
-                return LocalConnection(await run_in_thread(connect))
+                return await run_in_thread(partial(_connected, self._address, deadline.left_s, self._carrier.notice_s))
             except OSError as error:
                 if error.errno not in _CROWDED or not deadline.left_s:
                     raise

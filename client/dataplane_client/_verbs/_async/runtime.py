@@ -36,8 +36,10 @@ async def sleep(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
-async def run_in_thread(work: Callable[[], T]) -> T:
-    """Run work in the executor. Waits for it even when cancelled, because it may still write to reserved memory."""
+async def run_in_thread(work: Callable[[], T], interrupt: Callable[[], None] = lambda: None) -> T:
+    """Run work in the executor. Waits for it even when cancelled, because it may still write to reserved memory.
+    interrupt: called then, to make it end.
+    """
     running = asyncio.get_running_loop().run_in_executor(None, work)  # no task, which a loop that ends would cancel
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
@@ -45,6 +47,7 @@ async def run_in_thread(work: Callable[[], T]) -> T:
             await asyncio.wait([running])
         except asyncio.CancelledError as error:  # noqa: PERF203  # once, as a rule
             cancelled = error
+            interrupt()
     if cancelled is not None:
         running.exception()  # marks it as retrieved
         raise cancelled
@@ -207,14 +210,8 @@ class LocalConnection:
         """Have work use the socket, in a thread. If cancelled, interrupts it and waits for its end."""
         line = self._peer.dup()
         line.settimeout(timeout_s)
-        doing = asyncio.ensure_future(run_in_thread(functools.partial(work, line, time.monotonic() + timeout_s)))
         try:
-            await asyncio.shield(doing)
-        except asyncio.CancelledError:
-            self.interrupt()
-            await asyncio.wait([doing])
-            doing.exception()  # marks it as retrieved
-            raise
+            await run_in_thread(functools.partial(work, line, time.monotonic() + timeout_s), self.interrupt)
         finally:
             line.close()
 
