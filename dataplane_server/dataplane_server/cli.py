@@ -34,7 +34,7 @@ def _needs_server_packages() -> Iterator[None]:
 
 
 with _needs_server_packages():
-    from dataplane_server.config import Durability, ServerConfig, TlsFiles
+    from dataplane_server.config import NO_DIRECT_PORT, Durability, ServerConfig, TlsFiles
     from dataplane_server.core.calls.limits import Limits
     from dataplane_server.durability.life import RecoveryError
     from dataplane_server.host_memory import check_memory
@@ -215,7 +215,7 @@ def _check_cluster_flags(flags: argparse.Namespace, parser: argparse.ArgumentPar
     """Raises ValueError for a flag that would mean nothing."""
     if flags.cluster is not None:
         if flags.direct:
-            raise ValueError("--direct: a cluster has no such port; its clients use the memory of their nodes")
+            raise ValueError(f"--{NO_DIRECT_PORT}")
         return
     for name in ("cluster_name", "cluster_cache", "ray_address", "cluster_mirrors"):
         if getattr(flags, name) != parser.get_default(name):

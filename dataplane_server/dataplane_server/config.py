@@ -11,6 +11,8 @@ from typing import Literal, cast, get_args
 from dataplane_server.core.calls.limits import Limits
 
 Durability = Literal["memory", "process", "disk"]
+NO_DIRECT_PORT = "direct: a cluster has no such port; its clients use the memory of their nodes"
+"""Why a cluster refuses that setting, which one server takes."""
 
 
 @dataclass(frozen=True)

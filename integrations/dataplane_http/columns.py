@@ -26,7 +26,7 @@ import torch
 from dataplane_client import FieldDescription
 from dataplane_client.errors import InvalidArgumentError
 from dataplane_http.errors import refused
-from dataplane_http.models import Scored
+from dataplane_http.models import SampleFields
 
 _DTYPES: Final = {
     dtype.name: dtype
@@ -39,7 +39,7 @@ _WORDS: Final = {"number": "a number", "numbers": "a list of numbers", "object":
 
 
 def columns_of(
-    samples: Sequence[Scored], stored: Mapping[str, FieldDescription], dtypes: Mapping[str, str]
+    samples: Sequence[SampleFields], stored: Mapping[str, FieldDescription], dtypes: Mapping[str, str]
 ) -> dict[str, object]:
     """The columns of a put, by name. stored: the fields of the partition. Raises InvalidArgumentError that names field,
     sample and rule.
@@ -61,7 +61,7 @@ def columns_of(
     return {name: _column(name, samples, stored.get(name), dtypes.get(name)) for name in names}
 
 
-def _column(name: str, samples: Sequence[Scored], stored: FieldDescription | None, dtype: str | None) -> object:
+def _column(name: str, samples: Sequence[SampleFields], stored: FieldDescription | None, dtype: str | None) -> object:
     values = [sample.fields[name] for sample in samples]
     kind = "object" if stored is not None and stored.kind == "object" else _kind_of_all(name, samples, values)
     if kind == "object":
@@ -73,7 +73,7 @@ def _column(name: str, samples: Sequence[Scored], stored: FieldDescription | Non
     return array if kind == "number" else np.split(array, np.cumsum(list(map(len, values)))[:-1])
 
 
-def _kind_of_all(name: str, samples: Sequence[Scored], values: Sequence[object]) -> str:
+def _kind_of_all(name: str, samples: Sequence[SampleFields], values: Sequence[object]) -> str:
     kinds = list(map(_kind, values))
     for sample, kind in zip(samples, kinds, strict=True):
         if kind == "lists":
@@ -115,7 +115,7 @@ def _array(name: str, numbers: Sequence[Any], dtype: str) -> np.ndarray[Any, Any
     return array
 
 
-def _mismatch(name: str, what: str, sample: Scored | None = None) -> InvalidArgumentError:
+def _mismatch(name: str, what: str, sample: SampleFields | None = None) -> InvalidArgumentError:
     where, details = ("", {}) if sample is None else (f", sample {sample.sample_id!r}", {"sample_id": sample.sample_id})
     return refused(f"field {name!r}{where}: {what}", "FIELD_MISMATCH", field=name, **details)
 

@@ -36,14 +36,14 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Scored(Body):
-    """A sample that exists, and fields to write of it."""
+class SampleFields(Body):
+    """Fields of one sample."""
 
     sample_id: str
     fields: dict[str, Any] = Field({}, max_length=MAX_FIELDS)
 
 
-class Sample(Scored):
+class Sample(SampleFields):
     """One sample. sequence_length: in tokens."""
 
     tags: dict[str, Any] = Field({}, max_length=MAX_TAGS)
@@ -105,7 +105,7 @@ class Claim(Body):
 class Commit(Body):
     """samples: none, or all rows of the claim in its order, whose fields are written in the same step."""
 
-    samples: Annotated[list[Scored], FailFast(), Field(max_length=MAX_CLAIMED)] = []
+    samples: Annotated[list[SampleFields], FailFast(), Field(max_length=MAX_CLAIMED)] = []
     dtypes: DTypes = {}
 
 

@@ -87,7 +87,7 @@ async def test_scrapers_that_do_not_read_keep_others_out_for_a_bounded_time_and_
         assert refused.startswith(b"HTTP/1.1 503")
         assert refused.endswith(b"scrapes are under way; scrape again when one has ended, and less often\n")
         while (answer := await ask(SCRAPE)).startswith(b"HTTP/1.1 503"):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)  # the server tells nobody when there is room
+            await asyncio.sleep(0.05)  # the server does not announce free places
         assert answer.startswith(b"HTTP/1.1 200")
         for _, writer in idle:
             writer.transport.abort()

@@ -61,14 +61,18 @@ def in_our_words(code: grpc.StatusCode, said: str, target: str) -> str:
 
 def says_nothing_listens(said: str) -> bool:
     """Whether gRPC's text of an unavailable server means that none is there, rather than that the way to it broke."""
-    return next((text for fragment, text in _UNREACHABLE_TEXTS.items() if fragment in said), "") is _NOTHING_LISTENS
+    return _known_cause(said) is _NOTHING_LISTENS
+
+
+def _known_cause(said: str) -> str | None:
+    return next((text for fragment, text in _UNREACHABLE_TEXTS.items() if fragment in said), None)
 
 
 def _why_unreachable(said: str, target: str) -> str:
     forbidden = advice_on(target)
     if forbidden:
         return f"this process may not connect to the socket{forbidden}"
-    why = next((text for fragment, text in _UNREACHABLE_TEXTS.items() if fragment in said), "it cannot be reached")
+    why = _known_cause(said) or "it cannot be reached"
     if target.startswith(RAY_SCHEME):
         return (
             f"{why}. Its actor in the Ray cluster named the address: the server starts again, or is out of reach here"

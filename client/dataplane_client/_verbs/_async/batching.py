@@ -62,14 +62,6 @@ class _Put:
             self.turn.set_exception(copy(error))  # each caller adds its own traceback
 
 
-def _by_partition(puts: Sequence[_Put]) -> list[_Put]:
-    """Those of one partition together, and in their order."""
-    places: dict[str, int] = {}
-    for put in puts:
-        places.setdefault(put.rows.partition_id, len(places))
-    return sorted(puts, key=lambda put: places[put.rows.partition_id])
-
-
 class _Unit(NamedTuple):
     """A request, and the puts whose rows it has, in their order."""
 
@@ -220,25 +212,26 @@ class AsyncBatching:
         return held
 
     async def _send_held(self) -> None:
-        held, partition_id = deque(_by_partition(self._take_held())), ""
+        held = dict.fromkeys(self._take_held())  # and not answered, in order
+        partitions: dict[str, list[_Put]] = {}
+        for put in held:
+            partitions.setdefault(put.rows.partition_id, []).append(put)
         try:
-            while held:
-                if held[0].rows.partition_id != partition_id:  # a later one's line is not held up by this one's waits
-                    partition_id = held[0].rows.partition_id
-                    for put in held:
-                        if put.rows.partition_id == partition_id:
-                            self._join(put)
-                try:
-                    await self._answer(held[0])
-                except DataPlaneError as error:
-                    with self._lock:
-                        if len(self._untold) < self._max_rows:
-                            self._untold[held[0]] = error
-                held.popleft()
+            for puts in partitions.values():  # one after the other: waits for one hold up no line of another
+                for put in puts:
+                    self._join(put)
+                for put in puts:
+                    try:
+                        await self._answer(put)
+                    except DataPlaneError as error:
+                        with self._lock:
+                            if len(self._untold) < self._max_rows:
+                                self._untold[put] = error
+                    del held[put]
         except BaseException:  # cancelled or interrupted
             for put in held:
                 self._withdraw(put)
-            self._hold(held, first=True)  # also what is under way, so that how it ends is told
+            self._hold(held, first=True)  # also puts under way: the next flush reports how they end
             raise
 
     def _drop_held(self) -> None:
@@ -292,7 +285,7 @@ class AsyncBatching:
                 if self._withdraw(put):
                     break  # otherwise it is under way, with this deadline
         late = DeadlineError(f"put_samples into {put.rows.partition_id!r} waited behind other puts until its deadline")
-        put.fail(late)  # for who asks again
+        put.fail(late)  # for callers that ask again
         raise late
 
     def _take(self, first: _Put) -> list[_Put]:
@@ -328,7 +321,7 @@ class AsyncBatching:
                 return False
             line.waiting.remove(put)
             if put.sends():
-                put.wait()  # others who wait for it do not send
+                put.wait()  # so that no other caller that waits for it sends
                 self._hand_over(put.rows.partition_id, line)
             return True
 

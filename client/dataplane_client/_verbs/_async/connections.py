@@ -32,7 +32,7 @@ Response = TypeVar("Response", bound=Message)
 
 
 def _connected(address: tuple[str, int], timeout_s: float, notice_s: int) -> LocalConnection:
-    """Closes itself if nobody takes it, as when who waited for it was cancelled."""
+    """A connection that closes itself if its caller was cancelled and never takes it."""
     return LocalConnection(opened(address, timeout_s, notice_s))
 
 

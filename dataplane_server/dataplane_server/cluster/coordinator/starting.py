@@ -9,7 +9,7 @@ from typing import Any
 
 from dataplane_server.cluster.coordinator.actor import NAMESPACE, ClusterOptions, Coordinator, end_actor
 from dataplane_server.cluster.ray_nodes import this_address
-from dataplane_server.config import ServerConfig
+from dataplane_server.config import NO_DIRECT_PORT, ServerConfig
 
 DEFAULT_NAME = "dataplane"
 _START_S = 600.0
@@ -76,7 +76,7 @@ def start(
     config = config or ServerConfig(listen=("127.0.0.1:0",), http=None)
     config.validate()
     if config.direct is not None:
-        raise ValueError("direct: a cluster has no such port; its clients use the memory of their nodes")
+        raise ValueError(NO_DIRECT_PORT)
     if not ray.is_initialized():
         ray.init(address=ray_address, namespace=NAMESPACE, log_to_driver=False)
     cache_bytes = config.limits.memory_bytes // 4 if cache_bytes is None else cache_bytes
