@@ -145,6 +145,11 @@ _SWITCHES = (
     ("--reflection", "answer gRPC reflection, for tools such as grpcurl (default: do not)"),
     ("--accept-loss", "go on without what is damaged in --data-dir (default: refuse to start)"),
 )
+_CLUSTER_FLAGS: tuple[tuple[str, str, str | None, str], ...] = (
+    ("--cluster-name", "NAME", "dataplane", 'for clients, as in connect("ray://NAME") (default: %(default)s)'),
+    ("--cluster-cache", "SIZE", None, "of each node, for values of other nodes (default: a quarter of --memory)"),
+    ("--ray-address", "ADDRESS", "auto", "of the Ray cluster; auto: of this machine (default: %(default)s)"),
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -187,7 +192,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_false",
         help="exchange values over gRPC also with clients of this host (default: through shared memory)",
     )
-    _add_cluster_flags(parser)
+    help_text = "run on the nodes of a Ray cluster: ray (default: none)"
+    parser.add_argument("--cluster", metavar="KIND", choices=("ray",), help=help_text)
+    for flag, metavar, value, text in _CLUSTER_FLAGS:
+        parser.add_argument(flag, metavar=metavar, default=value, help=text)
+    help_text = "keep a second copy of each node's rows on another node, in --memory more (default: one copy)"
+    parser.add_argument("--cluster-mirrors", action="store_true", help=help_text)
     parser.add_argument(
         "--log-level",
         metavar="LEVEL",
@@ -198,28 +208,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_cluster_flags(parser: argparse.ArgumentParser) -> None:
-    help_text = "run on the nodes of a Ray cluster: ray (default: none)"
-    parser.add_argument("--cluster", metavar="KIND", choices=("ray",), help=help_text)
-    for flag, metavar, default, text in (
-        ("--cluster-name", "NAME", "dataplane", 'for clients, as in connect("ray://NAME") (default: %(default)s)'),
-        ("--cluster-cache", "SIZE", None, "of each node, for values of other nodes (default: a quarter of --memory)"),
-        ("--ray-address", "ADDRESS", "auto", "of the Ray cluster; auto: of this machine (default: %(default)s)"),
-    ):
-        parser.add_argument(flag, metavar=metavar, default=default, help=text)
-    help_text = "keep a second copy of each node's rows on another node, in --memory more (default: one copy)"
-    parser.add_argument("--cluster-mirrors", action="store_true", help=help_text)
-
-
 def _check_cluster_flags(flags: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Raises ValueError for a flag that would mean nothing."""
     if flags.cluster is not None:
         if flags.direct:
             raise ValueError(f"--{NO_DIRECT_PORT}")
         return
-    for name in ("cluster_name", "cluster_cache", "ray_address", "cluster_mirrors"):
+    for flag in ("--cluster-mirrors", *(flag for flag, *_ in _CLUSTER_FLAGS)):
+        name = flag.removeprefix("--").replace("-", "_")
         if getattr(flags, name) != parser.get_default(name):
-            raise ValueError(f"--{name.replace('_', '-')} is for a cluster; add --cluster ray, or leave it out")
+            raise ValueError(f"{flag} is for a cluster; add --cluster ray, or leave it out")
 
 
 def _cache_bytes(flags: argparse.Namespace) -> int | None:

@@ -91,6 +91,33 @@ def test_rows_of_a_cluster_with_a_data_directory_are_there_when_it_runs_again(ra
         folder.rmdir()
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_command_that_finds_a_cluster_says_which_of_its_flags_mean_nothing(ray_address: str) -> None:
+    processes = [command(ray_address) for _ in range(2)]
+    try:
+        found = [serving(process)["listen"] for process in processes]
+        assert found[0] == found[1]
+        flags = ("--memory", "8MiB", "--grace", "7", "--cluster-cache", "1KiB", "--cluster-mirrors")
+        processes.append(command(ray_address, *flags))
+        assert serving(processes[2])["listen"] == found[0]
+        for process in processes[:2]:
+            process.kill()
+            assert "cluster_found" not in process.communicate()[1]
+        processes[2].send_signal(signal.SIGTERM)
+        lines = processes[2].communicate(timeout=120)[1].splitlines()
+        (warning,) = (line for line in lines if "cluster_found" in line)
+        assert sorted(json.loads(warning)["keeps"]) == [
+            f"cache_bytes: {1 << 20}, not 1024",
+            "drain_grace_s: 20.0, not 7.0",
+            f"memory_bytes: {4 << 20}, not {8 << 20}",
+            "mirrored: False, not True",
+        ]
+    finally:
+        for process in processes:
+            process.kill()
+
+
 def test_a_cluster_has_no_direct_port() -> None:
     with pytest.raises(ValueError, match="direct: "):
         start(ServerConfig(direct="127.0.0.1:0"))

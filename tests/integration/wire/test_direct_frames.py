@@ -182,12 +182,12 @@ def test_values_follow_the_response_and_then_comes_the_next(direct: Direct) -> N
     assert peer.receive()[0] == pb.LOCAL_OUTCOME_UNSPECIFIED
 
 
-@pytest.mark.parametrize("end", ["leaves", "stalls"])
+@pytest.mark.parametrize("end", ["leaves", "stalls", pytest.param("stalls by default", marks=pytest.mark.long)])
 def test_rows_that_a_client_does_not_take_are_free_again_when_it(
     direct: Direct, eventually: Eventually, end: str
 ) -> None:
     endpoint = direct.endpoint
-    endpoint.slow_s = 0.2 if end == "stalls" else 60.0
+    endpoint.slow_s = {"leaves": 60.0, "stalls": 0.2}.get(end, endpoint.slow_s)
     peer = direct.put_big()
     peer.send(READ, read(1, "big"))
     assert peer.socket.recv(1)

@@ -16,7 +16,7 @@ import fcntl
 import os
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dataplane_server.cluster.asking import awaited
@@ -58,10 +58,18 @@ class ClusterOptions:
     mirrored: bool = False
 
 
+def by_name(settings: ServerConfig | ClusterOptions) -> dict[str, Any]:
+    """Each setting; a server's limits are among its own."""
+    found: dict[str, Any] = asdict(settings)
+    limits: dict[str, Any] = found.pop("limits", {})
+    return found | limits
+
+
 class Coordinator:
     """An asyncio actor; the caller applies `ray.remote`."""
 
     def __init__(self, config: ServerConfig, options: ClusterOptions) -> None:
+        self._settings = by_name(config) | by_name(options)
         self._config = replace(config, limits=replace(config.limits, cluster=True), share_memory=False)
         self._options = options
         self._log = get_log()
@@ -97,11 +105,14 @@ class Coordinator:
         return found
 
     async def addresses(self) -> dict[str, Any]:
-        """The addresses at which it serves: "listen", "http", "http_door". Waits until it does."""
+        """The addresses at which it serves: "listen", "http", "http_door"; and its "settings", by name. Waits until it
+        serves.
+        """
         await self._until_serving()
         assert self._server is not None  # noqa: S101  # it serves
         server = self._server.server
-        return {"listen": server.addresses, "http": server.http_address, "http_door": server.http_door_address}
+        http, http_door = server.http_address, server.http_door_address
+        return {"listen": server.addresses, "http": http, "http_door": http_door, "settings": self._settings}
 
     async def _until_serving(self) -> None:
         await self._until(self._serving)

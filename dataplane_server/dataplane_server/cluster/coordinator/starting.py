@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from dataplane_server.cluster.coordinator.actor import NAMESPACE, ClusterOptions, Coordinator, end_actor
+from dataplane_server.cluster.coordinator.actor import NAMESPACE, ClusterOptions, Coordinator, by_name, end_actor
 from dataplane_server.cluster.ray_nodes import this_address
 from dataplane_server.config import NO_DIRECT_PORT, ServerConfig
+from dataplane_server.observe.log import get_log
 
 DEFAULT_NAME = "dataplane"
 _START_S = 600.0
@@ -58,7 +59,8 @@ def start(
     mirrored: bool = False,
     timeout_s: float = _START_S,
 ) -> Cluster:
-    """Run a data plane on the nodes of a Ray cluster; if one of this name runs already, find it.
+    """Run a data plane on the nodes of a Ray cluster; if one of this name runs already, find it. That one keeps its
+    settings, and the event `cluster_found` warns of each that is given here and differs.
 
     config: as of a server; limits.memory_bytes is each node's. The coordinator runs on this node, and Ray restarts it
     there or, if the node is gone, elsewhere. ray_address: where Ray is, unless this program is connected already; None
@@ -73,6 +75,11 @@ def start(
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    asked = ({} if config is None else by_name(config)) | {
+        setting: value
+        for setting, value in (("cache_bytes", cache_bytes), ("folder", folder), ("mirrored", mirrored or None))
+        if value is not None
+    }
     config = config or ServerConfig(listen=("127.0.0.1:0",), http=None)
     config.validate()
     if config.direct is not None:
@@ -95,4 +102,8 @@ def start(
         scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True),
     ).remote(config, options)
     addresses: Any = ray.get(coordinator.addresses.remote(), timeout=timeout_s)
+    kept = addresses.pop("settings", asked)  # coordinators of earlier versions do not tell
+    differing = [f"{name}: {kept[name]}, not {value}" for name, value in asked.items() if kept[name] != value]
+    if differing:
+        get_log().warning("cluster_found", cluster=name, keeps=differing)
     return Cluster(name, addresses, coordinator)
