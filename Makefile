@@ -65,7 +65,7 @@ docs-serve: $(VENV)/.docs  ## the same at http://127.0.0.1:8000, built anew when
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 page-shots: $(VENV)/.dev $(VENV)/.chromium  ## the page's tests in a browser, and the pictures of docs/page.md
-	PAGE_SHOTS=docs/images $(BIN)/python -m pytest tests/page
+	PAGE_SHOTS=docs/images $(BIN)/python -m pytest -m long tests/page
 
 DEMO_ARGS ?=
 
@@ -118,7 +118,7 @@ test-soak: $(VENV)/.dev  ## what takes many minutes: clients killed by the hundr
 
 MUTANTS_ARGS ?=
 
-mutants: $(VENV)/.dev  ## make each of 200 faults in a copy of the library, and see the tests find it (half an hour)
+mutants: $(VENV)/.dev  ## make some 250 faults, each in a copy of the library, and see the tests find it (half an hour)
 	@mkdir -p build
 	$(BIN)/python -m tests.mutants --out build/mutants.md $(MUTANTS_ARGS)
 

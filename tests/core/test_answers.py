@@ -41,10 +41,15 @@ def test_the_oldest_answer_makes_room(new_caller: Callable[..., Caller]) -> None
         caller.apply(put)
 
 
-def test_generations_that_follow_one_another_take_no_space_for_each() -> None:
+@pytest.mark.parametrize("first", [0, 1, 7])
+def test_generations_that_follow_one_another_take_no_space_for_each(first: int) -> None:
+    generations = np.arange(first, first + 65_536)
     answers = Answers(Limits())
-    answers.remember("put", "put", PutResult(65_536, 0, np.arange(7, 7 + 65_536)), 0.0)
+    answers.remember("put", "put", PutResult(65_536, 0, generations), 0.0)
     assert answers.size_bytes < 1000
+    again = answers.recall("put", "put", 0.0)
+    assert isinstance(again, PutResult)
+    assert (again.generations == generations).all()
 
 
 # -- each verb ---------------------------------------------------------------------------------------------------------

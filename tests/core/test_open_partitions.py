@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import BYTES, Caller
 
+from dataplane_server.core.calls.refusal import Reason
+
 
 @pytest.fixture
 def opened(new_caller: Callable[..., Caller]) -> Caller:
@@ -45,3 +47,9 @@ def test_a_write_declares_the_fields_that_it_names(opened: Caller, call: Callabl
     assert fields(opened) == ["a", "new"]
     new = opened.plane.partition_info("p").fields[1]
     assert (new.shape, new.per_token, new.size_bytes) == (BYTES, False, 3)
+
+
+def test_an_append_does_not_declare_a_field(opened: Caller) -> None:
+    opened.register(("t",), partition_id="q", per_token_fields=frozenset("t"), open=True)
+    with opened.refuses(Reason.INVALID_REQUEST, "'q'", "'new'", "is not declared"):
+        opened.apply(opened.put_call(["s1"], {"t": [1], "new": [1]}, partition_id="q", append=True))

@@ -94,6 +94,13 @@ def test_a_long_history_in_a_nearly_full_arena_agrees_with_a_byte_map() -> None:
     assert 500 < admitted < 1400, "the arena was full at times, and had room at others"
 
 
+def test_tiny_rows_leave_no_slivers() -> None:
+    space = Space(8000)
+    for _ in range(200):
+        assert space.allocate_columns(int64([[8]] * 5)) is not None
+    assert space.free == 0
+
+
 @pytest.mark.long
 def test_many_ranges_given_back_at_once_are_free_at_once_and_found() -> None:
     both, dice = SpaceAndByteMap(100_000), random.Random(3)

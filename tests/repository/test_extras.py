@@ -1,4 +1,6 @@
-"""The extras of pyproject.toml are those that docs/install.md lists, and `all` goes beside any framework."""
+"""The extras of pyproject.toml are those that docs/install.md lists, and `all` goes beside any framework. Its version
+is that of the manifests.
+"""
 
 from __future__ import annotations
 
@@ -31,3 +33,11 @@ def test_no_extra_for_a_framework_brings_transformers() -> None:
     """verl, NeMo-RL and others cap it below what the trainer needs."""
     for extra in FRAMEWORKS | {"all"}:
         assert "transformers" not in "".join(EXTRAS[name] for name in needs(extra))
+
+
+def test_the_manifests_name_the_version() -> None:
+    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
+    assert version
+    base = (ROOT / "deploy" / "kubernetes" / "base" / "kustomization.yaml").read_text()
+    ours = re.findall(r"name: rl-dataplane-\w+\n +newTag: (\S+)|app.kubernetes.io/version: (\S+)", base)
+    assert ["".join(found) for found in ours] == [version[1]] * 3
