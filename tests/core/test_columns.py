@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.core.caller import int64
 
-from dataplane_server.core.calls.columns import MAX_ENTRIES, ColumnSpec, Shape, make_columns
+from dataplane_server.core.calls.columns import MAX_ENTRIES, ColumnSpec, Kept, Shape, make_columns
 from dataplane_server.core.calls.limits import Limits
 from rl_dataplane.v1.element_types import ITEM_SIZES
 
@@ -16,6 +16,8 @@ def test_the_size_of_a_column_is_exact_where_the_bytes_of_its_rows_overflow() ->
         [ColumnSpec("x", Shape("jagged", "float32", (1 << 18, 1 << 20)), int64([MAX_ENTRIES] * 9))], 9, Limits()
     )
     assert columns.size_bytes == 9 * MAX_ENTRIES << 40
+    nothing = np.zeros((1, 9), np.int64)
+    assert columns.appended_to(Kept(nothing, nothing)).size_bytes == columns.size_bytes
 
 
 @pytest.mark.parametrize("dtype", sorted(ITEM_SIZES.keys() & np.sctypeDict.keys()))

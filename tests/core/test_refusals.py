@@ -127,6 +127,15 @@ def tokens_in_q(w: World) -> None:
     w.register_q(per_token_fields=frozenset("a"))
 
 
+def append_more_than_64_bits_count(w: World) -> None:
+    w.put_call(column("a", 1 << 30, shape=HUGE), partition_id="q", sample_ids=("x",), append=True)
+
+
+def rows_in_q(w: World) -> None:
+    tokens_in_q(w)
+    w.caller.put_rows(["x"], "b", partition_id="q")
+
+
 R = Reason
 REFUSED: dict[Reason, list[Case]] = {
     R.INVALID_REQUEST: [
@@ -208,6 +217,7 @@ REFUSED: dict[Reason, list[Case]] = {
     R.PUT_TOO_LARGE: [
         Case("larger than the memory", lambda w: w.put({"c": [4097]}, "s1"), "4.001 KiB | 4 KiB"),
         Case("more than 64 bits count", lambda w: w.put_call(column("c", (1 << 31) - 1, shape=HUGE)), "GiB | 4 KiB"),
+        Case("an append of more", append_more_than_64_bits_count, "GiB | 4 KiB", rows_in_q),
         Case(
             "with alignment",
             lambda w: w.put({"a": [1], "b": [4095]}, "s", partition_id="q"),

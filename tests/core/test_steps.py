@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from tests.core.caller import Caller
 
@@ -111,6 +113,35 @@ def test_a_committed_shard_is_for_sessions_that_were_open_then_and_for_those_tha
     assert (again.sample_ids, again.committed) == (grant.sample_ids, True)
     assert rows.commit(again.claim_id).consumed_rows == 2
     assert rows.take_shard("a", dp_rank=0, session_id=restarted).sample_ids == ("s0", "s1")
+
+
+def test_a_committed_shard_is_remembered_as_long_as_its_step(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller(remembered_claims=1)
+    caller.register(tasks=("train", "score"))
+    caller.put_rows(["s0", "s1", "s2", "s3"], "a")
+    grant = caller.take_shard("a", batch_size=4)
+    caller.commit(grant.claim_id)
+    caller.commit(caller.take("a", task="score").claim_id)  # the shard's is not among the last claims that ended
+    again = caller.take_shard("a", again=True, session_id=caller.open_session())
+    assert (again.claim_id, again.sample_ids, again.committed) == (grant.claim_id, grant.sample_ids, True)
+    assert caller.commit(again.claim_id).consumed_rows == 2
+    assert caller.task().next_step == 0, "the other rank has not committed"
+    younger = caller.open_session()
+    with caller.refuses(Reason.SHARD_COMMITTED):
+        caller.take_shard("a", session_id=younger)
+
+
+@pytest.mark.parametrize("begins_again", [False, True])
+def test_an_empty_shard_that_outlives_its_step_ends_like_any_claim(rows: Caller, begins_again: bool) -> None:
+    shard: dict[str, object] = {"batch_size": 2, "max_tokens": 10}
+    assert rows.take_shard("a", dp_rank=0, **shard).sample_ids == ("s0",)
+    empty = rows.take_shard("a", dp_rank=1, **shard)
+    assert empty.sample_ids == ()
+    rows.reset(["s0"])
+    if begins_again:
+        rows.take_shard("a", dp_rank=0, **shard)
+    assert rows.commit(empty.claim_id).consumed_rows == 0
+    assert rows.task().next_step == 0
 
 
 def test_a_task_tells_the_step_with_which_a_trainer_goes_on(rows: Caller) -> None:

@@ -207,7 +207,7 @@ class Gate:
             self._check(caller, verb, request)
             self._check_session(caller, verb, request)
         if self._rules is not None:
-            _own_request(request, caller)
+            _own_request(request, caller.name or self._owner_of(_field(request, "session_id")) or "")
         if caller.name:
             _sign(request, caller)
             if verb in CHANGES and caller.may_somewhere(verb):
@@ -274,14 +274,15 @@ def _sign(request: Any, caller: Caller) -> None:
             setattr(request, name, caller.named(getattr(request, name)))
 
 
-def _own_request(request: Any, caller: Caller) -> None:
-    """Make the ids of requests the caller's own, so that it is told nothing of what others have sent with the same.
-    The core finds an id of a wrong length wrong.
+def _own_request(request: Any, owner: str) -> None:
+    """Make the ids of requests the owner's own, so that it is told nothing of what others have sent with the same. At a
+    Unix socket that is who opened the session: what a client sends there, it may repeat, or undo, over gRPC with its
+    token. The core finds an id of a wrong length wrong.
     """
     for name in ("request_id", "claim_request_id"):
         sent = _field(request, name).encode()
         if 1 <= len(sent) <= MAX_REQUEST_ID_BYTES:
-            code = hashlib.blake2b(sent, digest_size=12, key=hashlib.sha256(caller.name.encode()).digest()).hexdigest()
+            code = hashlib.blake2b(sent, digest_size=12, key=hashlib.sha256(owner.encode()).digest()).hexdigest()
             own = f"{code}:".encode() + sent
             setattr(request, name, own[:MAX_REQUEST_ID_BYTES].decode(errors="ignore"))
 

@@ -102,6 +102,7 @@ EARLIER = {
                 "rows.places.Places": {"_digests": _none},
                 "state.answers._Answer": {"fingerprint": bytes},
                 "state.answers._PackedPut": {"outcomes": bytes},
+                "state.claim_table.ClaimTable": {"_committed": dict},
                 "state.claim_table._Ended": {"sessions": int},
                 "state.counters.PartitionCounters": {
                     "groups_committed": int,

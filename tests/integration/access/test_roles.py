@@ -11,6 +11,7 @@ import grpc
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 from tests.integration.access.conftest import TOKENS, Pki, access, address_of, of
+from tests.integration.wire.local_peer import Lifeline
 
 from dataplane_client.client import connect
 from dataplane_client.errors import AuthenticationError, PermissionDeniedError, PreconditionError
@@ -19,6 +20,7 @@ from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
 from rl_dataplane.v1 import data_plane_pb2 as pb
+from rl_dataplane.v1 import local_pb2 as local_pb
 from rl_dataplane.v1.frames import frame_prefix
 
 ROLES = ("reader", "producer", "consumer", "admin")
@@ -194,6 +196,14 @@ def asked(channel: grpc.Channel, caller: str, verb: str, **values: object) -> An
     return call(request.SerializeToString(), metadata=metadata, timeout=120)
 
 
+CLAIM: dict[str, Any] = {
+    "partition_id": "p",
+    "task": "t",
+    "required_fields": ["x"],
+    "batch_size": 1,
+    "min_size": 1,
+    "mode": pb.CLAIM_MODE_ACKNOWLEDGED,
+}
 NAMES_A_SESSION = [
     name for name, verb in SERVICE.methods_by_name.items() if "session_id" in verb.input_type.fields_by_name
 ]
@@ -311,6 +321,34 @@ def test_roles_at_unix_sockets_are_those_of_the_access_file(
         assert client.put_samples(["a"], "train-1", {"x": [1]}) is not None
     with pytest.raises(AuthenticationError):
         connect(server.addresses[0], transport="grpc", credentials=Credentials(token=TOKENS["admin"] * 2))
+
+
+@pytest.mark.parametrize("token", [None, TOKENS["everywhere"]])
+def test_what_a_client_asked_for_at_a_local_socket_is_undone_over_grpc(
+    start: Any, tmp_path: Path, access_file: Path, token: str | None
+) -> None:
+    """As a claim is whose caller was cancelled before it had the answer."""
+    address = f"unix://{tmp_path}/s"
+    start(listen=(address,), access=access_file)
+    credentials = None if token is None else Credentials(token=token)
+    metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+    with (
+        connect(address, transport="shm", credentials=credentials) as client,
+        grpc.insecure_channel(address) as channel,
+    ):
+        client.register_partition("p", ["x"], 0, ["t"])
+        client.put_samples(["a", "b"], "p", {"x": [1, 2]})
+        client.claim("p", "t", ["x"], 1)  # opens the session
+        (session,) = client.sessions()
+        lifeline = Lifeline(f"{tmp_path}/s.local")
+        claim = pb.ClaimSamplesRequest(request_id="cancelled", session_id=session.session_id, **CLAIM)
+        assert lifeline.call(local_pb.LOCAL_METHOD_CLAIM_SAMPLES, claim, pb.ClaimSamplesResponse).claim_id
+        release: Any = channel.unary_unary(
+            f"/{SERVICE.full_name}/ReleaseClaim", None, pb.ReleaseClaimResponse.FromString
+        )
+        undo = pb.ReleaseClaimRequest(request_id="undo", claim_request_id="cancelled").SerializeToString()
+        assert release(undo, metadata=metadata, timeout=120).released_rows == 1
+        lifeline.close()
 
 
 def test_the_log_names_who_changed_what(secured: ServerThread, pki: Pki, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from tests.integration.conftest import Eventually, Unchanged
 
@@ -149,6 +150,28 @@ def test_a_repeated_put_takes_the_place_of_one_whose_stream_hangs(
     assert hanging.exception(20).code() is grpc.StatusCode.ABORTED
     assert bytes(registered.get_samples(["s"], "p", ["x"])["x"][0].tolist()) == b"new!"
     assert registered.server_status().memory_used_bytes == 4
+
+
+def test_an_append_whose_place_was_taken_copies_nothing_into_space_that_others_have(
+    client: DataPlaneClient, stub: Any, eventually: Eventually
+) -> None:
+    client.register_partition("p", ["x", "y"], 0, ["train"], per_token_fields=["x"])
+
+    def put(text: bytes, name: str = "x", **more: Any) -> pb.PutSamplesRequest:
+        column = pb.Column(name=name, kind=pb.FIELD_KIND_JAGGED, data_type=pb.DATA_TYPE_UINT8)
+        column.row_lengths = np.array([len(text)], "<i8").tobytes()
+        return frame(header(columns=[column], **more), (0, text))
+
+    stub.PutSamples(iter([put(b"old!")]), timeout=120)
+    used = client.server_status().memory_used_bytes
+    stream = HeldStream([put(b"new!", request_id="the-same", append=True)])
+    hanging = stub.PutSamples.future(iter(stream), timeout=120)
+    eventually(lambda: client.server_status().memory_used_bytes > used)
+    stub.PutSamples(iter([put(b"new!", request_id="the-same", append=True)]), timeout=120)
+    stub.PutSamples(iter([put(b"zzzz", "y", sample_ids=["t"])]), timeout=120)  # where the row began before
+    stream.let_go.set()
+    assert hanging.exception(20).code() is grpc.StatusCode.ABORTED
+    assert bytes(client.get_samples(["s"], "p", ["x"])["x"][0].tolist()) == b"old!new!"
 
 
 def test_a_put_of_one_frame_is_answered_before_its_stream_ends(registered: DataPlaneClient, stub: Any) -> None:

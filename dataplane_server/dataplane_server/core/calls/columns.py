@@ -140,7 +140,7 @@ class Columns:
         """The columns with what rows have before their entries. Refusal for a row that becomes too long."""
         entries = self.entries + kept.entries
         _check_entries(self.each, entries)
-        sizes = (entries * self.entry_bytes).sum(axis=1).tolist()
+        sizes = _sizes(entries, self.entry_bytes[:, 0].tolist())
         pairs = zip(self.each, entries, sizes, strict=True)
         each = tuple(replace(column, entries=of_rows, size_bytes=size) for column, of_rows, size in pairs)
         return Columns(each, entries, self.entry_bytes, sum(sizes), kept)
@@ -153,12 +153,16 @@ def make_columns(specs: Sequence[ColumnSpec], n_rows: int, limits: Limits) -> Co
     for column, spec in zip(entries, specs, strict=True):
         column[:] = _row_entries(spec, n_rows)
     _check_entries(specs, entries)
-    sums = entries.sum(axis=1).tolist()
     each = tuple(
-        Column(spec.name, spec.shape, of_rows, total * unit, spec.per_token)
-        for spec, of_rows, total, unit in zip(specs, entries, sums, entry_bytes, strict=True)
+        Column(spec.name, spec.shape, of_rows, size, spec.per_token)
+        for spec, of_rows, size in zip(specs, entries, _sizes(entries, entry_bytes), strict=True)
     )
     return Columns(each, entries, np.array(entry_bytes, np.int64)[:, None], sum(column.size_bytes for column in each))
+
+
+def _sizes(entries: Int64Array, entry_bytes: Sequence[int]) -> list[int]:
+    """The bytes of each field, as Python's numbers: those of one row may exceed 64 bits."""
+    return [total * unit for total, unit in zip(entries.sum(axis=1).tolist(), entry_bytes, strict=True)]
 
 
 def _row_entries(spec: ColumnSpec, n_rows: int) -> Int64Array | int:

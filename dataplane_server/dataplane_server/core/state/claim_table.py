@@ -1,8 +1,9 @@
 """Open claims, the sessions that hold them, and how ended claims have ended.
 
 Ended claims are remembered, up to a number, so that a late call learns what happened: its caller ended the claim
-(CLAIM_NOT_FOUND) or the server did (CLAIM_FENCED). Of forgotten claims only the highest fence is kept: a claim of this
-server life with a fence up to that one was granted once, and has ended.
+(CLAIM_NOT_FOUND) or the server did (CLAIM_FENCED). Committed shards are remembered as long as their steps. Of forgotten
+claims only the highest fence is kept: a claim of this server life with a fence up to that one was granted once, and has
+ended.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class ClaimTable:
         self._state = state
         self._open: dict[str, OpenClaim] = {}
         self._ended: OrderedDict[str, _Ended] = OrderedDict()
+        self._committed: dict[str, _Ended] = {}  # shards of steps that are remembered
         self._named: deque[tuple[str, int]] = deque()  # ended claims with sample ids, and how many
         self._named_rows = 0
         self._forgotten = 0  # the highest fence among ended claims that are no longer remembered
@@ -108,7 +110,10 @@ class ClaimTable:
         del self._open[claim.claim_id]
         ids = () if how in _BY_CALLER else claim.sample_ids
         where = (claim.partition.partition_id, claim.task)
-        self._ended[claim.claim_id] = _Ended(how, rows, claim.of_step, *where, ids, self._state.sessions.opened)
+        ended = _Ended(how, rows, claim.of_step, *where, ids, self._state.sessions.opened)
+        self._ended[claim.claim_id] = ended
+        if claim.of_step and how == "committed":
+            self._committed[claim.claim_id] = ended
         if len(self._ended) > self._state.limits.remembered_claims:
             forgotten, _ = self._ended.popitem(last=False)
             self._forgotten = max(self._forgotten, self._fence(forgotten))
@@ -116,6 +121,16 @@ class ClaimTable:
             self._named.append((claim.claim_id, len(ids)))
             self._named_rows += len(ids)
             self._forget_ids()
+
+    def leave_step(self, claim_id: str) -> None:
+        """The step of a shard's claim is forgotten."""
+        self._committed.pop(claim_id, None)
+        if (claim := self._open.get(claim_id)) is not None:
+            claim.of_step = False
+
+    def _how_ended(self, claim_id: str) -> _Ended | None:
+        """None if it is open, was never granted, or ended long ago."""
+        return self._ended.get(claim_id) or self._committed.get(claim_id)
 
     def _forget_ids(self) -> None:
         """Keep as many sample ids of ended claims as the history keeps rows."""
@@ -145,7 +160,7 @@ class ClaimTable:
         claim = self._open.get(claim_id)
         if claim is not None:
             return claim
-        ended = self._ended.get(claim_id)
+        ended = self._how_ended(claim_id)
         if ended is None and not 0 < self._fence(claim_id) <= self._forgotten:
             message = f"claim {claim_id[:256]!r} is not open: this server has never granted it"
             raise Refusal(Reason.CLAIM_NOT_FOUND, message, claim_id=claim_id)
@@ -176,19 +191,19 @@ class ClaimTable:
 
     def partition_of(self, claim_id: str) -> str | None:
         """The partition of an open or remembered claim."""
-        claim, ended = self._open.get(claim_id), self._ended.get(claim_id)
+        claim, ended = self._open.get(claim_id), self._how_ended(claim_id)
         if claim is not None:
             return claim.partition.partition_id
         return None if ended is None else ended.partition_id
 
     def committed_shard(self, claim_id: str) -> int | None:
         """The number of rows of a shard's claim, if it is remembered as committed; else None."""
-        ended = self._ended.get(claim_id)
+        ended = self._how_ended(claim_id)
         return ended.rows if ended is not None and ended.of_step and ended.how == "committed" else None
 
     def committed_before(self, claim_id: str, session_id: str) -> bool:
         """Whether a shard's claim is remembered as committed, and the session was opened after that."""
-        ended = self._ended.get(claim_id)
+        ended = self._how_ended(claim_id)
         if ended is None or self.committed_shard(claim_id) is None or not session_id:
             return False
         return self._state.sessions.find(session_id).number > ended.sessions

@@ -264,10 +264,6 @@ class Steps:
         """Forget the oldest steps above the limit; rows that are held for them return to the queue."""
         for step in list(self._steps[key].values())[: -self._state.limits.remembered_steps]:
             self._drop(partition, step)
-            for shard in step.shards:
-                claim = None if shard.grant is None else self._table.get(shard.grant.claim_id)
-                if claim is not None:
-                    claim.of_step = False
             partition.task(key[1]).end_delay(step.slots(partition), math.inf)
 
     def kept_bytes(self, partition_id: str) -> int:
@@ -277,7 +273,11 @@ class Steps:
         )
 
     def _drop(self, partition: Partition, step: _Step) -> None:
+        """Forget a step. The claims of its shards that are still open are like others from now on."""
         partition.rows.keep(-step.kept_bytes)
+        for shard in step.shards:
+            if shard.grant is not None:
+                self._table.leave_step(shard.grant.claim_id)
         task = partition.tasks.get(step.wanted.task)
         if task is not None:
             task.uncommitted.pop(step.wanted.step, None)

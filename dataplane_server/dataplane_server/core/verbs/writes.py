@@ -103,7 +103,12 @@ class Writes:
         begun, checked = self._checked(call, now)
         ticket = self._state.ticket()
         enters = self._enters(ticket, begun, checked.new_rows, now)
-        return self._hold(ticket, begun, checked, self._admitted(ticket, begun, now) if enters else None)
+        try:
+            reservation = self._admitted(ticket, begun, now) if enters else None
+        except Refusal:
+            self._flow.leave(ticket)
+            raise
+        return self._hold(ticket, begun, checked, reservation)
 
     def store(self, at_hand: StoreValues, now: float) -> Stored | Reservation | Waiting | CommitResult:
         """As `begin`, and apply the write as well. Not if it has to wait, or declares another size, or if more has to

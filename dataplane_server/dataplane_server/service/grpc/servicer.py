@@ -235,6 +235,8 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             digests = self._values.digests(reservation)
             once = digests if isinstance(digests, bytes) else await digests
             finish = FinishWrite(reservation.ticket, digests=once, value_digests=value_digests)
+            if not self._plane.holds_reservation(reservation.ticket):  # others may have its space, or what rows had
+                raise superseded()
             self._values.complete(reservation)
             return self._shell.apply(finish)
 
