@@ -177,14 +177,14 @@ async def finish_group(reservation_id: str, body: models.Finish, caller: Calling
     """Show the rows of a group to claims, all at once."""
     version = body.weight_version
     return models.Done(
-        rows=await caller.groups.end(reservation_id, lambda group: group.commit(version, timeout_s=_CALL_S))
+        rows=await caller.groups.end(reservation_id, "finish", lambda group: group.commit(version, timeout_s=_CALL_S))
     )
 
 
 @router.post("/v1/groups/{reservation_id}/abort")
 async def abort_group(reservation_id: str, body: models.Abort, caller: Calling) -> models.Done:
     return models.Done(
-        rows=await caller.groups.end(reservation_id, lambda group: group.abort(body.reason, timeout_s=_CALL_S))
+        rows=await caller.groups.end(reservation_id, "abort", lambda group: group.abort(body.reason, timeout_s=_CALL_S))
     )
 
 
@@ -246,14 +246,14 @@ async def commit_claim(claim_id: str, body: models.Commit, caller: Calling) -> m
         fields = await _fields_of(caller, claim.meta.partition_id, body) if body.samples else None
         return await claim.commit(fields, timeout_s=_CALL_S)
 
-    return models.Done(rows=await caller.claims.end(claim_id, commit))
+    return models.Done(rows=await caller.claims.end(claim_id, "commit", commit))
 
 
 @router.post("/v1/claims/{claim_id}/release")
 async def release_claim(claim_id: str, body: models.Release, caller: Calling) -> models.Done:
     """Return the rows of a claim to the task."""
     given: dict[str, Any] = {"delay_s": body.delay_s, "reason": body.reason, "timeout_s": _CALL_S}
-    return models.Done(rows=await caller.claims.end(claim_id, lambda claim: claim.release(**given)))
+    return models.Done(rows=await caller.claims.end(claim_id, "release", lambda claim: claim.release(**given)))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
     headers = {"Allow": error.headers["Allow"]} if error.headers and "Allow" in error.headers else {}
     message = error.detail
     if error.status_code in (404, 405):
-        message = f"there is no {request.method} {request.url.path}; GET /openapi.json lists what there is"
+        message = f"there is no {request.method} {request.scope['path']}; GET /openapi.json lists what there is"
     return answer_of(error.status_code, "INVALID_REQUEST", message, headers=headers)
 
 

@@ -76,12 +76,12 @@ class Front:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         request = HTTPConnection(scope)
+        scope["path"] = unquote(scope["raw_path"].replace(b"%2F", b"%2f").decode().replace("%2f", SLASH))
         try:
             self._check_name(request)
             self._check_user(scope)
             async with self._callers.of(self._token(request)) as scope["caller"]:
                 body = await self._body(request, receive)
-                scope["path"] = unquote(scope["raw_path"].replace(b"%2F", b"%2f").decode().replace("%2f", SLASH))
                 async with self._long if len(body) > _LONG_BYTES else contextlib.nullcontext():
                     await _until_hung_up(self._app, scope, body, receive, send)
             return None
@@ -101,18 +101,18 @@ class Front:
         kind, _, token = request.headers.get("Authorization", "").partition(" ")
         if kind.lower() == "bearer":
             return token.strip()
-        if self._door.tokens and request.url.path not in _OPEN_PATHS:
+        if self._door.tokens and request.scope["path"] not in _OPEN_PATHS:  # its URL also depends on the header Host
             raise AuthenticationError("the request has no token; send Authorization: Bearer TOKEN")
         return None
 
     def _check_name(self, request: HTTPConnection) -> None:
         if self._door.tokens:
             return
-        host, origin, secure = request.headers.get("Host"), request.headers.get("Origin"), request.url.scheme == "https"
-        if host is not None and not secure and not is_own_name(host, self._door.host):
+        host, origin, scheme = request.headers.get("Host"), request.headers.get("Origin"), request.scope["scheme"]
+        if host is not None and scheme != "https" and not is_own_name(host, self._door.host):
             message = f"without TLS or tokens the gateway is called by an address or a private name, not {host!r}"
             raise PermissionDeniedError(message)
-        if origin is not None and origin.lower() != f"{request.url.scheme}://{host or ''}".lower():
+        if origin is not None and origin.lower() != f"{scheme}://{host or ''}".lower():
             raise PermissionDeniedError(f"a page of {origin!r} calls, which is not the gateway's")
 
     def _check_user(self, scope: Scope) -> None:

@@ -4,7 +4,7 @@ The session of the caller's client holds them, and sends heartbeats. So if the g
 rows. If no request names a claim or group for `lease_s`, the gateway gives it up: the rows of the claim return as a
 failed delivery, the group is removed. A later call in its name gets CLAIM_FENCED or GROUP_FENCED, from the gateway as
 from the server. What has ended is remembered, so that a commit, release, finish or abort that is repeated gets the
-first answer.
+first answer. Another one than that which ended it is refused.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Held(Generic[Handle]):
         self._give_up: Callable[[Handle, str], Awaitable[int]] = give_up
         self._holds: dict[str, Hold[Handle]] = {}
         self._coming = 0
-        self._ended: OrderedDict[str, int | Fenced] = OrderedDict()
+        self._ended: OrderedDict[str, tuple[str, int] | Fenced] = OrderedDict()  # or the verb and its answer
         self._under_way: set[asyncio.Task[int]] = set()
 
     @property
@@ -92,30 +92,36 @@ class Held(Generic[Handle]):
         try:
             yield hold
         except self._fenced as error:
-            self._forget(key, error)
+            self._forget(key, self._fenced(error.message, reason=error.reason))  # without frames, which have the body
             raise
         finally:
             hold.users -= 1
             hold.until = time.monotonic() + hold.lease_s
 
-    async def end(self, key: str, work: Callable[[Handle], Awaitable[int]]) -> int:
-        """Do what ends it, also if the caller hangs up meanwhile. Returns how many rows that concerned."""
-        if isinstance(rows := self._ended.get(key), int):
+    async def end(self, key: str, verb: str, work: Callable[[Handle], Awaitable[int]]) -> int:
+        """Do what ends it, also if the caller hangs up meanwhile. Returns how many rows that concerned; if this verb
+        has ended it already, the same again. Raises as `using`, and what the client raises after another verb.
+        """
+        if (rows := self._answer(key, verb)) is not None:
             return rows
-        task = asyncio.create_task(self._end(key, work))
+        task = asyncio.create_task(self._end(key, verb, work))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
         return await asyncio.shield(task)
 
-    async def _end(self, key: str, work: Callable[[Handle], Awaitable[int]]) -> int:
+    async def _end(self, key: str, verb: str, work: Callable[[Handle], Awaitable[int]]) -> int:
         with self.using(key) as hold:
             async with hold.ending:
-                if not isinstance(rows := self._ended.get(key), int):
+                if (rows := self._answer(key, verb)) is None:
                     rows = await work(hold.handle)
-                    self._forget(key, rows)
+                    self._forget(key, (verb, rows))
         return rows
 
-    def _forget(self, key: str, outcome: int | Fenced) -> None:
+    def _answer(self, key: str, verb: str) -> int | None:
+        ended = self._ended.get(key)
+        return ended[1] if isinstance(ended, tuple) and ended[0] == verb else None
+
+    def _forget(self, key: str, outcome: tuple[str, int] | Fenced) -> None:
         if self._holds.pop(key, None) is not None:
             self._ended[key] = outcome
             if len(self._ended) > MAX_ENDED:

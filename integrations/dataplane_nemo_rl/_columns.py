@@ -76,8 +76,9 @@ def _entries(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _survives(old: torch.Tensor, cast: torch.Tensor) -> bool:
-    """Whether every number is still the same, a float at least to the precision of float32."""
-    back, rounding = cast.to(old.dtype), 0.0
+    """Whether every number is still the same; a float that stays one, at least to the precision of float32."""
+    back = cast.to(old.dtype)
+    rounding = _ROUNDING if old.is_floating_point() and cast.is_floating_point() else 0.0
     if old.is_floating_point():  # float64 holds them all, and float8 cannot be compared
-        old, back, rounding = old.double(), back.double(), _ROUNDING
+        old, back = old.double(), back.double()
     return bool(torch.isclose(back, old, rtol=rounding, atol=0.0, equal_nan=True).all())

@@ -31,12 +31,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import threading
 import time
 import uuid
 import weakref
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, count
 from typing import Any, Final
 
 import numpy as np
@@ -60,7 +62,19 @@ _ARRAYS: Final = {
     "rollout_log_probs": np.float64,
     "rollout_routed_experts": np.int32,
 }
+_OPTIONAL: Final = (
+    "rollout_log_probs",
+    "rollout_routed_experts",
+    "rollout_top_p_token_ids",
+    "rollout_top_p_token_offsets",
+    "teacher_log_probs",
+    "train_metadata",
+    "multimodal_train_inputs",
+)
+_SCALED: Final = ("grpo", "gspo", "cispo")
+_CENTRED: Final = (*_SCALED, "reinforce_plus_plus_baseline")
 _TASK: Final = "rollout"
+_RESERVED_S: Final = 0.2
 _TELLS: Final = "dataplane_slime.note_rollout"
 _GROUP: Final = "data_plane_group"
 """The key in a sample's metadata of its group's name."""
@@ -152,6 +166,8 @@ class DataPlaneDataSource:
         self._client.set_policies(self._partition, {_TASK: policy})
         self._progress = Progress(self._client, self._partition, _TASK)
         self._drawn: dict[str, Claim] = {}
+        self._unput: deque[Sequence[Any]] = deque()  # groups that the source of prompts has given
+        self._prompting = threading.Lock()  # a save must not come between a prompt and its put
         self._rollout = 0  # the one that comes next
         self._is_told = getattr(args, "rollout_all_samples_process_path", None) == _TELLS
         self._newest = -1
@@ -225,9 +241,13 @@ class DataPlaneDataSource:
             self.note_rollout(flat)
 
     def save(self, rollout_id: int) -> None:
-        """The model is saved after this rollout: remove the groups of all rollouts up to it."""
+        """The model is saved after this rollout: remove the groups of all rollouts up to it. Raises what a put raises
+        if the source of prompts has given groups that cannot be put: saved, they would be lost.
+        """
         if self._prompts is not None:
-            self._prompts.save(rollout_id)
+            with self._prompting:
+                self._put_new(time.monotonic() + self._timeout_s)
+                self._prompts.save(rollout_id)
         if not self._is_told:
             self._mark(list(self._drawn), rollout_id)
         self._progress.forget(rollout_id)
@@ -242,7 +262,9 @@ class DataPlaneDataSource:
         self._progress.rewind(last)
         self._rollout = last + 1
         if self._prompts is not None:
-            self._prompts.load(rollout_id)
+            with self._prompting:
+                self._unput.clear()  # it gives them again
+                self._prompts.load(rollout_id)
 
     def __len__(self) -> int:
         """The prompts of the source of prompts; without one, groups that can be drawn."""
@@ -261,7 +283,10 @@ class DataPlaneDataSource:
         while self._prompts is not None and time.monotonic() < deadline:
             with contextlib.suppress(ClaimTimeoutError):
                 return self._draw(0.0)
-            self._put_new(self._prompts.get_samples(missing))
+            with self._prompting:
+                if not self._unput:
+                    self._unput.extend(self._prompts.get_samples(missing))
+                self._put_new(deadline)
         return self._draw(max(0.0, deadline - time.monotonic()))
 
     def _draw(self, timeout_s: float) -> list[Any]:
@@ -273,14 +298,22 @@ class DataPlaneDataSource:
         self._drawn[claim.groups[0].group_id] = claim
         return samples_of(columns, self._sample_type)
 
-    def _put_new(self, groups: Iterable[Sequence[Any]]) -> None:
-        """Put groups of the source of prompts, which repeats those that it issued after its last save."""
-        for group in groups:
+    def _put_new(self, deadline: float) -> None:
+        """Put what the source of prompts has given. It repeats what it gave after its last save, so that may be there;
+        or a process that died while it put it has it reserved, until its session ends. What cannot be put is kept.
+        """
+        while self._unput:
             try:
-                self._put(group)
-            except PreconditionError as error:  # noqa: PERF203  # after a resume
+                self._put(self._unput[0])
+            except PreconditionError as error:
                 if error.reason != "SAMPLE_EXISTS":
                     raise
+                if error.details.get("group_state") == "reserved":
+                    if time.monotonic() >= deadline:
+                        raise
+                    time.sleep(_RESERVED_S)
+                    continue
+            self._unput.popleft()
 
     def _put(self, group: Sequence[Any]) -> None:
         name = _group_name(group)
@@ -321,11 +354,14 @@ def convert_samples_to_train_data(args: Any, samples: Iterable[Any]) -> dict[str
     """For slime's `--custom-convert-samples-to-train-data-path`: lists with one entry for each sample. The data sources
     of this process learn that these were used (`note_trained`).
 
-    samples: a list of samples, or of groups of them. `rewards` are normalized in each group: less the mean, and divided
-    by the standard deviation unless args.grpo_std_normalization is False; raw if args.rewards_normalization is False.
-    args.reward_key chooses one of several rewards. A sample with remove_sample has a loss mask of zeros; one without a
-    loss mask trains on its whole response. `rollout_log_probs` and `rollout_routed_experts` are there if all samples
-    have them. Raises InvalidArgumentError (a ValueError) for a sample without a reward.
+    samples: a list of samples, or of groups of them. `rewards` are normalized in each group as slime's estimators want
+    it: less the mean for grpo, gspo, cispo and reinforce_plus_plus_baseline, and of the first three divided by the
+    standard deviation unless args.grpo_std_normalization is False; raw for all others, or if args.rewards_normalization
+    is False. args.custom_reward_post_process_path names a function that does it instead. args.reward_key chooses one of
+    several rewards. A sample with remove_sample has a loss mask of zeros; one without a loss mask trains on its whole
+    response. `rollout_mask_sums` are the trained tokens of a sample's rollout: of all samples with its rollout_id, or
+    of itself without one. Optional columns are there if all samples have them, `multimodal_train_inputs` if any has
+    them. Raises InvalidArgumentError (a ValueError) for a sample without a reward.
     """
     flat = list(_flat(samples))
     key = getattr(args, "reward_key", None)
@@ -333,33 +369,60 @@ def convert_samples_to_train_data(args: Any, samples: Iterable[Any]) -> dict[str
     if None in raw:
         raise InvalidArgumentError(f"sample {flat[raw.index(None)].index} has no reward")
     masks = [[1] * sample.response_length if sample.loss_mask is None else sample.loss_mask for sample in flat]
+    for row, sample in enumerate(flat):
+        if getattr(sample, "remove_sample", False):
+            masks[row] = [0] * len(masks[row])
+    rollouts = _rollouts(flat)
+    trained: Counter[int] = Counter()
+    for rollout, mask in zip(rollouts, masks, strict=True):
+        trained[rollout] += sum(mask)
+    if process := getattr(args, "custom_reward_post_process_path", None):
+        raw, rewards = _load(process)(args, flat)
+    else:
+        rewards = _normalized(args, raw, [_group_name([sample]) for sample in flat])
+    metadata = [sample.metadata or {} for sample in flat]
     data: dict[str, Any] = {
         "tokens": [sample.tokens for sample in flat],
         "response_lengths": [sample.response_length for sample in flat],
-        "rewards": _normalized(args, raw, [_group_name([sample]) for sample in flat]),
-        "raw_reward": raw,
+        "rewards": rewards,
+        "raw_reward": [known.get("raw_reward", reward) for known, reward in zip(metadata, raw, strict=True)],
         "truncated": [int(_status(sample) == "truncated") for sample in flat],
         "sample_indices": [sample.index for sample in flat],
-        "loss_masks": [
-            [0] * len(mask) if getattr(sample, "remove_sample", False) else mask
-            for sample, mask in zip(flat, masks, strict=True)
+        "rollout_ids": rollouts,
+        "rollout_mask_sums": [trained[rollout] for rollout in rollouts],
+        "loss_masks": masks,
+        "source_names": [
+            getattr(sample, "source", None) or known.get("source_name") or "unknown"
+            for sample, known in zip(flat, metadata, strict=True)
         ],
     }
-    for name in ("rollout_log_probs", "rollout_routed_experts"):
-        column = [getattr(sample, name, None) for sample in flat]
-        if all(values is not None for values in column):
+    optional = {name: [getattr(sample, name, None) for sample in flat] for name in _OPTIONAL}
+    optional["metadata"] = optional.pop("train_metadata")
+    optional["round_number"] = [known.get("round_number") for known in metadata]
+    for name, column in optional.items():
+        present = any if name == "multimodal_train_inputs" else all
+        if present(values is not None for values in column):
             data[name] = column
     for source in list(_open_sources):
         source.note_trained(flat)
     return data
 
 
+def _rollouts(samples: Sequence[Any]) -> list[int]:
+    """For each sample a number that it shares with the others of its rollout_id; one of its own without one."""
+    ids = [getattr(sample, "rollout_id", None) for sample in samples]
+    taken = set(ids)
+    free = (number for number in count() if number not in taken)
+    return [next(free) if rollout is None else rollout for rollout in ids]
+
+
 def _normalized(args: Any, rewards: Sequence[float], groups: Sequence[str]) -> list[float]:
+    estimator = getattr(args, "advantage_estimator", "grpo")
     values = np.array(rewards, np.float64)
-    if getattr(args, "rewards_normalization", True):
+    if estimator in _CENTRED and getattr(args, "rewards_normalization", True):
         for group in set(groups):
             rows = [row for row, name in enumerate(groups) if name == group]
             values[rows] -= values[rows].mean()
-            if getattr(args, "grpo_std_normalization", True) and len(rows) > 1:
+            if estimator in _SCALED and getattr(args, "grpo_std_normalization", True) and len(rows) > 1:
                 values[rows] /= values[rows].std(ddof=1) + 1e-6
     return [float(value) for value in values]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import http.client
 import json
+import weakref
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from dataplane_client import DataPlaneClient
 from dataplane_client.aio import AsyncClaim
 from dataplane_client.errors import ClaimFencedError, OutOfSpaceError
 from dataplane_http.errors import error_answer
+from dataplane_http.front import Door
 from dataplane_http.held import MAX_HELD, Held
 from dataplane_http.tests.asking import Ask, ask_at
 from dataplane_http.tests.conftest import LOOPBACK, running_gateway
@@ -85,6 +88,34 @@ def test_released_rows_return_to_the_task(ask: Ask, client: DataPlaneClient, par
     again = ask("POST", CLAIMS, {"fields": ["reward"], "batch_size": 1}).body
     assert [row["deliveries"] for row in again["samples"]] == [2]
     assert [event.reason for event in client.sample("p", "a").events if event.what == "released"] == ["judge failed"]
+
+
+def test_what_has_ended_otherwise_is_not_said_to_be_done(ask: Ask, client: DataPlaneClient, partition: str) -> None:
+    put(ask, "a")
+    at = f"/v1/claims/{claim(ask)}"
+    assert ask("POST", f"{at}/release", {}).status == 200
+    assert ask("POST", f"{at}/commit", {}).error == (404, "CLAIM_NOT_FOUND")
+    assert client.partition("p").task("train").consumed_rows == 0
+    at = f"/v1/groups/{reserve(ask, sample_ids=['b'])}"
+    assert ask("POST", f"{at}/abort", {}).status == 200
+    assert ask("POST", f"{at}/finish", {}).error == (409, "GROUP_FENCED")
+
+
+async def test_of_a_request_whose_claim_is_lost_nothing_is_kept_but_why() -> None:
+    claims: Held[Any] = Held("claim", ClaimFencedError, lambda claim, why: claim.release(reason=why))
+    claims.add("c", None, 60.0)
+
+    def lose() -> weakref.ref[Door]:
+        body = Door("of many bytes")
+        with contextlib.suppress(ClaimFencedError), claims.using("c"):
+            raise ClaimFencedError("lost", reason="CLAIM_FENCED")
+        return weakref.ref(body)
+
+    body = lose()
+    gc.collect()
+    assert body() is None
+    with pytest.raises(ClaimFencedError, match="lost"), claims.using("c"):
+        pass
 
 
 def test_a_claim_that_nobody_names_for_its_lease_is_lost_and_says_so(

@@ -91,6 +91,8 @@ def test_with_tokens_a_request_needs_one_and_the_name_does_not_matter(server: Se
         refused = ask("GET", "/v1/partitions", headers=named)
         assert (refused.error, refused.headers["WWW-Authenticate"]) == ((401, "UNAUTHENTICATED"), "Bearer")
         assert ask("GET", "/v1/partitions", headers={**named, "Authorization": "Bearer t"}).status == 200
+        for host in ("a/healthz?", "a/openapi.json#"):  # from it, Starlette made the URL, and so its path
+            assert ask("GET", "/v1/partitions", headers={"Host": host}).error == (401, "UNAUTHENTICATED")
         assert ask("GET", "/healthz").body == {"status": "serving"}
 
 

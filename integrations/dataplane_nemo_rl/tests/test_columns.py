@@ -56,6 +56,7 @@ REFUSED: dict[str, tuple[object, object]] = {
     "a large int64 into int32": (tensor([7], dtype=torch.int32), tensor([2**40])),
     "a large int64 into float32": (tensor([0.5]), tensor([2**24 + 1])),
     "a fraction into int64": (tensor([7]), tensor([0.5])),
+    "a large fraction into int64": (tensor([7]), tensor([4194304.5])),
     "NaN into int64": (tensor([7]), tensor([NAN])),
     "a float32 into bfloat16": (tensor([0.5], dtype=torch.bfloat16), tensor([0.1])),
     "a large float64 into float32": (tensor([0.5]), tensor([1e300], dtype=torch.float64)),

@@ -32,6 +32,7 @@ class Sample:
     status: Status = Status.PENDING
     remove_sample: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
+    rollout_id: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "status": self.status.value}

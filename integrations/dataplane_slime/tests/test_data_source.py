@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataplane_client.client import DataPlaneClient
-from dataplane_client.errors import ClaimTimeoutError
+from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.errors import ClaimTimeoutError, OutOfSpaceError
 from dataplane_slime import DataPlaneDataSource, convert_samples_to_train_data, note_rollout
 from dataplane_slime.tests.samples import Prompts, Sample, Status, generated
 
@@ -212,6 +213,36 @@ def test_groups_are_not_drawn_when_the_source_of_prompts_fails_on_the_way(new_so
         source.get_samples(2)
     source.save(0)  # takes what is drawn as used
     assert prompts_of(source.get_samples(2)) == ["p0", "p1"]
+
+
+def test_prompts_that_could_not_be_put_come_again(new_source: NewSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = new_source()
+    put, failures = DataPlaneDataSource._put, [OutOfSpaceError("full")]
+
+    def may_fail(self: DataPlaneDataSource, group: Any) -> None:
+        if failures:
+            raise failures.pop()
+        put(self, group)
+
+    monkeypatch.setattr(DataPlaneDataSource, "_put", may_fail)
+    with pytest.raises(OutOfSpaceError):
+        source.get_samples(1)
+    failures.append(OutOfSpaceError("full"))
+    with pytest.raises(OutOfSpaceError):
+        source.save(0)  # the source of prompts would go on behind it
+    assert prompts_of(source.get_samples(2)) == ["p0", "p1"]
+
+
+def test_a_prompt_that_a_dead_process_has_reserved_is_drawn_when_its_session_is_over(
+    client: DataPlaneClient, address: str, new_source: NewSource
+) -> None:
+    source = new_source()
+    with connect(address) as dead:
+        dead.reserve_group("slime", "0", ["0/0", "0/1"])
+        timer = threading.Timer(1.0, dead.close)
+        timer.start()
+        assert prompts_of(source.get_samples(1)) == ["p0"]
+        timer.join()
 
 
 def test_a_group_whose_claim_the_server_has_ended_can_still_be_given_back(

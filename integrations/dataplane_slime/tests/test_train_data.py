@@ -31,9 +31,18 @@ def test_train_data_has_a_list_for_each_key_that_slime_documents(nested: bool) -
         "raw_reward": [0.0, 1.0, 0.0, 2.0],
         "truncated": [0, 0, 0, 1],
         "sample_indices": [0, 1, 2, 3],
+        "rollout_ids": [0, 1, 2, 3],
+        "rollout_mask_sums": [2, 2, 1, 0],
+        "source_names": ["unknown"] * 4,
         "loss_masks": [[1, 1], [1, 1], [0, 1], [0, 0]],
         "rollout_log_probs": [[-0.1, -1 / 3]] * 4,
     }
+
+
+def doubled(args: Any, samples: list[Sample]) -> tuple[list[float], list[float]]:
+    """As slime's option --custom-reward-post-process-path wants it."""
+    raw = [float(sample.reward) for sample in samples]  # type: ignore[arg-type]
+    return raw, [2 * reward for reward in raw]
 
 
 @pytest.mark.parametrize(
@@ -41,6 +50,9 @@ def test_train_data_has_a_list_for_each_key_that_slime_documents(nested: bool) -
     [
         ({"grpo_std_normalization": False}, [-0.5, 0.5, -1.0, 1.0]),
         ({"rewards_normalization": False}, [0.0, 1.0, 0.0, 2.0]),
+        ({"advantage_estimator": "reinforce_plus_plus_baseline"}, [-0.5, 0.5, -1.0, 1.0]),
+        ({"advantage_estimator": "ppo"}, [0.0, 1.0, 0.0, 2.0]),
+        ({"custom_reward_post_process_path": f"{__name__}.doubled"}, [0.0, 2.0, 0.0, 4.0]),
     ],
 )
 def test_rewards_are_normalized_as_the_settings_say(settings: dict[str, Any], rewards: list[float]) -> None:
@@ -52,3 +64,25 @@ def test_one_of_several_rewards_is_chosen_and_a_lone_sample_has_none_above_other
     data = convert_samples_to_train_data(SimpleNamespace(reward_key="math"), [lone])
     assert (data["raw_reward"], data["rewards"]) == ([2.0], [0.0])
     assert "rollout_log_probs" not in data
+
+
+def test_samples_of_one_rollout_count_once() -> None:
+    samples = [sample for group in groups() for sample in group]
+    for sample, rollout in zip(samples, (1, 1, None, None), strict=True):
+        sample.rollout_id = rollout
+    data = convert_samples_to_train_data(SimpleNamespace(), samples)
+    assert data["rollout_ids"] == [1, 1, 0, 2]
+    assert data["rollout_mask_sums"] == [4, 4, 1, 0]
+
+
+def test_what_samples_know_besides_is_passed_on() -> None:
+    samples = [sample for group in groups() for sample in group]
+    for sample in samples:
+        sample.metadata |= {"round_number": 3, "raw_reward": 0.25, "source_name": "math"}
+    data = convert_samples_to_train_data(SimpleNamespace(), samples)
+    for key, value in (("round_number", 3), ("raw_reward", 0.25), ("source_names", "math")):
+        assert data[key] == [value] * 4
+    assert not {"multimodal_train_inputs", "teacher_log_probs"} & data.keys()
+    samples[1].multimodal_train_inputs = {"pixels": 1}  # type: ignore[attr-defined]
+    data = convert_samples_to_train_data(SimpleNamespace(), samples)
+    assert data["multimodal_train_inputs"] == [None, {"pixels": 1}, None, None]
