@@ -117,3 +117,74 @@ def test_groups_in_flight_in_their_fully_asynchronous_worker_come_again_after_a_
     )
     assert len(used) == 12
     assert sorted(used + again) == list(range(20))
+
+
+def test_train_data_is_what_their_conversion_makes_of_the_samples(address: str, tmp_path: Path) -> None:
+    differing = run(
+        """
+        import itertools
+        import json
+        import sys
+        from argparse import Namespace
+        from importlib.machinery import ModuleSpec
+        from types import SimpleNamespace
+        from unittest.mock import MagicMock
+
+
+        class Engine:
+            # Their module imports the engine and trackers, which are not installed and have no part in this.
+            def find_spec(self, name, path=None, target=None):
+                absent = name.partition(".")[0] in ("sglang", "sglang_router", "httpx", "wandb")
+                return ModuleSpec(name, self, is_package=True) if absent else None
+
+            def create_module(self, spec):
+                return MagicMock(__name__=spec.name, __path__=[], __spec__=spec)
+
+            def exec_module(self, module):
+                pass
+
+
+        sys.meta_path.append(Engine())
+        from slime.ray.rollout import RolloutManager
+        from slime.utils.types import Sample
+
+        from dataplane_slime import convert_samples_to_train_data
+
+        theirs = RolloutManager.__ray_metadata__.modified_class
+
+
+        def samples():
+            for group, index in itertools.product(range(3), range(2)):
+                yield Sample(
+                    group_index=group, index=2 * group + index, tokens=[5, 6, 7], response_length=2,
+                    loss_mask=[1, index], reward=group + 1.5 * index, rollout_log_probs=[-0.1, -0.2],
+                    teacher_log_probs=[-0.3, -0.4], rollout_id=7 if group == 1 else None,
+                    remove_sample=group == 2 and index == 1, metadata={"round_number": index, "source_name": "math"},
+                    status=Sample.Status.TRUNCATED if index else Sample.Status.COMPLETED,
+                )
+
+
+        differing = []
+        for number, (estimator, std, normalized) in enumerate(itertools.product(
+            ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline", "reinforce_plus_plus", "ppo"),
+            (True, False), (True, False),
+        )):
+            args = Namespace(
+                advantage_estimator=estimator, grpo_std_normalization=std, rewards_normalization=normalized,
+                n_samples_per_prompt=2, rollout_batch_size=3, reward_key=None, rollout_top_p=1.0,
+            )
+            manager = SimpleNamespace(
+                args=args, custom_convert_samples_to_train_data_func=None, custom_reward_post_process_func=None
+            )
+            manager._post_process_rewards = lambda found: theirs._post_process_rewards(manager, found)
+            expected = theirs._convert_samples_to_train_data(manager, list(samples()))
+            found = convert_samples_to_train_data(args, list(samples()))
+            pairs = zip(expected.pop("rewards"), found.pop("rewards"), strict=True)
+            if expected != found or any(abs(a - b) > 1e-5 for a, b in pairs):
+                differing.append(number)
+        print(json.dumps(differing))
+        """,
+        address,
+        tmp_path,
+    )
+    assert differing == []
