@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 from tests.integration.conftest import Eventually
@@ -60,3 +62,18 @@ def test_a_group_whose_rows_have_all_failed_has_ended(flow: DataPlaneClient) -> 
     group = flow.reserve_group("p", "p7", IDS[:2])
     assert group.fail(IDS[:2], "no answer") == 2
     assert (group.state, flow.partition("p").open_groups) == ("aborted", 0)
+
+
+def test_a_group_goes_on_when_all_rows_but_those_of_a_copy_have_failed(flow: DataPlaneClient) -> None:
+    with flow.reserve_group("p", "p7") as group:
+        pickle.loads(pickle.dumps(group)).add(IDS[:2], {"x": torch.arange(2.0)})  # noqa: S301  # made just now
+        assert group.fail(IDS[:1], "no answer") == 1
+        assert group.state == "open"
+    assert flow.claim_meta("p", "train", ["x"], 1).sample_ids == IDS[1:2]
+
+
+def test_a_group_has_ended_when_its_last_row_fails_though_others_were_cleared(flow: DataPlaneClient) -> None:
+    with flow.reserve_group("p", "p7", IDS[:2]) as group:
+        flow.clear_samples(IDS[:1], "p")
+        assert group.fail(IDS[1:2], "no answer") == 1
+        assert (group.state, flow.partition("p").open_groups) == ("aborted", 0)

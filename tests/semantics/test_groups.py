@@ -168,7 +168,7 @@ def test_groups_that_a_session_reserved_are_rolled_back_when_it_dies_and_others_
     caller.pass_time(6.0)
     info = caller.plane.partition_info("p")
     assert (info.rows, info.open_groups, info.removed_rows["rolled_back"]) == (3, 2, 2)
-    assert [caller.abort_group(reservation_id) for reservation_id in kept] == [GroupAborted(1)] * 2
+    assert [caller.abort_group(reservation_id) for reservation_id in kept] == [GroupAborted(1, True)] * 2
 
 
 # -- clients -----------------------------------------------------------------------------------------------------------

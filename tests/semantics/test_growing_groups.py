@@ -79,7 +79,7 @@ def test_a_group_that_never_had_a_row_leaves_nothing_behind(caller: Caller, grou
     caller.share(group, b=50)
     assert caller.used == 50
     if end == "abort":
-        assert caller.abort_group(group) == GroupAborted(0)
+        assert caller.abort_group(group) == GroupAborted(0, True)
     elif end == "expire":
         caller.pass_time(100.0)
     else:

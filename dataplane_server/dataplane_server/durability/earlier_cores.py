@@ -83,6 +83,7 @@ EARLIER = {
             renamed={"verbs.holders.Holders": "verbs.memory_holders.Holders"},
             added={
                 "calls.answers.Grant": {"committed": bool},
+                "calls.answers.GroupAborted": {"ended": bool},
                 "calls.answers.PutResult": {"outcomes": bytes},
                 "calls.answers.TaskInfo": {"newest_step": _none, "next_step": int},
                 "calls.columns.Column": {"per_token": bool},

@@ -3625,16 +3625,20 @@ class AbortGroupResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REMOVED_ROWS_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
     removed_rows: _builtins.int
     """Rows removed."""
+    ended: _builtins.bool
+    """Whether the group is no longer reserved. False while it has other rows than those that failed."""
     def __init__(
         self,
         *,
         removed_rows: _builtins.int = ...,
+        ended: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["removed_rows", b"removed_rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "removed_rows", b"removed_rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

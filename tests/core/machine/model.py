@@ -280,10 +280,10 @@ class Model(Entrances):
             (any(row not in group.rows for row in failed), Reason.INVALID_REQUEST),
         )
         if not failed or len(failed) == len(group.rows):
-            return GroupAborted(self._roll_back(group))
+            return GroupAborted(self._roll_back(group), True)
         group.failed += len(failed)
         self._remove(partition, failed, "failed")
-        return GroupAborted(len(failed))
+        return GroupAborted(len(failed), False)
 
     def _end_late(self, group: Group) -> None:
         """The deadline of a reserved group has passed."""

@@ -195,8 +195,8 @@ class Group(Handle):
 
     def fail(self, sample_ids: Sequence[str], reason: str = "", *, timeout_s: float | None = None) -> int:
         """Remove rows whose generation failed: no consumer sees them, and they count as "failed". The other rows stay
-        reserved, and their tag "missing_rows" counts how many their group lacks. If none is left, the group has been
-        aborted. Returns how many were removed. reason: for the samples' history, at most 256 bytes.
+        reserved, and their tag "missing_rows" counts how many their group lacks. If none is left, also of those that
+        copies of this object added, the group has been aborted. Returns how many were removed. reason: for the samples' history, at most 256 bytes.
 
         Raises GroupFencedError when the group is no longer reserved, NotFoundError for a row that does not exist,
         InvalidArgumentError for a row outside the group.
@@ -208,12 +208,12 @@ class Group(Handle):
         request = self._give_up_request(reason)
         request.sample_ids.extend(names)
         with self._watch_for_fence():
-            removed = int((self._session.transport.unary("AbortGroup", request, timeout_s)).removed_rows)
+            response = self._session.transport.unary("AbortGroup", request, timeout_s)
         with _growing:
             self.meta = _without_rows(self.meta, names)
-        if not self.meta.size:
+        if response.ended:  # the meta does not tell: other processes may have added rows
             self.state = "aborted"
-        return removed
+        return int(response.removed_rows)
 
     def abort(self, reason: str = "", *, timeout_s: float | None = None) -> int:
         """Remove the rows. Returns how many there were. reason: for the samples' history, at most 256 bytes.

@@ -167,7 +167,10 @@ class GroupFinished:
 
 @dataclass(frozen=True, slots=True)
 class GroupAborted:
+    """ended: whether the group is no longer reserved."""
+
     removed_rows: int
+    ended: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,8 +129,8 @@ class Groups:
             partition.groups.check_members(group, slots)
             if len(slots) < group.size:
                 self._fail(partition, group, slots, who, call.reason)
-                return GroupAborted(len(slots))
-        return GroupAborted(self._roll_back(partition, group, who, call.reason))
+                return GroupAborted(len(slots), False)
+        return GroupAborted(self._roll_back(partition, group, who, call.reason), True)
 
     def end_late(self, due: Deadline) -> None:
         """The deadline of a group has passed, if it is still reserved."""

@@ -325,7 +325,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
 
     async def AbortGroup(self, request: pb.AbortGroupRequest, context: object) -> pb.AbortGroupResponse:
         result = self._shell.apply(translate.claims.abort_group(request))
-        return pb.AbortGroupResponse(removed_rows=result.removed_rows)
+        return pb.AbortGroupResponse(removed_rows=result.removed_rows, ended=result.ended)
 
     async def ListGroups(self, request: pb.ListGroupsRequest, context: object) -> pb.ListGroupsResponse:
         return translate.listings.groups(self._plane.list_groups(request.partition_id, self._shell.now()))
