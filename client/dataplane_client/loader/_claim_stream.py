@@ -11,6 +11,8 @@ The end of an iteration. Rows that another loader holds may come back, because i
 iteration ends when all announced rows were put and the task has consumed all resident rows. No row is lost with a
 killed loader. It also ends, with or without until_consumed, when the partition is closed and no row is left to claim.
 
+A server that is away, as while it starts again, is asked until it answers: its rows, claims and sessions come back.
+
 This requires that other loaders commit without waiting for this one. The workers of a torch DataLoader break that rule.
 The DataLoader asks its workers in a fixed order and waits for each. A worker commits a batch when it is asked for the
 next one, and its prefetch thread holds claims meanwhile. If worker A waited at the server until worker B had committed,
@@ -30,12 +32,19 @@ from typing import Any, Final
 from dataplane_client._verbs._sync.claim import Claim
 from dataplane_client._verbs._sync.client import DataPlaneClient
 from dataplane_client.batched_data_dict import BatchedDataDict
-from dataplane_client.errors import ClaimTimeoutError, DataPlaneError, EndOfDataError
+from dataplane_client.errors import (
+    ClaimTimeoutError,
+    DataPlaneError,
+    DeadlineError,
+    EndOfDataError,
+    OutOfSpaceError,
+    UnavailableError,
+)
 from dataplane_client.loader._settings import LoaderSettings
 from dataplane_client.records.descriptions import PartitionDescription
 
 CLOSING_S: Final = 5.0
-"""Longest time of one step of closing a loader: a call, or the end of the thread."""
+"""Longest time of one step of closing a loader: a call, also one of the thread, or the end of the thread."""
 
 _FIRST_WAIT_S: Final = 0.05
 _LONGEST_WAIT_S: Final = 0.5
@@ -54,24 +63,30 @@ class ClaimStream:
         self._waits_for_others = waits_for_others
 
     def next(self, is_stopped: Callable[[], bool]) -> Claim | None:
-        """The next claim, or None at the end and when stopped. Blocks until then, without a limit."""
+        """The next claim, or None at the end and when stopped. Blocks until then, without a limit, also while the
+        server is away: who waits for a batch bounds that wait.
+        """
         min_size, started = self._settings.min_batch_size, time.monotonic()
         for wait_s in _growing_waits():
             if is_stopped():
                 return None
             try:
-                return self._claim(min_size, wait_s)
-            except ClaimTimeoutError:
-                partition = self._client.partition(self._settings.partition_id)
+                claim = self._claim(min_size, wait_s)
+                if claim is not None:
+                    return claim
+                partition = self._client.partition(self._settings.partition_id, timeout_s=CLOSING_S)
+                if self._settings.until_consumed or partition.closed:
+                    if self._is_over(partition):
+                        return None
+                    min_size = self._min_size(partition, time.monotonic() - started)
             except EndOfDataError:
                 if min_size == 1:
                     return None
                 min_size = 1
-                continue
-            if self._settings.until_consumed or partition.closed:
-                if self._is_over(partition):
-                    return None
-                min_size = self._min_size(partition, time.monotonic() - started)
+            except (UnavailableError, DeadlineError) as error:
+                if isinstance(error, OutOfSpaceError):
+                    raise
+                time.sleep(wait_s)
         return None
 
     def read(self, claim: Claim, device: str) -> BatchedDataDict[Any]:
@@ -85,22 +100,26 @@ class ClaimStream:
             device=device,
         )
 
-    def _claim(self, min_size: int, wait_s: float) -> Claim:
+    def _claim(self, min_size: int, wait_s: float) -> Claim | None:
+        """A claim, or None if too few rows are ready."""
         settings = self._settings
-        return self._client.claim(
-            settings.partition_id,
-            settings.task_name,
-            settings.required_fields,
-            settings.batch_size,
-            min_size=min_size,
-            whole_groups=settings.whole_groups,
-            unit=settings.unit,
-            max_tokens=settings.max_tokens,
-            where=settings.selection.where,
-            order=settings.selection.order,
-            order_tag=settings.selection.order_tag,
-            timeout_s=wait_s,
-        )
+        try:
+            return self._client.claim(
+                settings.partition_id,
+                settings.task_name,
+                settings.required_fields,
+                settings.batch_size,
+                min_size=min_size,
+                whole_groups=settings.whole_groups,
+                unit=settings.unit,
+                max_tokens=settings.max_tokens,
+                where=settings.selection.where,
+                order=settings.selection.order,
+                order_tag=settings.selection.order_tag,
+                timeout_s=wait_s,
+            )
+        except ClaimTimeoutError:
+            return None
 
     def _is_over(self, partition: PartitionDescription) -> bool:
         task = partition.task(self._settings.task_name)
@@ -113,7 +132,8 @@ class ClaimStream:
             return False
         if withheld:
             return True
-        return self._client.check_consumption_status(self._settings.partition_id, [self._settings.task_name])
+        settings = self._settings
+        return self._client.check_consumption_status(settings.partition_id, [settings.task_name], timeout_s=CLOSING_S)
 
     def _min_size(self, partition: PartitionDescription, waited_s: float) -> int:
         if not _has_all_rows(partition):

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterator
 
 from dataplane_client._common.tracebacks import short_tracebacks
+from dataplane_client._connect.deadline import ANSWER_MARGIN_S
 from dataplane_client._verbs._sync.client import DataPlaneClient
 from dataplane_client.errors import ClaimTimeoutError, ClosedError, DataPlaneError, PreconditionError
 from dataplane_client.loader._batch import LoadedBatch
@@ -119,8 +120,9 @@ class ClaimIterator(Iterator[LoadedBatch]):
         return None if batch is None or batch.is_settled else batch
 
     def _timeout_message(self) -> str:
+        """Raises the error of a server that is away, which says more."""
         settings = self._settings
-        partition = self._client.partition(settings.partition_id)
+        partition = self._client.partition(settings.partition_id, timeout_s=ANSWER_MARGIN_S)
         task = partition.task(settings.task_name)
         return (
             f"partition {settings.partition_id!r}, task {settings.task_name!r}: no batch within "

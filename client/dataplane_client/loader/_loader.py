@@ -104,7 +104,7 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
         resident row is unconsumed. If False, the iteration does not end. Either way it ends when the partition is
         closed (close_partition) and the task has no row left. max_batches: the number of batches after which an
         iteration ends in any case. idle_timeout_s: how long `next` waits for a batch before it raises
-        ClaimTimeoutError; it can be called again.
+        ClaimTimeoutError, or UnavailableError while the server is away; it can be called again.
 
         client_options: keyword arguments of `connect`, for the client of each iteration.
         """

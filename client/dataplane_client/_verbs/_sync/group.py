@@ -196,7 +196,8 @@ class Group(Handle):
     def fail(self, sample_ids: Sequence[str], reason: str = "", *, timeout_s: float | None = None) -> int:
         """Remove rows whose generation failed: no consumer sees them, and they count as "failed". The other rows stay
         reserved, and their tag "missing_rows" counts how many their group lacks. If none is left, also of those that
-        copies of this object added, the group has been aborted. Returns how many were removed. reason: for the samples' history, at most 256 bytes.
+        copies of this object added, the group has been aborted. Returns how many were removed. reason: for the samples'
+        history, at most 256 bytes.
 
         Raises GroupFencedError when the group is no longer reserved, NotFoundError for a row that does not exist,
         InvalidArgumentError for a row outside the group.
