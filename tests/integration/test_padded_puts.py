@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from dataplane_client import observe
 from dataplane_client.client import DataPlaneClient, connect, write_columns
-from dataplane_client.errors import InvalidArgumentError
+from dataplane_client.errors import InvalidArgumentError, PreconditionError
 from dataplane_client.options import TransportChoice
 
 IDS = ["a", "b"]
@@ -162,6 +162,30 @@ def test_a_commit_that_is_repeated_with_other_padding_or_none_gets_the_answer_of
     assert again[0].commit({"logprobs": [[1.0] * 2, [1.0] * 4]}, request_id="r") == 2
     other.partition("p")
     assert again[1].commit({"logprobs": torch.ones(2, 7)}, request_id="r") == 2
+
+
+@pytest.mark.fresh_server
+@pytest.mark.parametrize("is_cleared", [False, True])
+def test_a_commit_of_integers_into_fields_of_floats_that_is_repeated_gets_the_answer_of_the_first(
+    client: DataPlaneClient, connected: Callable[[], DataPlaneClient], is_cleared: bool
+) -> None:
+    client.register_partition(
+        "p",
+        ["tokens", "logprobs", "reward"],
+        2,
+        ["train"],
+        per_token_fields=["tokens", "logprobs"],
+        dtypes={"logprobs": "float32", "reward": "float16"},
+        clear_when_consumed=is_cleared,
+    )
+    client.put_samples(IDS, "p", {"tokens": PADDED}, sequence_lengths=LENGTHS)
+    claim, other = client.claim("p", "train", [], 2), connected()
+    again, wrong = (of.adopt_claim(claim.claim_id, claim.meta) for of in (client, client))
+    elsewhere = other.adopt_claim(claim.claim_id, claim.meta)
+    given = {"reward": [1, -2], "logprobs": torch.ones(2, 9, dtype=torch.int64)}
+    assert [one.commit(given, request_id="r") for one in (claim, again, elsewhere)] == [2, 2, 2]
+    with pytest.raises(PreconditionError, match="asked for something else"), wrong:
+        wrong.commit({"reward": [1, -2]}, request_id="r")
 
 
 def test_columns_are_not_cut_for_a_partition_that_had_the_name_before(

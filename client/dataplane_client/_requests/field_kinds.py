@@ -49,7 +49,31 @@ def with_exact_floats(error: DataPlaneError, columns: Sequence[WireColumn]) -> l
     """
     name, dtype = error.details.get("field"), error.details.get("dtype", "")
     column = next((column for column in columns if column.name == name), None)
-    if error.reason != "FIELD_MISMATCH" or column is None or dtype not in _FLOATS or "int" not in column.dtype:
+    if error.reason != "FIELD_MISMATCH" or column is None:
+        return None
+    floats = _exact_floats(column, dtype)
+    return None if floats is None else [floats if one is column else one for one in columns]
+
+
+def may_have_been_floats(error: DataPlaneError, columns: Sequence[WireColumn]) -> bool:
+    """Whether a write may be refused as another one than that of its name which was applied, because that was sent with
+    floats in place of these integers.
+    """
+    return error.reason == "REQUEST_ID_USED" and any("int" in column.dtype for column in columns)
+
+
+def with_known_floats(columns: Sequence[WireColumn], partition: pb.Partition) -> list[WireColumn]:
+    """The columns; integers as floats where the field is declared to have some, or holds some, that hold them
+    exactly.
+    """
+    held = {field.name: DTYPES_BY_NUMBER.get(field.data_type, "") for field in partition.fields}
+    dtypes = {**held, **partition.dtypes}
+    return [_exact_floats(column, dtypes.get(column.name, "")) or column for column in columns]
+
+
+def _exact_floats(column: WireColumn, dtype: str) -> WireColumn | None:
+    """A column of integers as floats; None if it has no integers, or these floats do not hold them exactly."""
+    if dtype not in _FLOATS or "int" not in column.dtype:
         return None
     given = np.frombuffer(column.values, column.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -61,8 +85,7 @@ def with_exact_floats(error: DataPlaneError, columns: Sequence[WireColumn]) -> l
     if not exact:
         return None
     starts = None if column.starts is None else column.starts // given.itemsize * floats.itemsize
-    converted = replace(column, dtype=dtype, values=memoryview(floats.tobytes()), starts=starts)
-    return [converted if one is column else one for one in columns]
+    return replace(column, dtype=dtype, values=memoryview(floats.tobytes()), starts=starts)
 
 
 def raise_with_advice(error: DataPlaneError, columns: Sequence[WireColumn], sample_ids: Sequence[str]) -> None:

@@ -6,7 +6,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from dataplane_client._requests.field_kinds import as_field_holds, raise_with_advice, with_exact_floats
+from dataplane_client._connect.deadline import Deadline
+from dataplane_client._requests.field_kinds import (
+    as_field_holds,
+    may_have_been_floats,
+    raise_with_advice,
+    with_exact_floats,
+    with_known_floats,
+)
 from dataplane_client._requests.padded_puts import may_be_padded, without_known_padding, without_padding
 from dataplane_client._requests.row_write import RowWrite
 from dataplane_client._verbs._async.transport import AsyncTransport
@@ -15,67 +22,71 @@ from rl_dataplane.v1 import data_plane_pb2 as pb
 
 
 async def write_rows(transport: AsyncTransport, write: RowWrite, timeout_s: float | None) -> Any:
-    """Send a write; returns the response to its verb.
+    """Send a write; returns the response to its verb. All calls for it share one deadline.
 
     A column of nothing but empty lists costs one more call before, which asks what its field holds. Padding is cut off
     if this client has seen which fields of the partition are per-token. A write that the server refuses for padding
     costs two more calls: it asks which fields are, and sends the columns again. A refused write has changed nothing,
     and its request_id may be used again. Integers that a field of floats refuses are sent as floats. A repeated commit
-    with padding is refused as another call than the one that was answered, which had none; without the padding it gets
-    the answer. If the partition's values have digests, the first write costs one more call, unless this client has
-    registered the partition.
+    with padding, or with such integers, is refused as another call than the one that was answered, which had none;
+    sent as that was, it gets the answer. If the partition's values have digests, the first write costs one more call,
+    unless this client has registered the partition.
     """
+    deadline = Deadline(transport.options.timeout_s if timeout_s is None else timeout_s)
     where = f"partition {write.partition_id!r}"
     if any(column.of_empty_lists for column in write.columns):
-        fields = await _fields_of(transport, write.partition_id, timeout_s)
+        partition = await _partition_of(transport, write, deadline)
+        fields = {field.name: field for field in partition.fields}
         write.send_instead([as_field_holds(column, fields, where) for column in write.columns])
     given, lengths = write.columns, write.lengths or ()
     cut = without_known_padding(given, transport.known.of(write.partition_id).per_token, lengths)
     if cut is not None:
         write.send_instead(cut)
         try:
-            return await _send(transport, write, timeout_s)
-        except InvalidArgumentError as error:
-            if error.reason != "FIELD_MISMATCH":
+            return await _send(transport, write, deadline)
+        except (InvalidArgumentError, PreconditionError) as error:
+            if error.reason != "FIELD_MISMATCH" and not may_have_been_floats(error, cut):
                 raise
         transport.known.forget(write.partition_id)
         write.send_instead(given)
     try:
-        return await _send(transport, write, timeout_s)
+        return await _send(transport, write, deadline)
     except (InvalidArgumentError, PreconditionError) as error:
         raise_with_advice(error, given, getattr(write.header, "sample_ids", ()))
         if (floats := with_exact_floats(error, given)) is not None:
             write.send_instead(floats)
-            return await write_rows(transport, write, timeout_s)
-        if not may_be_padded(error, given, write.lengths):
+            return await write_rows(transport, write, deadline.left_s)
+        is_padded = may_be_padded(error, given, write.lengths)
+        if not is_padded and not may_have_been_floats(error, given):
             raise
         refusal = error
-    fields = await _fields_of(transport, write.partition_id, timeout_s)
-    cut = without_padding(given, {name for name, field in fields.items() if field.per_token}, lengths, where)
-    if cut is None:
+    partition = await _partition_of(transport, write, deadline)
+    instead = with_known_floats(given, partition) if may_have_been_floats(refusal, given) else given
+    if is_padded:
+        per_token = {field.name for field in partition.fields if field.per_token}
+        instead = without_padding(instead, per_token, lengths, where) or instead
+    if all(new is old for new, old in zip(instead, given, strict=True)):
         raise refusal
-    write.send_instead(cut)
-    return await _send(transport, write, timeout_s)
+    write.send_instead(instead)
+    return await _send(transport, write, deadline)
 
 
-async def _send(transport: AsyncTransport, write: RowWrite, timeout_s: float | None) -> Any:
+async def _send(transport: AsyncTransport, write: RowWrite, deadline: Deadline) -> Any:
     """Send a write, with digests if the partition's values have some."""
     header = write.header
     header.hashed, header.digests = transport.known.of(write.partition_id).digests, b""
     try:
-        return await transport.write(write, timeout_s)
+        return await transport.write(write, deadline.left_s)
     except PreconditionError as error:
         if error.reason != "DIGESTS_REQUIRED" or header.hashed:
             raise
     transport.known.learn_digests(write.partition_id)
     header.hashed = True
-    return await transport.write(write, timeout_s)
+    return await transport.write(write, deadline.left_s)
 
 
-async def _fields_of(
-    transport: AsyncTransport, partition_id: str, timeout_s: float | None
-) -> dict[str, pb.FieldDescription]:
-    request = pb.GetPartitionRequest(partition_id=partition_id)
-    partition = (await transport.unary("GetPartition", request, timeout_s)).partition
+async def _partition_of(transport: AsyncTransport, write: RowWrite, deadline: Deadline) -> pb.Partition:
+    request = pb.GetPartitionRequest(partition_id=write.partition_id)
+    partition: pb.Partition = (await transport.unary("GetPartition", request, deadline.left_s)).partition
     transport.known.learn(partition)
-    return {field.name: field for field in partition.fields}
+    return partition
