@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataplane_client._common.arguments import checked_name
 from dataplane_client._common.arrays import generations_of
 from dataplane_client._common.tracebacks import short_tracebacks
-from dataplane_client._connect.deadline import Deadline
+from dataplane_client._connect.deadline import ANSWER_MARGIN_S, Deadline
 from dataplane_client._requests.claim_requests import (
     Balance,
     claim_request,
@@ -196,7 +196,7 @@ class ClaimVerbs:
             if blocking:
                 response = await self._transport.unary("ClaimSamples", request, timeout_s, waits=True)
             else:
-                response = await self._transport.unary("ClaimSamples", request, None)
+                response = await self._transport.unary("ClaimSamples", request, timeout_s)
         except ClaimTimeoutError:
             if blocking:
                 raise
@@ -318,6 +318,7 @@ class ClaimVerbs:
         async with self.reserve_group(
             partition_id, group_id, sample_ids, weight_version=weight_version, timeout_s=deadline.left_s
         ) as group:
+            group._give_up_by = Deadline(deadline.left_s + ANSWER_MARGIN_S)  # noqa: SLF001 - as the put that may fail
             put.header.reservation_id = finish.reservation_id = group.reservation_id
             await write_rows(self._transport, put.write, deadline.left_s)
             rows = (await self._transport.unary("FinishGroup", finish, deadline.left_s)).rows

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dataplane_client._common.reasons import reason_of
 from dataplane_client._common.tracebacks import short_tracebacks
+from dataplane_client._connect.deadline import Deadline
 from dataplane_client._verbs._async.session import AsyncSession
 from dataplane_client.errors import ClaimFencedError, DataPlaneError, GroupFencedError, PreconditionError
 
@@ -33,6 +34,8 @@ class AsyncHandle(ABC):
     _give_up_verb: ClassVar[str]
     _given_up_state: ClassVar[Any]
     _commit_id = ""  # of every commit of this object: one that was not answered is repeated, and takes effect once
+
+    _give_up_by: Deadline | None = None  # when a block that failed ends, though the rows are not given up yet
 
     def __init__(self, session: AsyncSession, label: str, *, gives_back: bool = True) -> None:
         self._session = session
@@ -66,10 +69,10 @@ class AsyncHandle(ABC):
             raise
 
     async def _give_up_for(self, reason: str) -> None:
-        request = self._give_up_request(reason)
+        request, by = self._give_up_request(reason), self._give_up_by
         try:
             with contextlib.suppress(DataPlaneError):  # the exception that ended the block matters more
-                await self._give_up(request, None)
+                await self._give_up(request, None if by is None else by.left_s)
         finally:
             if self.state == "open":
                 self._session.call_later(self._give_up_verb, request)
