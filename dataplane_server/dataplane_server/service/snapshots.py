@@ -75,15 +75,15 @@ class Snapshots:
         """The last 1,000, the oldest first."""
         return await asyncio.to_thread(list_snapshots, self._folder)
 
-    async def restore(self, name: str, request_id: str) -> Manifest:
-        """Let the next life begin with a snapshot, and ask for the end of this one. Refusal SNAPSHOT_FAILED if it
-        cannot; then nothing has changed.
+    async def restore(self, name: str, request_id: str) -> tuple[Manifest, bool]:
+        """Let the next life begin with a snapshot, and ask for the end of this one. Returns also whether this life
+        began so, by the same request. Refusal SNAPSHOT_FAILED if it cannot; then nothing has changed.
         """
         limits, life = self._shell.plane.limits, self._life
         check_name("request_id", request_id, limits)
         manifest = _manifest(self._checked(name))
         if life.recovery is not None and life.recovery.restored_by == request_id:
-            return manifest
+            return manifest, True
         async with self._restoring:
             try:
                 snapshot = Source(self._folder / name, request_id, life.arena.file_bytes)
@@ -93,7 +93,7 @@ class Snapshots:
                 raise Refusal(Reason.SNAPSHOT_FAILED, f"snapshot {name!r}: {error}") from error
         get_log().warning("leaving_for_snapshot", snapshot=name)
         self.left.set()
-        return manifest
+        return manifest, False
 
     def _checked(self, name: str) -> Path:
         if NAME.fullmatch(name) is None:

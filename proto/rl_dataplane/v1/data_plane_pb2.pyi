@@ -5278,6 +5278,9 @@ class RestoreSnapshotResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SNAPSHOT_FIELD_NUMBER: _builtins.int
+    RESTORED_FIELD_NUMBER: _builtins.int
+    restored: _builtins.bool
+    """Whether the server has gone on from it already: this answers a repetition. Else it is about to."""
     @_builtins.property
     def snapshot(self) -> Global___Snapshot:
         """The one that was restored."""
@@ -5286,10 +5289,11 @@ class RestoreSnapshotResponse(_message.Message):
         self,
         *,
         snapshot: Global___Snapshot | None = ...,
+        restored: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["restored", b"restored", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,12 +6,16 @@ import itertools
 import json
 import os
 import shutil
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from tests.integration.faults.proxy import FaultProxy
 from tests.integration.histories.mortal_server import MortalServer
 from tests.server.durability.test_life import LIMITS, REGISTER, begin, put_of
 from tests.server.durability.test_life import put as put_row
@@ -85,6 +89,23 @@ def test_rows_cursors_and_claims_are_those_of_the_moment_of_the_snapshot(server:
         assert values_of(client, ["r7"]) == [7]
         client.restore_snapshot("b")
         assert client.server_status().rows == 0
+
+
+def test_a_restore_whose_answer_was_lost_ends_when_the_next_life_answers(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        address = f"127.0.0.1:{holder.getsockname()[1]}"
+    with MortalServer(tmp_path, tmp_path / "data", "--listen", address) as server, connect(server.address) as other:
+        taken, proxy = other.create_snapshot("a"), FaultProxy(address)
+        with connect(proxy.address, transport="grpc") as client, ThreadPoolExecutor(1) as pool:
+            client.server_status()
+            began, proxy.swallow = time.monotonic(), {"answers"}
+            restoring = pool.submit(client.restore_snapshot, "a", timeout_s=20.0)
+            while other.server_status().uptime_s >= time.monotonic() - began:
+                time.sleep(0.05)
+            proxy.reset_connections()
+            assert restoring.result() == taken
+        proxy.close()
+        assert len(server.events("leaving_for_snapshot")) == 1
 
 
 def test_a_snapshot_that_cannot_be_taken_or_used_changes_nothing(server: MortalServer, tmp_path: Path) -> None:

@@ -211,8 +211,9 @@ class PartitionVerbs:
         request = pb.RestoreSnapshotRequest(request_id=new_request_id(), snapshot=name)
         response = self._transport.unary("RestoreSnapshot", request, deadline.left_s)
         left = time.monotonic()
-        while (self.server_status(timeout_s=deadline.left_s)).uptime_s >= time.monotonic() - left:
-            sleep(_RESTART_S)
+        if not response.restored:  # as it is when an earlier attempt was not answered
+            while (self.server_status(timeout_s=deadline.left_s)).uptime_s >= time.monotonic() - left:
+                sleep(_RESTART_S)
         return snapshot_description(response.snapshot)
 
     def snapshots(self, *, timeout_s: float | None = None) -> list[SnapshotDescription]:

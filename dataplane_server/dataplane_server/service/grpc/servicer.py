@@ -167,8 +167,8 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         return pb.CreateSnapshotResponse(snapshot=translate.rows.snapshot(manifest))
 
     async def RestoreSnapshot(self, request: pb.RestoreSnapshotRequest, context: object) -> pb.RestoreSnapshotResponse:
-        manifest = await self._kept_snapshots().restore(request.snapshot, request.request_id)
-        return pb.RestoreSnapshotResponse(snapshot=translate.rows.snapshot(manifest))
+        manifest, restored = await self._kept_snapshots().restore(request.snapshot, request.request_id)
+        return pb.RestoreSnapshotResponse(snapshot=translate.rows.snapshot(manifest), restored=restored)
 
     async def ListSnapshots(self, request: pb.ListSnapshotsRequest, context: object) -> pb.ListSnapshotsResponse:
         listed = await self._kept_snapshots().listed()
