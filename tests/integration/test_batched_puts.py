@@ -235,6 +235,85 @@ def test_a_put_is_sent_though_who_asked_for_its_meta_is_cancelled(
     assert sorted(client.list_samples(full_partition).meta.sample_ids) == ["first", "other"]
 
 
+def test_a_put_whose_flush_is_cancelled_is_sent_by_who_waits_for_its_meta(
+    client: DataPlaneClient, full_partition: str, address: str, transport: TransportChoice
+) -> None:
+    async def run() -> None:
+        async with aio.connect(address, transport=transport) as many, many.batching() as batching:
+            await batching.put_later(["first"], full_partition, row(1))
+            pending = await batching.put_later(["other"], full_partition, {"reward": [3.0]})
+            flush, asks = asyncio.create_task(batching.flush()), asyncio.create_task(pending.meta())
+            await until_a_call_waits(client, full_partition)
+            flush.cancel()
+            await many.clear_samples(["a", "b"], full_partition)
+            assert (await asyncio.wait_for(asks, 5.0)).sample_ids == ["other"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_flush_waits_for_puts_that_another_task_sends(
+    client: DataPlaneClient, full_partition: str, address: str, transport: TransportChoice, cancelled: bool
+) -> None:
+    async def run() -> None:
+        async with aio.connect(address, transport=transport) as many, many.batching() as batching:
+            await batching.put_later(["first"], full_partition, row(1))
+            await batching.put_later(["other"], full_partition, {"reward": [3.0]})
+            one = asyncio.create_task(batching.flush())
+            await until_a_call_waits(client, full_partition)
+            two = asyncio.create_task(batching.flush())
+            await asyncio.sleep(0.05)
+            assert not two.done()
+            if cancelled:
+                one.cancel()
+            await many.clear_samples(["a", "b"], full_partition)
+            await asyncio.wait_for(two, 5.0)
+            assert (await many.list_samples(full_partition)).meta.sample_ids == ["first", "other"]
+            await asyncio.wait([one])
+
+    asyncio.run(run())
+
+
+def test_a_flush_raises_the_error_of_a_put_that_another_task_sends(
+    client: DataPlaneClient, full_partition: str, address: str, transport: TransportChoice
+) -> None:
+    async def run() -> None:
+        async with aio.connect(address, transport=transport) as many, many.batching() as batching:
+            await batching.put_later(["first"], full_partition, row(1))
+            flushes = [asyncio.create_task(batching.flush()) for _ in range(2)]
+            await until_a_call_waits(client, full_partition)
+            await many.drop_partition(full_partition)
+            ends = await asyncio.gather(*flushes, return_exceptions=True)
+            assert [type(end) for end in ends] == [NotFoundError, NotFoundError]
+            await batching.flush()  # it was told
+
+    asyncio.run(run())
+
+
+def test_a_flush_waits_for_puts_that_another_thread_sends(client: DataPlaneClient, full_partition: str) -> None:
+    with client.batching(max_rows=2) as batching, ThreadPoolExecutor(2) as threads:
+        batching.put_later(["first"], full_partition, row(1))
+        full = threads.submit(batching.put_later, ["other"], full_partition, {"reward": [3.0]})
+        asyncio.run(until_a_call_waits(client, full_partition))
+        flush = threads.submit(batching.flush)
+        with pytest.raises(TimeoutError):
+            flush.result(0.05)
+        client.clear_samples(["a", "b"], full_partition)
+        flush.result(5.0)
+        assert client.list_samples(full_partition).meta.sample_ids == ["first", "other"]
+        full.result(5.0)
+
+
+def test_a_refused_put_holds_up_none_that_cannot_travel_with_it(client: DataPlaneClient, partition: str) -> None:
+    with client.batching() as batching:
+        bad = batching.put_later(["bad"], partition, row(1), sequence_lengths=[4], timeout_s=2.0)
+        other = batching.put_later(["other"], partition, {"reward": [1.0]}, timeout_s=2.0)
+        like = batching.put_later(["like"], partition, row(1), sequence_lengths=[3], timeout_s=2.0)
+        with pytest.raises(InvalidArgumentError):
+            bad.meta()
+        assert (other.meta().sample_ids, like.meta().sample_ids) == (["other"], ["like"])
+
+
 def test_a_flush_that_waits_for_room_holds_up_no_puts_into_other_partitions(
     client: DataPlaneClient, full_partition: str, address: str, transport: TransportChoice
 ) -> None:

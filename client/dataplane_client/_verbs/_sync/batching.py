@@ -4,7 +4,7 @@ There is one call under way for each partition. Puts that come meanwhile wait in
 them that can be gathered. No thread or task of its own waits for puts: the caller whose put is first in line sends for
 all, and hands the line over when its call has ended.
 
-A call that is refused has changed nothing, so its puts go back to the head of the line, and are sent one by one, each
+A call that is refused has changed nothing, so its puts go back to their places in line, and are sent one by one, each
 by its own caller. A call without an answer by the first of its deadlines fails that put alone. The others go back as
 well, and one of them repeats the call under the same request_id, so it takes effect once.
 """
@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from copy import copy
 from functools import partial
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._connect.deadline import ANSWER_MARGIN_S, Deadline
@@ -34,23 +34,24 @@ from dataplane_client.records.meta import KVBatchMeta
 
 class _Put:
     """A put of one caller. turn: resolves to its meta, or to None when this caller is to send the batch. unit: the
-    batch that carries it, once chosen. is_under_way: a call has it. is_left: its caller has stopped waiting.
+    batch that carries it, once chosen. is_under_way: a call has it. is_left: its caller has stopped waiting. is_told:
+    its `meta()` has answered. place: in line, by arrival.
     """
 
-    __slots__ = ("deadline", "is_left", "is_under_way", "rows", "timeout_s", "turn", "unit")
+    __slots__ = ("deadline", "is_left", "is_told", "is_under_way", "place", "rows", "timeout_s", "turn", "unit")
 
     def __init__(self, rows: PutRows, timeout_s: float) -> None:
         self.rows = rows
         self.timeout_s = timeout_s
         self.deadline = Deadline(timeout_s)
         self.unit: _Unit | None = None
-        self.is_under_way = self.is_left = False
+        self.is_under_way = self.is_left = self.is_told = False
+        self.place = 0
         self.wait()
 
     def wait(self) -> None:
         """Wait for the next turn."""
-        self.turn: Future[KVBatchMeta | None] = Future()
-        self.turn.set_running_or_notify_cancel()  # a caller that is cancelled does not cancel it
+        self.turn: Future[KVBatchMeta | None] = _begun()
 
     def sends(self) -> bool:
         """Whether it is its turn to send."""
@@ -60,6 +61,13 @@ class _Put:
         """Does nothing if it has ended."""
         if not self.turn.done():
             self.turn.set_exception(copy(error))  # each caller adds its own traceback
+
+
+def _begun() -> Future[Any]:
+    """A future that a caller does not cancel when it is cancelled itself."""
+    future = Future[Any]()
+    future.set_running_or_notify_cancel()
+    return future
 
 
 class _Unit(NamedTuple):
@@ -104,6 +112,8 @@ class Batching:
         self._lines: dict[str, _Line] = {}  # by partition; those without puts are removed
         self._held: list[_Put] = []
         self._held_rows = self._held_bytes = 0
+        self._leaving: dict[_Put, Future[None]] = {}  # were held, and a caller sends them; until they end or are again
+        self._arrivals = 0
         self._untold: dict[_Put, DataPlaneError] = {}  # of puts that were held; the first ones, at most max_rows
         self._lock = threading.Lock()  # for the attributes above and the puts in line; never held across a call
         self._sending = Sending()
@@ -171,15 +181,19 @@ class Batching:
         return PendingPut(partial(self._meta_of, put))
 
     def flush(self) -> None:
-        """Send what is held, and wait until the server has it. Raises the first error of a put that was held and whose
-        `meta()` has not raised it.
+        """Send what is held, and wait until the server has it, also where another thread or task has begun to send it.
+        Raises the first error of a put that was held and whose `meta()` has not raised it.
         """
-        self._send_held()
         with self._lock:
-            errors = list(self._untold.values())
+            puts = [*self._leaving, *self._held]
+        self._send_held()
+        for put in puts:
+            self._left(put)
+        with self._lock:
+            errors = [*self._untold.values(), *(put.turn.exception() for put in puts if not put.is_told)]
             self._untold.clear()
-        if errors:
-            raise errors[0]
+        for error in filter(None, errors):
+            raise copy(error)  # another flush may raise it, too
 
     def _put(
         self,
@@ -201,32 +215,48 @@ class Batching:
         with self._lock:
             place = 0 if first else len(self._held)
             self._held[place:place] = puts
+            for put in puts:
+                self._has_left(put)
             self._held_rows += sum(len(put.rows.sample_ids) for put in puts)
             self._held_bytes += sum(put.rows.size_bytes for put in puts)
             return self._held_rows >= self._max_rows or self._held_bytes >= self._max_bytes
 
-    def _take_held(self) -> list[_Put]:
+    def _take_held(self, *, leave: bool) -> list[_Put]:
         with self._lock:
             held, self._held = self._held, []
             self._held_rows = self._held_bytes = 0
+            if leave:
+                self._leaving.update((put, _begun()) for put in held)
         return held
 
+    def _has_left(self, put: _Put) -> None:
+        """Wake those who wait for a put that another caller sends. With the lock."""
+        if leaving := self._leaving.pop(put, None):
+            leaving.set_result(None)
+
+    def _left(self, put: _Put) -> None:
+        """Wait until a put that was held has ended. Who sends it may be cancelled, and then it is held again."""
+        while True:
+            with self._lock:
+                leaving = self._leaving.get(put)
+                if leaving is None and put not in self._held:
+                    return
+            if leaving is None:
+                self._send_held()
+            else:
+                result_of(leaving, threading.TIMEOUT_MAX)  # who sends it keeps its deadline
+
     def _send_held(self) -> None:
-        held = dict.fromkeys(self._take_held())  # and not answered, in order
-        partitions: dict[str, list[_Put]] = {}
-        for put in held:
-            partitions.setdefault(put.rows.partition_id, []).append(put)
+        held = dict.fromkeys(self._take_held(leave=True))  # and not answered, in order
         try:
+            partitions: dict[str, list[_Put]] = {}
+            for put in held:
+                partitions.setdefault(put.rows.partition_id, []).append(put)
             for puts in partitions.values():  # one after the other: waits for one hold up no line of another
                 for put in puts:
                     self._join(put)
-                for put in puts:
-                    try:
-                        self._answer(put)
-                    except DataPlaneError as error:
-                        with self._lock:
-                            if len(self._untold) < self._max_rows:
-                                self._untold[put] = error
+                for put in sorted(puts, key=lambda put: put.place):  # as their turns come
+                    self._end(put)
                     del held[put]
         except BaseException:  # cancelled or interrupted
             for put in held:
@@ -234,15 +264,27 @@ class Batching:
             self._hold(held, first=True)  # also puts under way: the next flush reports how they end
             raise
 
+    def _end(self, put: _Put) -> None:
+        """Wait until a put that was held has ended, and keep its error."""
+        error: DataPlaneError | None = None
+        try:
+            self._answer(put)
+        except DataPlaneError as raised:
+            error = raised
+        with self._lock:
+            if error is not None and len(self._untold) < self._max_rows:
+                self._untold[put] = error
+            self._has_left(put)
+
     def _drop_held(self) -> None:
-        for put in self._take_held():
+        for put in self._take_held(leave=False):
             if not put.is_under_way:
                 put.fail(ClosedError("the block of batching() was left by an exception before the put was sent"))
 
     def _meta_of(self, put: _Put) -> KVBatchMeta:
-        if put in self._held:
-            self._send_held()
+        self._left(put)
         with self._lock:
+            put.is_told = True
             self._untold.pop(put, None)
         return self._answer(put)
 
@@ -258,6 +300,8 @@ class Batching:
             if put.turn.done():
                 put.wait()
             line = self._lines.setdefault(put.rows.partition_id, _Line())
+            self._arrivals += 1
+            put.place = self._arrivals
             line.waiting.append(put)
             if not line.busy:
                 line.busy = True
@@ -347,7 +391,8 @@ class Batching:
                 line = self._lines[partition_id]
                 for put in batch:
                     put.is_under_way = False
-                line.waiting.extendleft(put for put in reversed(again) if not put.is_left)
+                back = [put for put in again if not put.is_left]
+                line.waiting = deque(sorted([*back, *line.waiting], key=lambda put: put.place))
                 self._hand_over(partition_id, line)
         return len(batch) - len(again)
 
