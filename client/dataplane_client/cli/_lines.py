@@ -1,7 +1,8 @@
 """Rows with their values as JSON Lines.
 
 A line is a row: its id, its tags, its group if it has one, and for each field either "values", numbers in nested lists,
-with their "dtype", or "object". So what was exported can be imported with the same types and groups.
+with their "dtype", or "object". "shape" is beside "values" where lists do not tell it: before a dimension without
+entries they end. So what was exported can be imported with the same types, shapes and groups.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import torch
 
-from dataplane_client._values.dtypes import dtype_name, torch_dtype
+from dataplane_client._values.dtypes import WIRE_DTYPES, dtype_name, torch_dtype
 from dataplane_client.cli._output import fail
 from dataplane_client.records.meta import Tag
 
 PAGE_ROWS = 256
+_PACKED = [entry.torch_dtype for entry in WIRE_DTYPES if entry.name.startswith("float4")]
+_JSON_SCALARS = (type(None), bool, int, float, str)
 
 
 @dataclass(frozen=True)
@@ -54,22 +57,44 @@ def write(path: str, rows: Iterator[Row]) -> int:
 
 
 def _line(row: Row) -> str:
-    fields = {name: _written(value) for name, value in row.fields.items()}
+    fields = {name: _written(row, value) for name, value in row.fields.items()}
     group = {} if row.group is None else {"group": asdict(row.group)}
-    return json_text(row, {"sample_id": row.sample_id, "tags": dict(row.tags), **group, "fields": fields})
+    return json.dumps({"sample_id": row.sample_id, "tags": dict(row.tags), **group, "fields": fields})
 
 
-def json_text(row: Row, value: Any) -> str:
-    try:
-        return json.dumps(value)
-    except TypeError as error:
-        fail(f"sample {row.sample_id!r} has a value that JSON cannot hold ({error}): choose fields with --field")
+def _refuse(row: Row, what: str) -> NoReturn:
+    fail(f"sample {row.sample_id!r} has a value that JSON cannot hold ({what}): choose fields with --field")
 
 
-def _written(value: Any) -> dict[str, Any]:
+def _written(row: Row, value: Any) -> dict[str, Any]:
     if isinstance(value, torch.Tensor):
-        return {"dtype": dtype_name(value.dtype), "values": value.tolist()}
-    return {"object": value}
+        shape = {} if 0 not in value.shape[:-1] else {"shape": list(value.shape)}
+        return {"dtype": dtype_name(value.dtype), "values": _numbers(row, value), **shape}
+    return {"object": checked_object(row, value)}
+
+
+def _numbers(row: Row, value: torch.Tensor) -> Any:
+    if value.is_complex() or value.dtype in _PACKED:
+        _refuse(row, f"{dtype_name(value.dtype)} numbers")
+    return value.tolist()
+
+
+def checked_object(row: Row, value: Any) -> Any:
+    """An object of a row, which JSON gives back equal and of the same types; ends the command if it does not."""
+    if lost := _lost(value):
+        _refuse(row, lost)
+    return value
+
+
+def _lost(value: Any) -> str | None:
+    """What of a value JSON would lose or change."""
+    if type(value) is list:
+        return next(filter(None, map(_lost, value)), None)
+    if type(value) is dict:
+        if others := [key for key in value if type(key) is not str]:
+            return f"a key of type {type(others[0]).__name__}"
+        return next(filter(None, map(_lost, value.values())), None)
+    return None if type(value) in _JSON_SCALARS else f"type {type(value).__name__}"
 
 
 def read(path: str) -> Iterator[tuple[list[Row], set[str]]]:
@@ -131,7 +156,8 @@ def _value_of(written: Any, refused: str) -> Any:
     except ValueError as error:
         fail(f"{refused}: {error}")
     try:
-        return torch.tensor(written["values"], dtype=dtype)
+        values = torch.tensor(written["values"], dtype=dtype)
+        return values.reshape(written.get("shape", values.shape))
     except (ValueError, TypeError, RuntimeError):
         fail(f'{refused}: "values" needs {written["dtype"]} numbers, in lists of equal lengths')
 

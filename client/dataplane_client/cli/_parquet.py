@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import torch
 
 from dataplane_client._values.dtypes import torch_dtype
-from dataplane_client.cli._lines import PAGE_ROWS, Row, RowGroup, json_text
+from dataplane_client.cli._lines import PAGE_ROWS, Row, RowGroup, checked_object
 from dataplane_client.cli._output import fail
 from dataplane_client.records.descriptions import FieldDescription
 
@@ -74,8 +74,7 @@ class _Column:
     def array(self, rows: Sequence[Row]) -> pa.Array:
         has = np.array([self.name in row.fields for row in rows], bool)
         if self.kind == "object":
-            texts = [json_text(row, row.fields[self.name]) if self.name in row.fields else None for row in rows]
-            return pa.array(texts, pa.string())
+            return pa.array([self._text(row) if self.name in row.fields else None for row in rows], pa.string())
         flat = [self._to_stored(row.fields[self.name]) for row, one in zip(rows, has, strict=True) if one]
         numbers = np.concatenate(flat) if flat else np.empty(0, self.stored)
         if self.is_scalar:
@@ -85,6 +84,9 @@ class _Column:
         ends = np.zeros(len(rows) + 1, np.int64)
         ends[1:][has] = [len(row) for row in flat]
         return pa.LargeListArray.from_arrays(np.cumsum(ends), pa.array(numbers), mask=pa.array(~has))
+
+    def _text(self, row: Row) -> str:
+        return json.dumps(checked_object(row, row.fields[self.name]))
 
     def values(self, array: pa.Array) -> Iterable[Any]:
         """Of an array without nulls."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensordict import NonTensorData, NonTensorStack
 from tests import commands
 from tests.client.cli.reading import run
 
@@ -83,6 +84,22 @@ def test_ragged_rows_of_every_element_type_come_back_exactly(client: DataPlaneCl
     client.put_samples(["d"], P, {str(dtype): [values(dtype, 4, 2, 2)] for dtype in DTYPES})
     client.put_samples(["e"], P)
     assert_comes_back(client, file)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_empty_rows_keep_their_shape(client: DataPlaneClient, file: str, suffix: str) -> None:
+    """Beside others, and alone in their page."""
+    client.put_samples(["a", "b"], P, {"boxes": [values(torch.int32, size, 4) for size in (0, 2)]})
+    client.put_samples(["c", "d"], P, {"none": [values(torch.int32, 0, 2, 3)] * 2})
+    assert_comes_back(client, str(Path(file).with_suffix(f".{suffix}")))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_objects_that_json_holds_come_back_exactly(client: DataPlaneClient, file: str, suffix: str) -> None:
+    objects = [{"n": None, "t": True, "i": 1, "f": 1.0, "s": ["\u00e9", []], "d": {}}, 2**63, -0.0, "1", []]
+    column = NonTensorStack(*(NonTensorData(data=value) for value in objects))
+    client.put_samples([f"s{row}" for row in range(len(objects))], P, {"x": column})
+    assert_comes_back(client, str(Path(file).with_suffix(f".{suffix}")))
 
 
 def test_more_rows_than_a_page_has_come_back(client: DataPlaneClient, file: str) -> None:

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from tensordict import NonTensorData, NonTensorStack
 from tests import commands
 from tests.client.cli.reading import DATAPLANE, run, run_json
 
@@ -137,11 +139,34 @@ def test_an_import_replaces_rows_and_groups_only_if_it_is_told_to(
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", pytest.param("rows.parquet", marks=NEEDS_PYARROW)])
-def test_a_value_that_json_cannot_hold_is_named(client: DataPlaneClient, tmp_path: Path, name: str) -> None:
-    client.put_samples(["bytes"], "p", {"texts": [b"\x00"]})
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (b"\x00", "type bytes"),
+        ({"box": (1, 2)}, "type tuple"),
+        ([0.5, [np.float64(0.5)]], "type float64"),
+        ({"1": "a", 1: "b"}, "a key of type int"),
+        ({"x": [torch.ones(1)]}, "type Tensor"),
+    ],
+)
+def test_a_value_that_json_cannot_hold_is_named(
+    client: DataPlaneClient, tmp_path: Path, name: str, value: object, what: str
+) -> None:
+    """Or that it would give back as another."""
+    client.put_samples(["other"], "p", {"texts": NonTensorStack(NonTensorData(data=value))})
     code, text = run("export", "p", str(tmp_path / name), "-s", address_of(client))
     assert code == 1
-    assert "sample 'bytes' has a value that JSON cannot hold" in text
+    assert f"sample 'other' has a value that JSON cannot hold ({what})" in text
+
+
+@pytest.mark.parametrize("name", ["float4_e2m1fn_x2", "complex64"])
+def test_numbers_that_json_cannot_hold_are_named(client: DataPlaneClient, tmp_path: Path, name: str) -> None:
+    numbers = torch.zeros(1, 8, dtype=torch.uint8).view(getattr(torch, name))
+    client.register_partition("q", ["x"], 0, ["train"])
+    client.put_samples(["other"], "q", {"x": numbers})
+    code, text = run("export", "q", str(tmp_path / "rows.jsonl"), "-s", address_of(client))
+    assert code == 1
+    assert f"sample 'other' has a value that JSON cannot hold ({name} numbers)" in text
 
 
 @pytest.mark.parametrize(
