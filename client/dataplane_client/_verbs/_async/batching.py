@@ -190,7 +190,8 @@ class AsyncBatching:
         for put in puts:
             await self._left(put)
         with self._lock:
-            errors = [*self._untold.values(), *(put.turn.exception() for put in puts if not put.is_told)]
+            ended = [put.turn for put in puts if put.turn.done() and not put.is_told]
+            errors = [*self._untold.values(), *(turn.exception() for turn in ended)]
             self._untold.clear()
         for error in filter(None, errors):
             raise copy(error)  # another flush may raise it, too
