@@ -309,7 +309,12 @@ def _accepting(terms: Terms, accepted: list[str]) -> Iterator[None]:
 
 
 def _cut(terms: Terms, replica: Replica, marks: Marks | None) -> None:
-    """Cut off what is behind the last record."""
+    """Cut off what is behind the last record. Checkpoints of later ones are renamed to `lost-...`: the log gets other
+    records of these numbers.
+    """
+    for number, path in checkpoints(terms.folder):
+        if number > replica.reader.next_record:
+            path.rename(path.with_name(f"lost-{path.name}"))
     reader, mark = replica.reader, None if marks is None else marks.newest
     if marks is not None and mark and (mark.epoch, mark.first) == (reader.header["epoch"], reader.segment):
         marks.shorten(reader.position, min(mark.acknowledged, reader.position))

@@ -236,6 +236,37 @@ async def test_an_arena_whose_log_is_gone_is_not_new(directories: Directories, d
         assert not list(directories.used.glob("log-*"))
 
 
+@pytest.mark.parametrize("durability", DURABILITIES)
+@pytest.mark.parametrize("more", [3, 12])
+async def test_a_checkpoint_of_a_lost_segment_is_not_taken_for_one_of_the_log_that_takes_its_place(
+    tmp_path: Path, durability: DataDirDurability, more: int
+) -> None:
+    terms = Terms(tmp_path, LIMITS, False, durability, raised)
+    life = begin(tmp_path, durability)
+    life.plane.apply(REGISTER, life.now())
+    await put_rows(life, 0, LIFE, 1)
+    life.arena.close()
+    life = begin_life(terms)  # whose segment holds all its calls
+    await put_rows(life, LIFE, 6, 1)
+    replica = Replica(tmp_path)
+    replica.catch_up()
+    newer = replica.write_checkpoint(tmp_path)
+    life.arena.close()
+    lost = segments(tmp_path)[-1][1]
+    lost.unlink()
+    life = begin_life(replace(terms, accept_loss=True))
+    assert (tmp_path / lost.name).exists()
+    await put_rows(life, 2 * LIFE, more, 1)
+    expected = rows_of(life)
+    assert {f"s{2 * LIFE + number}" for number in range(more)} <= set(expected)
+    life.arena.close()
+    after = begin_life(terms)
+    assert rows_of(after) == expected
+    after.arena.close()
+    assert not newer.exists()
+    assert newer.with_name(f"lost-{newer.name}").exists()
+
+
 async def test_damage_before_the_record_of_a_checkpoint_is_not_read(tmp_path: Path) -> None:
     life = begin_life(Terms(tmp_path, LIMITS, False, "process", raised))
     life.plane.apply(REGISTER, life.now())
