@@ -57,11 +57,13 @@ class Checksums:
             self._merge()
 
     def keep(self, plane: DataPlane) -> dict[str, bytes]:
-        """Forget what no row of the plane has, and return the rest in plain values."""
+        """Forget what no row of the plane has, nor a reserved group for rows to come, and return the rest in plain
+        values.
+        """
         if not self._newer and not len(self._offsets):
             return {"offsets": b"", "checksums": b""}
         self._merge()
-        live = np.concatenate([np.zeros(0, np.int64), *(offsets for *_, offsets, _ in _values(plane))])
+        live = np.concatenate([np.zeros(0, np.int64), *(offsets for *_, offsets, _ in _values(plane)), _shared(plane)])
         kept = np.isin(self._offsets, live)
         self._offsets, self._sums = self._offsets[kept], self._sums[kept]
         return {"offsets": self._offsets.tobytes(), "checksums": self._sums.tobytes()}
@@ -93,6 +95,12 @@ class Checksums:
         self._sums = sums[::-1][from_end]
         self._newer.clear()
         self._newer_count = 0
+
+
+def _shared(plane: DataPlane) -> Int64Array:
+    """Offsets of the values that rows get which join a reserved group."""
+    groups = (group for partition in plane.partitions.values() for group in partition.groups.reserved.values())
+    return np.array([offset for group in groups for offset, *_ in group.shared.values()], np.int64)
 
 
 def _values(plane: DataPlane) -> Any:

@@ -5,18 +5,20 @@ What happens when syncs fail, or power is lost, is shown by `tests/simulate`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.server.durability.test_life import LIMITS, REGISTER, begin, put, put_of
 
-from dataplane_server.core.calls.answers import Reservation, Waiting
+from dataplane_server.core.calls.answers import Reservation, Reserved, Waiting
 from dataplane_server.core.calls.life_calls import Recover, Settle
-from dataplane_server.core.calls.requests import AbortWrite, ClearSamples, FinishWrite
+from dataplane_server.core.calls.requests import AbortWrite, ClearSamples, FinishWrite, PutSamples, ReserveGroup
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.durability import life as lives
 from dataplane_server.durability.life import DataDirDurability, RecoveryError
 from dataplane_server.durability.log_reader import LogReader
+from dataplane_server.durability.replica import Replica
 
 
 async def test_calls_are_in_the_log_when_their_answers_may_leave_and_not_before(tmp_path: Path) -> None:
@@ -71,6 +73,30 @@ async def test_a_changed_value_is_named_and_only_its_row_is_cleared_if_the_loss_
     assert rows.ids(rows.all_slots()) == ["s1"]
     await after.close()
     after.arena.close()
+
+
+async def test_a_changed_value_is_named_although_no_row_had_it_when_a_checkpoint_was_written(tmp_path: Path) -> None:
+    life = begin(tmp_path, "disk")
+    life.plane.apply(REGISTER, life.now())
+    reserved = life.plane.apply(ReserveGroup("g", "p", "g", ()), life.now())
+    assert isinstance(reserved, Reserved)
+    shared = replace(put_of("s", 500), sample_ids=(), reservation_id=reserved.reservation_id, shared=True)
+    begun = life.plane.apply(shared, life.now())
+    assert isinstance(begun, Reservation)
+    life.plane.apply(FinishWrite(begun.ticket), life.now())
+    await life.flush()
+    replica = Replica(tmp_path)
+    replica.catch_up()
+    replica.write_checkpoint(tmp_path)
+    row = PutSamples("row", "p", ("s1",), reservation_id=reserved.reservation_id, add_to_group=True)
+    joined = life.plane.apply(row, life.now())
+    assert isinstance(joined, Reservation)
+    life.plane.apply(FinishWrite(joined.ticket), life.now())
+    await life.close()
+    life.arena.view(begun.runs[0])[7] = 1
+    life.arena.close()
+    with pytest.raises(RecoveryError, match="'a' of sample 's1' in 'p'"):
+        begin(tmp_path, "disk")
 
 
 async def test_a_value_in_the_place_of_another_is_as_it_was_put(tmp_path: Path) -> None:
