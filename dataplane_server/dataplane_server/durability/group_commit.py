@@ -11,10 +11,12 @@ sync left on the disk is unknown.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 
 from dataplane_server.core.calls.life_calls import Settle
+from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.durability.call_codec import encode_batch
 from dataplane_server.durability.log_writer import LogWriter
@@ -48,6 +50,7 @@ class GroupCommit:
         self._awaited: Stable | None = None  # of the batch
         self._under_way: Stable | None = None  # of the batch that is being written
         self._writing: asyncio.Task[None] | None = None
+        self._rests = False
 
     def start(self, settle: Callable[[Settle], object]) -> None:
         """settle: applies a call once it may, because the frees that waited for it are on stable storage."""
@@ -73,23 +76,62 @@ class GroupCommit:
         while (pending := self.unstable()) is not None:
             await asyncio.shield(pending)
 
+    @contextlib.asynccontextmanager
+    async def at_rest(self) -> AsyncIterator[None]:
+        """A block without awaits, in which nothing is written but by `write_now`. It comes also while clients call
+        without a pause: it waits for one batch.
+        """
+        self._rests = True
+        try:
+            if self._under_way is not None:
+                await asyncio.shield(self._under_way)
+            yield
+        finally:
+            self._rests = False
+            if self._awaited is not None:
+                self._write()
+
+    def write_now(self) -> None:
+        """Put all calls that were applied so far on stable storage. Blocks the event loop; to be called `at_rest`."""
+        if not self._batch:
+            return
+        stable, self._awaited = self._awaited, None
+        batch, releases = self._take()
+        with self._ended_on_error():
+            self._put_on_disk(batch)
+        self._written(stable, releases)
+
     def _write(self) -> None:
         if self._writing is None or self._writing.done():
             self._writing = asyncio.get_running_loop().create_task(self._write_batches())
 
     async def _write_batches(self) -> None:
-        while self._awaited is not None:
+        while self._awaited is not None and not self._rests:
             stable, self._under_way, self._awaited = self._awaited, self._awaited, None
-            batch, self._batch = self._batch, []
-            releases = self._plane.releases
-            try:
+            batch, releases = self._take()
+            with self._ended_on_error():
                 await self._in_thread(partial(self._put_on_disk, batch))
-            except OSError as error:
-                self._failed(error)
-                raise
             self._under_way = None
-            if self._plane.releases_deferred:
+            self._written(stable, releases)
+
+    def _take(self) -> tuple[list[bytes], int]:
+        """The batch, and how many releases its calls and those before have deferred."""
+        batch, self._batch = self._batch, []
+        return batch, self._plane.releases
+
+    @contextlib.contextmanager
+    def _ended_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._failed(error)
+            raise
+
+    def _written(self, stable: Stable | None, releases: int) -> None:
+        if self._plane.releases_deferred:
+            with contextlib.suppress(Refusal):  # the log has ended: no call uses the bytes again
                 self._settle(Settle(releases))
+        if stable is not None:
             stable.set_result(None)
 
     def _put_on_disk(self, batch: list[bytes]) -> None:

@@ -22,7 +22,7 @@ import gc
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -111,7 +111,7 @@ class _Recovered(NamedTuple):
 @dataclass(frozen=True)
 class Life:
     """now: the time of calls, in seconds, which goes on where the former life ended. recovery: None if the directory
-    was empty. commits: where calls wait for stable storage, if they do.
+    was empty. commits: where calls wait for stable storage, if they do. failed: as of Terms.
     """
 
     folder: Path
@@ -121,6 +121,7 @@ class Life:
     log: LogWriter
     commits: GroupCommit | None
     recovery: Recovery | None
+    failed: Failed
 
     def resume(self) -> None:
         """End what the former life left under way, and let sessions go on. To be called right before the server
@@ -134,21 +135,39 @@ class Life:
             await self.commits.close()
 
     async def close(self) -> None:
+        """Every later call is refused: one that nobody waits for may still come, such as the end of a snapshot."""
         await self.flush()
+        self.plane.end()
         self.log.close()
 
     async def leave_for(self, prepared: Prepared) -> None:
         """End this life; the next one begins with a snapshot. Every later call is refused. OSError or
-        DamagedCheckpointError before that leaves it as it is.
+        DamagedCheckpointError before that leaves it as it is, and so does a cancellation.
         """
-        await self.flush()
         self.log.check_folder()
-        first_generation = max(self.plane.next_generation, time.time_ns() // 1000)  # the clock may have been set back
-        written = prepared.write(self.log.next_record + 1, Restored(new_incarnation(), first_generation))
-        self.plane.apply(LeaveFor(prepared.extra["restored"]), self.now())
-        self.plane.end()
-        await self.flush()
-        prepared.use(written)
+        async with self._at_rest():  # no call comes between, and nobody can cancel half of it
+            self._write_now()
+            generation = max(self.plane.next_generation, time.time_ns() // 1000)  # the clock may have been set back
+            written = prepared.write(self.log.next_record + 1, Restored(new_incarnation(), generation))
+            self.plane.apply(LeaveFor(prepared.extra["restored"]), self.now())
+            self.plane.end()
+            self._write_now()
+            self._use(prepared, written)
+
+    def _at_rest(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext() if self.commits is None else self.commits.at_rest()
+
+    def _write_now(self) -> None:
+        if self.commits is not None:
+            self.commits.write_now()
+
+    def _use(self, prepared: Prepared, written: Path) -> None:
+        """A failure ends the process: the log has ended, and which state the next life begins with is unknown."""
+        try:
+            prepared.use(written)
+        except OSError as error:
+            self.failed(error)
+            raise
 
     @property
     def held(self) -> bool:
@@ -220,7 +239,7 @@ def _first(terms: Terms, arena: Arena, marks: Marks | None) -> Life:
     plane = LoggedPlane(terms.limits, **origin)  # type: ignore[arg-type]
     log = _new_log(terms, 0, _header(origin, terms, 1), marks)
     commits = _logged(terms, plane, arena, log)
-    return Life(terms.folder, plane, arena, time.monotonic, log, commits, None)
+    return Life(terms.folder, plane, arena, time.monotonic, log, commits, None, terms.failed)
 
 
 def _next(terms: Terms, arena: Arena, marks: Marks | None, replica: Replica | None) -> Life:
@@ -254,7 +273,7 @@ def _next(terms: Terms, arena: Arena, marks: Marks | None, replica: Replica | No
         replica.restored_by,
         (*replica.passed_over, *accepted),
     )
-    return Life(terms.folder, plane, arena, lambda: time.monotonic() + offset, log, commits, recovery)
+    return Life(terms.folder, plane, arena, lambda: time.monotonic() + offset, log, commits, recovery, terms.failed)
 
 
 def _end_for_standby(terms: Terms, replica: Replica, marks: Marks | None) -> _Recovered | None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 from dataplane_server.core.calls.life_calls import BeginSnapshot, EndSnapshot
 from dataplane_server.core.calls.names import check_name
-from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Reason, Refusal, server_ended
 from dataplane_server.durability.checkpoint import DamagedCheckpointError
 from dataplane_server.durability.checkpointer import Checkpointer
 from dataplane_server.durability.life import Life
-from dataplane_server.durability.restore import Source, discard, prepare
+from dataplane_server.durability.restore import Prepared, Source, discard, prepare
 from dataplane_server.durability.snapshot import (
     NAME,
     Manifest,
@@ -51,6 +52,7 @@ class Snapshots:
             raise Refusal(Reason.INVALID_REQUEST, f"there is a snapshot {name!r} already; choose another name")
         if self._taking is None or self._taking.done():
             self._taking = asyncio.create_task(self._take(name, request_id))
+            self._taking.add_done_callback(_tell_nobody)  # its caller may be gone
             return await asyncio.shield(self._taking)
         raise Refusal(Reason.LIMIT_REACHED, "another snapshot is being taken; there can be one at a time")
 
@@ -63,7 +65,8 @@ class Snapshots:
                     await pending
                 answer = await asyncio.to_thread(self._checkpointer.answer)
             finally:
-                self._shell.apply(EndSnapshot())
+                with contextlib.suppress(Refusal):  # the log has ended, and the snapshot with it
+                    self._shell.apply(EndSnapshot())
         except (OSError, EOFError) as error:
             raise Refusal(Reason.SNAPSHOT_FAILED, f"snapshot {name!r}: {error}") from error
         if "error" in answer:
@@ -77,29 +80,55 @@ class Snapshots:
 
     async def restore(self, name: str, request_id: str) -> tuple[Manifest, bool]:
         """Let the next life begin with a snapshot, and ask for the end of this one. Returns also whether this life
-        began so, by the same request. Refusal SNAPSHOT_FAILED if it cannot; then nothing has changed.
+        began so, by the same request. Refusal SNAPSHOT_FAILED if it cannot, and DRAINING if another restore has ended
+        it; then nothing has changed.
         """
-        limits, life = self._shell.plane.limits, self._life
-        check_name("request_id", request_id, limits)
+        life = self._life
+        check_name("request_id", request_id, self._shell.plane.limits)
         manifest = _manifest(self._checked(name))
         if life.recovery is not None and life.recovery.restored_by == request_id:
             return manifest, True
         async with self._restoring:
+            if self.left.is_set():  # what is prepared in the folder is of the next life
+                raise server_ended()
             try:
-                snapshot = Source(self._folder / name, request_id, life.arena.file_bytes)
-                await life.leave_for(await asyncio.to_thread(prepare, snapshot, life.folder, limits))
+                await life.leave_for(
+                    await self._prepared(Source(self._folder / name, request_id, life.arena.file_bytes))
+                )
             except (OSError, SnapshotError, DamagedCheckpointError) as error:
                 discard(life.folder)
                 raise Refusal(Reason.SNAPSHOT_FAILED, f"snapshot {name!r}: {error}") from error
-        get_log().warning("leaving_for_snapshot", snapshot=name)
-        self.left.set()
+            except BaseException:
+                discard(life.folder)
+                raise
+            get_log().warning("leaving_for_snapshot", snapshot=name)
+            self.left.set()
         return manifest, False
+
+    async def _prepared(self, source: Source) -> Prepared:
+        """In a thread, which writes into the folder: so this ends with it, also if it is cancelled before."""
+        limits = self._shell.plane.limits
+        preparing = asyncio.ensure_future(asyncio.to_thread(prepare, source, self._life.folder, limits))
+        try:
+            return await asyncio.shield(preparing)
+        except asyncio.CancelledError:
+            while not preparing.done():
+                with contextlib.suppress(asyncio.CancelledError):  # a second one
+                    await asyncio.wait([preparing])
+            preparing.exception()  # nobody else asks for it
+            raise
 
     def _checked(self, name: str) -> Path:
         if NAME.fullmatch(name) is None:
             message = f"{name[:40]!r} is no name for a snapshot: 1 to 128 letters, digits, '.', '_' and '-'"
             raise Refusal(Reason.INVALID_REQUEST, message)
         return self._folder / name
+
+
+def _tell_nobody(task: asyncio.Task[Manifest]) -> None:
+    """Keep asyncio from logging a task's error that nobody asks for."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _manifest(folder: Path) -> Manifest:

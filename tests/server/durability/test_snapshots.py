@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,9 +28,14 @@ from dataplane_server.core.calls.life_calls import Restored
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.requests import RegisterPartition
 from dataplane_server.core.calls.values import Definition
+from dataplane_server.durability.checkpoint import checkpoints
+from dataplane_server.durability.life import Life, Terms, begin_life
 from dataplane_server.durability.replica import Replica
-from dataplane_server.durability.restore import Source, prepare
+from dataplane_server.durability.restore import Prepared, Source, prepare
 from dataplane_server.durability.snapshot import Manifest, SnapshotError, verify_snapshot, write_snapshot
+from dataplane_server.observe.metrics import Metrics
+from dataplane_server.service import snapshots
+from dataplane_server.service.shell import Shell
 
 ROWS, ENTRIES = 40, 3000
 
@@ -99,13 +106,36 @@ def test_a_restore_whose_answer_was_lost_ends_when_the_next_life_answers(tmp_pat
         with connect(proxy.address, transport="grpc") as client, ThreadPoolExecutor(1) as pool:
             client.server_status()
             began, proxy.swallow = time.monotonic(), {"answers"}
-            restoring = pool.submit(client.restore_snapshot, "a", timeout_s=20.0)
+            restoring = pool.submit(client.restore_snapshot, "a", timeout_s=60.0)
             while other.server_status().uptime_s >= time.monotonic() - began:
                 time.sleep(0.05)
             proxy.reset_connections()
             assert restoring.result() == taken
         proxy.close()
         assert len(server.events("leaving_for_snapshot")) == 1
+
+
+def test_of_clients_that_restore_at_once_none_spoils_what_another_restores(server: MortalServer) -> None:
+    with connect(server.address) as client:
+        client.register_partition("p", ["x"], 0, ["t"])
+        put(client, 0, ROWS)
+        client.create_snapshot("a")
+        client.clear_samples(None, "p")
+        put(client, ROWS, ROWS)
+    together = threading.Barrier(4)
+
+    def restore(_: int) -> None:
+        with connect(server.address, timeout_s=40) as one:
+            together.wait()
+            one.restore_snapshot("a")
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(restore, range(4)))
+    with connect(server.address) as client:
+        ids = [f"r{n}" for n in range(ROWS)]
+        assert values_of(client, ids) == list(range(ROWS))
+        server.kill()
+        assert values_of(client, ids) == list(range(ROWS))
 
 
 def test_a_snapshot_that_cannot_be_taken_or_used_changes_nothing(server: MortalServer, tmp_path: Path) -> None:
@@ -234,6 +264,145 @@ def test_a_state_that_no_server_with_these_limits_writes_is_refused_unread(tmp_p
     with pytest.raises(SnapshotError, match=f"{folder}/state has {1 << 40} bytes, more than the "):
         prepare(Source(folder, "q2", life.arena.file_bytes), tmp_path / "d", LIMITS)
     life.arena.close()
+
+
+# -- a restore while calls come ----------------------------------------------------------------------------------------
+
+
+async def prepared_in(folder: Path, life: Life) -> Prepared:
+    """A snapshot of what there is, to be restored."""
+    await life.flush()
+    replica = Replica(life.folder)
+    replica.catch_up()
+    write_snapshot(folder / "snapshots", "s", "q", replica, life.folder / "arena")
+    return prepare(Source(folder / "snapshots" / "s", "q2", life.arena.file_bytes), life.folder, LIMITS)
+
+
+async def call_on(life: Life, who: int) -> None:
+    """One call after another, each when the one before is on stable storage, until one is refused."""
+    for number in itertools.count():
+        life.plane.apply(replace(REGISTER, request_id=f"{who} {number}"), life.now())
+        assert life.commits is not None
+        pending = life.commits.unstable()
+        assert pending is not None
+        await asyncio.shield(pending)
+
+
+async def test_a_restore_comes_although_clients_call_without_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = begin(tmp_path / "d", "disk")
+    life.plane.apply(REGISTER, life.now())
+    prepared = await prepared_in(tmp_path, life)
+
+    async def slowly(work: Callable[[], None]) -> None:
+        await asyncio.to_thread(work)
+        await asyncio.sleep(0.005)
+
+    monkeypatch.setattr(life.commits, "_in_thread", slowly)
+    clients = []
+    for who in range(2):
+        clients.append(asyncio.create_task(call_on(life, who)))
+        await asyncio.sleep(0.003)
+    await asyncio.wait_for(life.leave_for(prepared), 10)
+    for client in clients:
+        with pytest.raises(Refusal, match="has ended"):
+            await asyncio.wait_for(client, 10)
+    await life.close()
+    life.arena.close()
+    after = begin(tmp_path / "d", "disk")
+    assert after.recovery is not None
+    assert after.recovery.restored == "s"
+    await after.close()
+    after.arena.close()
+
+
+@pytest.mark.parametrize("at", [1, 2])
+async def test_a_restore_that_is_cancelled_at_a_sync_has_happened_or_calls_are_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    life = begin(tmp_path / "d", "disk")
+    life.plane.apply(REGISTER, life.now())
+    prepared = await prepared_in(tmp_path, life)
+    syncs, asked, ready = itertools.count(1), asyncio.Event(), asyncio.Event()
+
+    async def stopping(work: Callable[[], None]) -> None:
+        if next(syncs) == at:
+            asked.set()
+            await ready.wait()
+        await asyncio.to_thread(work)
+
+    monkeypatch.setattr(life.commits, "_in_thread", stopping)
+    life.plane.apply(replace(REGISTER, request_id="before"), life.now())
+    assert life.commits is not None
+    life.commits.unstable()
+    await asyncio.sleep(0)  # it is under way
+    leaving, reached = asyncio.ensure_future(life.leave_for(prepared)), asyncio.ensure_future(asked.wait())
+    await asyncio.wait([leaving, reached], timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    if not leaving.done():
+        await asyncio.sleep(0.01)
+        leaving.cancel()
+    ready.set()
+    await asyncio.wait([leaving], timeout=10)
+    reached.cancel()
+    if leaving.cancelled():
+        life.plane.apply(replace(REGISTER, request_id="after"), life.now())
+        await asyncio.wait_for(life.flush(), 10)
+    else:
+        assert checkpoints(tmp_path / "d")[0][0] == life.log.next_record
+    await life.close()
+    life.arena.close()
+
+
+async def test_a_server_that_cannot_take_a_restored_state_into_use_ends(tmp_path: Path) -> None:
+    failures: list[OSError] = []
+    life = begin_life(Terms(tmp_path / "d", LIMITS, False, "process", failures.append))
+    life.resume()
+    prepared = await prepared_in(tmp_path, life)
+    (tmp_path / "d" / f"checkpoint-{life.log.next_record + 1:020}").mkdir()  # in its place
+    with pytest.raises(OSError, match="checkpoint"):
+        await life.leave_for(prepared)
+    assert len(failures) == 1
+    life.arena.close()
+
+
+async def test_a_restore_that_was_cancelled_keeps_others_waiting_until_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = begin(tmp_path / "d")
+    await prepared_in(tmp_path, life)
+    shell = Shell(life.plane, Metrics(life.plane, lambda: True), life.now)
+    kept = snapshots.Snapshots(shell, life, None, tmp_path / "snapshots")  # type: ignore[arg-type]  # it takes none
+    under_way: list[str] = []
+    most, begun, goes_on = [0], threading.Event(), threading.Event()
+
+    def slowly(source: Source, *rest: object) -> Prepared:
+        under_way.append(source.request_id)
+        most.append(len(under_way))
+        begun.set()
+        if source.request_id == "first":
+            goes_on.wait(20)
+        try:
+            return prepare(source, *rest)  # type: ignore[arg-type]
+        finally:
+            under_way.remove(source.request_id)
+
+    monkeypatch.setattr(snapshots, "prepare", slowly)
+    first = asyncio.create_task(kept.restore("s", "first"))
+    await asyncio.to_thread(begun.wait, 20)
+    second = asyncio.create_task(kept.restore("s", "second"))
+    for _ in range(2):
+        first.cancel()
+        await asyncio.sleep(0.05)
+    goes_on.set()
+    await asyncio.wait([first, second], timeout=20)
+    assert (first.cancelled(), second.result()[0].name, max(most)) == (True, "s", 1)
+    await life.close()
+    life.arena.close()
+    after = begin(tmp_path / "d")
+    assert after.recovery is not None
+    assert after.recovery.restored_by == "second"
+    after.arena.close()
 
 
 # -- a restore that is cut short --------------------------------------------------------------------------------------
