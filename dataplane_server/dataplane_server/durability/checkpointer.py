@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import select
@@ -25,7 +26,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from dataplane_server.durability.checkpoint import checkpoints, remove_checkpoints
 from dataplane_server.durability.log_reader import remove_before, segments
@@ -50,13 +51,16 @@ class Checkpointer:
         self._folder = FolderInUse(folder)
         self._words = [str(folder), str(calls), str(history_bytes), self._folder.identity]
         self._process = self._start()
+        self._ordered: IO[str] | None = None  # where the answer comes from, also once another process was started
 
     def _start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "dataplane_server.durability.checkpointer", *self._words]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
 
     def restart_if_ended(self) -> None:
-        """Start it again, if it has ended by itself, since the log grows without it."""
+        """Start it again, if it has ended by itself, since the log grows without it. OSError if it cannot be started;
+        this may be repeated.
+        """
         if self._process.poll() is not None:
             self._end()
             self._process = self._start()
@@ -66,16 +70,19 @@ class Checkpointer:
         ended.
         """
         assert self._process.stdin is not None  # noqa: S101  # for the type checker
+        if self._process.stdin.closed:
+            raise OSError(errno.EPIPE, "the process that writes snapshots has ended, and could not be started again")
         self._process.stdin.write(json.dumps([snapshot, str(folder), request_id]) + "\n")
         self._process.stdin.flush()
+        self._ordered = self._process.stdout
 
     def answer(self) -> dict[str, Any]:
         """What became of the snapshot: its manifest, or an `error`. Blocks until it is written, or failed. EOFError if
-        the process ends before.
+        the process that it was ordered from ends before.
         """
-        assert self._process.stdout is not None  # noqa: S101  # for the type checker
-        line = self._process.stdout.readline()
-        if not line:
+        assert self._ordered is not None  # noqa: S101  # for the type checker
+        line = "" if self._ordered.closed else self._ordered.readline()
+        if not line.endswith("\n"):
             raise EOFError("the process that writes snapshots has ended")
         answer: dict[str, Any] = json.loads(line)
         return answer

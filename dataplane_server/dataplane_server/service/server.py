@@ -284,7 +284,10 @@ class Server:
         """Have a checkpointer at all times: one that failed, such as on a full disk, tries again."""
         while True:
             await asyncio.sleep(_CHECKPOINTER_S)
-            checkpointer.restart_if_ended()
+            try:
+                checkpointer.restart_if_ended()
+            except OSError as error:  # no memory or descriptor for a process, for now
+                self._log.error("checkpointer_failed", why=str(error))
 
     async def _watch_former_clients(self) -> None:
         """Free what clients of the former life may still use, once none of them maps the arena."""

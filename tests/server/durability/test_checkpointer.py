@@ -1,0 +1,94 @@
+"""A server has a checkpointer at all times, and ends in order whatever its checkpointer does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dataplane_client import DeadlineError, PreconditionError, connect
+from dataplane_server.config import ServerConfig
+from dataplane_server.core.calls.limits import Limits
+from dataplane_server.service import server
+from dataplane_server.testing import ServerThread
+
+
+def checkpointers_of(folder: Path) -> list[int]:
+    """Process ids."""
+    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if _checkpoints(path, folder)]
+
+
+def _checkpoints(command: Path, folder: Path) -> bool:
+    try:
+        words = command.read_bytes().split(b"\0")
+    except OSError:  # it has ended
+        return False
+    return b"dataplane_server.durability.checkpointer" in words and str(folder).encode() in words
+
+
+def checkpointer_of(folder: Path) -> int:
+    wait_until(lambda: checkpointers_of(folder))  # it may be about to become one
+    (process,) = checkpointers_of(folder)
+    return process
+
+
+def is_told_to_end(process: int) -> bool:
+    """Whether SIGTERM waits for a stopped process."""
+    (pending,) = [line for line in Path(f"/proc/{process}/status").read_text().splitlines() if "ShdPnd" in line]
+    return bool(int(pending.split()[1], 16) >> signal.SIGTERM - 1 & 1)
+
+
+def wait_until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_checkpointer_that_could_not_be_started_is_started_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, program = tmp_path / "d", sys.executable
+    monkeypatch.setattr(server, "_CHECKPOINTER_S", 0.1)
+    thread = ServerThread(ServerConfig((f"unix://{tmp_path}/s",), limits=Limits(memory_bytes=1 << 20), data_dir=folder))
+    first = checkpointer_of(folder)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    os.kill(first, signal.SIGKILL)
+    time.sleep(1.0)  # it is tried again and again
+    with connect(thread.addresses[0]) as client, pytest.raises(PreconditionError, match="has ended"):
+        client.create_snapshot("a")
+    assert checkpointers_of(folder) == []
+    monkeypatch.setattr(sys, "executable", program)
+    wait_until(lambda: checkpointers_of(folder))
+    with connect(thread.addresses[0]) as client:
+        assert client.create_snapshot("a").name == "a"
+    thread.stop()
+
+
+def test_a_server_stops_in_order_while_a_snapshot_is_written_that_nobody_waits_for(tmp_path: Path) -> None:
+    address, folder, log = f"unix://{tmp_path}/s", tmp_path / "d", tmp_path / "log"
+    flags = ["--listen", address, "--http", "", "--data-dir", str(folder), "--memory", "1MiB"]
+    command = [sys.executable, "-m", "dataplane_server", *flags]
+    with log.open("w") as stderr, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            checkpointer = checkpointer_of(folder)
+            os.kill(checkpointer, signal.SIGSTOP)
+            with connect(address) as client:
+                client.register_partition("p", ["x"], 0, ["t"])
+                with pytest.raises(DeadlineError):
+                    client.create_snapshot("a", timeout_s=0.5)
+            process.terminate()
+            wait_until(lambda: is_told_to_end(checkpointer))  # the log is closed
+            os.kill(checkpointer, signal.SIGCONT)
+            assert process.wait(60) == 0, log.read_text()
+        finally:
+            process.kill()
+    assert '"level": "error"' not in log.read_text()
