@@ -103,8 +103,8 @@ BUGS = {
     "a failed sync is not the end": Bug(
         40,
         "durability.group_commit",
-        "                self._failed(error)\n                raise\n",
-        "                pass\n",
+        "            self._failed(error)\n            raise\n",
+        "            pass\n",
     ),
 }
 
