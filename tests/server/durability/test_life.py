@@ -27,6 +27,7 @@ from dataplane_server.core.calls.requests import (
     EndRead,
     ExtendPartition,
     FinishWrite,
+    MergeFreeRanges,
     PutSamples,
     RegisterPartition,
     SetPolicies,
@@ -167,6 +168,15 @@ def test_reads_are_not_in_the_log_until_a_row_that_they_pin_is_given_up(tmp_path
     assert life.log.next_record == before + 2
     life.plane.apply(EndRead(plan.ticket), 4.0)
     assert life.log.next_record == before + 3
+    life.arena.close()
+
+
+async def test_a_call_that_comes_after_the_end_is_refused_and_no_failure_of_the_log(tmp_path: Path) -> None:
+    """Such as one of a timer, while the server stops."""
+    life = begin(tmp_path)
+    await life.close()
+    with pytest.raises(Refusal, match="has ended"):
+        life.plane.apply(MergeFreeRanges(), life.now())
     life.arena.close()
 
 
