@@ -208,7 +208,7 @@ class Server:
             endpoints = [endpoint for endpoint in (self._local, self._direct) if endpoint is not None]
             await asyncio.gather(self._grpc.stop(grace_s), *(endpoint.drain(grace_s) for endpoint in endpoints))
             for endpoint in endpoints:  # after the last put over gRPC, which could reuse leased bytes
-                await endpoint.close()
+                await endpoint.close(keep=self._life is not None)
         if self._http is not None:
             await self._http.stop()
         self._lag.stop()

@@ -5,6 +5,7 @@ the coordinator: what clients put over gRPC lies there.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
@@ -32,6 +33,7 @@ from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.values import Runs
+from dataplane_server.service.lives import next_life
 from dataplane_server.storage.arena import Arena
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 
@@ -50,11 +52,13 @@ def registration(
     return Registration(**place, former=former, bytes_at=bytes_at)
 
 
-def cluster_server(folder: Path, memory_bytes: int) -> ClusterServer:
-    """A coordinator's server, which is not started yet."""
-    limits = Limits(memory_bytes=memory_bytes, cluster=True)
-    config = ServerConfig(listen=(f"unix://{folder}/grpc.sock",), limits=limits, share_memory=False, http=None)
-    return ClusterServer(config, HomeArena(known=False))
+async def cluster_server(folder: Path, memory_bytes: int, data: Path | None = None) -> ClusterServer:
+    """A coordinator's server, which is not started yet. data: the directory of its log."""
+    limits, home = Limits(memory_bytes=memory_bytes, cluster=True), HomeArena(known=False)
+    settings: dict[str, Any] = {} if data is None else {"data_dir": data, "durability": "process"}
+    listen = (f"unix://{folder}/grpc.sock",)
+    config = ServerConfig(listen, limits=limits, share_memory=False, http=None, **settings)
+    return ClusterServer(config, home, await next_life(config, threading.Event(), home))
 
 
 class Elsewhere:
@@ -114,16 +118,23 @@ class Node:
 
 
 @pytest.fixture
-async def coordinator(tmp_path: Path) -> AsyncIterator[tuple[ClusterServer, int, Arena]]:
+def data() -> Path | None:
+    """The directory of the coordinator's log: it has none."""
+    return None
+
+
+@pytest.fixture
+async def coordinator(tmp_path: Path, data: Path | None) -> AsyncIterator[tuple[ClusterServer, int, Arena]]:
     """Its server, the port of its calls, and the memory of its own node, which has the number 1."""
     home = tmp_path / "home"
     home.mkdir()
-    server, arena = cluster_server(tmp_path, 16 * MIB), Arena(16 * MIB, shared=True, file=home / "arena")
+    server, arena = await cluster_server(tmp_path, 16 * MIB, data), Arena(16 * MIB, shared=True, file=home / "arena")
     port = server.recover("127.0.0.1")
     server.make_home(server.add_node(registration(home, arena, 16 * MIB), None))
     await server.start()
     yield server, port, arena
-    await server.stop(0.0)
+    if not server.plane.totals().draining:  # the test may have stopped it
+        await server.stop(0.0)
     server.plane.check_invariants()
     arena.close()
 

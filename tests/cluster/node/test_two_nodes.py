@@ -95,7 +95,7 @@ class Cluster:
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     async with contextlib.AsyncExitStack() as closing:
-        server = cluster_server(tmp_path, MIB)
+        server = await cluster_server(tmp_path, MIB)
         port = server.recover("127.0.0.1")
         closing.push_async_callback(server.stop, 0.5)
         others: dict[int, Node] = {}

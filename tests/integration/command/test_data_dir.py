@@ -84,14 +84,20 @@ def test_values_put_once_are_one_and_whole_after_a_kill(
         assert client.partition("p").size_bytes == 0
 
 
-def test_a_view_of_the_former_servers_memory_keeps_its_values(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("cleared", ["before", "after"])
+def test_a_view_of_the_former_servers_memory_keeps_its_values(
+    start: Start, tmp_path: Path, how: signal.Signals, cleared: str
+) -> None:
     first = start()
     with connect(f"unix://{tmp_path}/s", transport="shm") as client:
         client.register_partition("p", ["x"], 0, ["train"])
         put(client, "a")
         meta = client.claim("p", "train", ["x"], 1).meta
         view = client.read_columns(meta, ["x"], layout="jagged")["x"]
-        first.end(signal.SIGKILL)
+        if cleared == "before":
+            client.clear_samples(None, "p")
+        first.end(how)
         second = start()
         assert events(second)["recovered"]["held"] is True
         client.clear_samples(None, "p")

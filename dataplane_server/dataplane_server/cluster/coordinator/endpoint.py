@@ -58,10 +58,11 @@ class ClusterEndpoint(FrameEndpoint[ClusterSession]):
         prepare_line(peer)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: ClusterConnection(self, peer), peer)
 
-    async def close(self) -> None:
+    async def close(self, *, keep: bool = False) -> None:
         await self.drain(0.0)
-        await super().close()
-        self.release_orphans(list(self._orphans))
+        await super().close(keep=keep)
+        if not keep:
+            self.release_orphans(list(self._orphans))
 
     # -- lines ---------------------------------------------------------------------------------------------------------
 

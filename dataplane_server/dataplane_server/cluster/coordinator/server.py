@@ -75,6 +75,7 @@ class ClusterServer:
         self.server = server = Server(config, life, parts=parts)
         self.plane = server.plane
         self.members, self.mirrors = parts.members, parts.mirrors
+        self._keeps = life is not None
         if life is not None:
             home.holders = lambda: self.members.holders
         calls = ClusterCalls(server.shell, parts.cluster_values, server.metrics, self.members)
@@ -94,7 +95,8 @@ class ClusterServer:
 
     async def stop(self, grace_s: float | None = None) -> None:
         self._endpoint.draining = True
-        await asyncio.gather(self.server.stop(_GRACE_S if grace_s is None else grace_s), self._endpoint.close())
+        grace_s = _GRACE_S if grace_s is None else grace_s
+        await asyncio.gather(self.server.stop(grace_s), self._endpoint.close(keep=self._keeps))
         await asyncio.gather(self._parts.cluster_values.close(), self.mirrors.close())
 
     # -- nodes ---------------------------------------------------------------------------------------------------------

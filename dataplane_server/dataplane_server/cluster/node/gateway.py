@@ -156,8 +156,8 @@ class Gateway(LocalEndpoint):
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    async def close(self) -> None:
+    async def close(self, *, keep: bool = False) -> None:
         """Stop listening and close all connections. The coordinator does not hear that the clients are gone."""
         self.leave()
         await self.drain(0.0)
-        await super().close()
+        await super().close(keep=keep)

@@ -48,7 +48,7 @@ class NodePort(DirectEndpoint):
         session.reading = Reading(runs, lambda some: _pieces(arena, some), lambda: None)
         return pb.FetchResponse()
 
-    async def close(self) -> None:
+    async def close(self, *, keep: bool = False) -> None:
         """Close the port and all connections. No thread uses an arena afterwards."""
         await self.drain(0.0)
         await super().close()

@@ -93,8 +93,8 @@ class DirectEndpoint(FrameEndpoint[DirectSession]):
         connection.session, connection.is_lifeline = self._open(DirectSession(self._shell, connection)), True
         return pb.DirectResponse(traces=self.traces)
 
-    async def close(self) -> None:
-        await super().close()
+    async def close(self, *, keep: bool = False) -> None:
+        await super().close()  # its clients map no memory
         await asyncio.to_thread(self.threads.shutdown)
 
 

@@ -143,13 +143,18 @@ class FrameEndpoint(Generic[S]):
         while self._busy and loop.time() < deadline:  # noqa: ASYNC110  # once, at shutdown; many places would set an event
             await asyncio.sleep(_DRAIN_TICK_S)
 
-    async def close(self) -> None:
-        """End every session and all that clients hold. No client may write to the arena from now on."""
+    async def close(self, *, keep: bool = False) -> None:
+        """End every session. keep: not what clients hold; they still map the memory, and the next life of the server
+        finds out when they no longer do. Else no client may write to the memory from now on.
+        """
         calls = [connection.call for connection in self.connections if connection.call is not None]
         for connection in list(self.connections):
             connection.close()
         for session in list(self._sessions.values()):
-            self.end(session)
+            if keep:
+                self._forget(session)
+            else:
+                self.end(session)
         await asyncio.gather(*calls, return_exceptions=True)
 
     @property
