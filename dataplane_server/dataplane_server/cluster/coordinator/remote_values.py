@@ -20,10 +20,11 @@ from dataplane_server.cluster.coordinator.members import Members
 from dataplane_server.cluster.coordinator.mirrors import Mirrors
 from dataplane_server.cluster.node.byte_lines import ByteLines
 from dataplane_server.core.calls.answers import Reservation
+from dataplane_server.core.calls.requests import ShareReservation
 from dataplane_server.core.calls.values import Int64Array, Run, Runs
-from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.rows.regions import NODE_SHIFT, WITHIN_NODE, node_of
 from dataplane_server.service.messages.frames import SENT_CHUNK_BYTES
+from dataplane_server.service.shell import Shell
 from dataplane_server.service.values import Values
 from dataplane_server.storage.arena import in_chunks
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -38,8 +39,9 @@ class ClusterValues(Values):
 
     stored_at_once = False
 
-    def __init__(self, plane: DataPlane, members: Members, mirrors: Mirrors, home: HomeArena) -> None:
-        super().__init__(plane, home)
+    def __init__(self, shell: Shell, members: Members, mirrors: Mirrors, home: HomeArena) -> None:
+        super().__init__(shell.plane, home)
+        self._shell = shell
         self._members = members
         self._mirrors = mirrors
         self._home = home
@@ -62,6 +64,8 @@ class ClusterValues(Values):
         all that is written.
         """
         member, digests = self._members.get(node), b""
+        # Nodes write where it is reserved, so a repetition of the request must not free that before they have answered.
+        self._shell.apply(ShareReservation(reservation.ticket))
         if reservation.copies:
             await to_its_end(answer_of(member.actor.copy.remote(member.secret, reservation.copies), node))
         if layout is not None:

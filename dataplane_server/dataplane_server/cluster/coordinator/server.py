@@ -55,7 +55,7 @@ class ClusterParts(Parts):
     def values(self, shell: Shell, arena: Arena) -> Values:
         self.members = Members(shell.plane)
         self.mirrors = Mirrors(shell, self.members, makes=self._mirrored)
-        self.cluster_values = ClusterValues(shell.plane, self.members, self.mirrors, self.home)
+        self.cluster_values = ClusterValues(shell, self.members, self.mirrors, self.home)
         return self.cluster_values
 
     def servicer(self, shell: Shell, values: Values, metrics: Metrics, gate: Gate) -> DataPlaneServicer:
