@@ -224,17 +224,29 @@ class Coordinator:
         self._server = ClusterServer(self._config, home, life, mirrored=self._options.mirrored)
         self._calls_port = self._server.recover(self._options.host)
         if life is not None and life.recovery is None and not self._config.accept_loss:
-            await self._look_after_nodes(self._server)
+            while not await self._has_looked(self._server):  # noqa: ASYNC110  # nothing tells when Ray answers
+                await asyncio.sleep(_LOOK_S)
             self._unseen = set(self._actors)
         self._listening.set()
         while True:
-            await self._look_after_nodes(self._server)
+            await self._has_looked(self._server)
             await asyncio.sleep(_LOOK_S)
 
     async def _start(self, server: ClusterServer) -> None:
         if not self._serving.is_set():
             await server.start()
             self._serving.set()
+
+    async def _has_looked(self, server: ClusterServer) -> bool:
+        """Look after the nodes. False if that failed, as when Ray is too busy to answer: the next look may not. The
+        cluster serves meanwhile; nothing would start this coordinator again.
+        """
+        try:
+            await self._look_after_nodes(server)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the cluster would end with it
+            self._log.error("look_failed", why=str(error), exc_info=error)
+            return False
+        return True
 
     async def _look_after_nodes(self, server: ClusterServer) -> None:
         members = {member.number: member for member in server.members}
