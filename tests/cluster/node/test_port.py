@@ -14,6 +14,7 @@ from tests.cluster.node.conftest import eventually
 from tests.integration.wire.local_peer import HEAD, Peer
 
 from dataplane_server.cluster.messages import BytePlace
+from dataplane_server.cluster.node import byte_lines
 from dataplane_server.cluster.node.byte_lines import ByteLines
 from dataplane_server.cluster.node.port import NodePort
 from dataplane_server.core.calls.refusal import Reason, Refusal
@@ -112,6 +113,44 @@ async def test_a_line_that_ended_is_replaced(other: Other) -> None:
     other.begin()
     assert other.place != place
     assert await other.read(runs) == other.expected(runs)
+
+
+async def test_a_read_waits_for_a_node_that_hangs_no_longer_than_once(
+    other: Other, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(byte_lines, "_STALL_S", 0.5)
+    runs = Runs.of([Run(0, 8)])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = replace(other.place, port=listener.getsockname()[1])
+        serving = asyncio.create_task(asyncio.to_thread(_answer_once, listener, 3))
+        await asyncio.gather(*(other.lines.read(place, NODE, runs, [memoryview(bytearray(8))]) for _ in range(3)))
+        lines = await serving
+        with pytest.raises(Refusal, match="does not answer"):
+            await other.lines.read(place, NODE, runs, [memoryview(bytearray(8))])
+        assert sum(_was_asked(line) for line in lines) == 1, "by the other lines it would wait as long again"
+        for line in lines:
+            line.close()
+
+
+def _answer_once(listener: socket.socket, count: int) -> list[Peer]:
+    """As a node that answers one fetch on each of so many lines, all at once, and then hangs."""
+    lines = [Peer(listener.accept()[0]) for _ in range(count)]
+    for line in lines:
+        line.receive()
+        line.send(pb.LOCAL_OUTCOME_UNSPECIFIED, pb.DirectResponse())
+    for line in lines:
+        line.receive()
+    for line in lines:
+        line.send(pb.LOCAL_OUTCOME_UNSPECIFIED, pb.FetchResponse(values=bytes(8)))
+    return lines
+
+
+def _was_asked(line: Peer) -> bool:
+    line.socket.setblocking(False)
+    try:
+        return bool(line.socket.recv(1))
+    except BlockingIOError:
+        return False
 
 
 async def test_what_is_no_request_ends_its_line_alone(other: Other) -> None:

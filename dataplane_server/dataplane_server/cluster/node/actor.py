@@ -76,7 +76,8 @@ class NodeActor:
         self._gateway = Gateway(self._arena, self._cache, self._fetching)
         self._gateway.listen_at(self._folder.socket, None)
         self._lines = ByteLines()
-        self._mirrors = KeptMirrors(self._folder.path, self._lines)
+        self._mirror_lines = ByteLines()  # writes of healthy nodes do not wait for reads of one that hangs
+        self._mirrors = KeptMirrors(self._folder.path, self._mirror_lines)
         self._port = NodePort(self._arena_of)
         self._bytes_at = self._port.open(this_address())
         self._others: dict[int, BytePlace] = {}
@@ -267,7 +268,8 @@ class NodeActor:
             task.cancel()
         await asyncio.gather(self._life, self._warming, return_exceptions=True)
         await self._gateway.close()
-        await asyncio.gather(self._fetching.close(), self._lines.close(), self._port.close())
+        lines = (self._lines.close(), self._mirror_lines.close())
+        await asyncio.gather(self._fetching.close(), *lines, self._port.close())
         self._mirrors.close()
         self._arena.close()
         if not keep:

@@ -1,7 +1,7 @@
 """Lines to the ports of other nodes, and the bytes that come by them; see `port`.
 
 A line that no read uses is kept for the next one. If it has ended meanwhile, because the node's actor was restarted,
-the read takes a new line, once.
+the read takes a new line, once. Not if nothing comes by it: that node hangs, and would do so by another line.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ByteLines:
         try:
             refused = self._ask(kept or self._opened(place), place, node, runs, into)
         except (OSError, EOFError, DecodeError) as error:
-            if kept is None or self._closed:
+            if kept is None or self._closed or isinstance(error, TimeoutError):
                 why = str(error) or "it closed the connection"
                 raise Refusal(Reason.NODE_LOST, f"node {node} does not answer: {why}", node=node) from None
             self._read(place, node, runs, into)  # other kept lines have ended as well, so this ends
