@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import Admitted, Failed, Grant, Reservation, Waiting
+from dataplane_server.core.calls.life_calls import Recover, Settle
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.node_calls import AddNode, LoseNode, SetMirror
 from dataplane_server.core.calls.refusal import Reason
@@ -228,6 +229,21 @@ def test_a_node_that_has_ended_is_forgotten_with_its_last_byte(mirrored: Caller)
     mirrored.apply(LoseNode(2))
     mirrored.clear(["s1"])
     assert [region.number for region in mirrored.plane.nodes()] == [1, 3]
+
+
+def test_a_node_that_has_ended_is_forgotten_with_its_last_byte_though_other_bytes_are_still_deferred(
+    mirrored: Caller,
+) -> None:
+    mirrored.apply(Recover(False, defer_frees=True))
+    put(mirrored, ["n1"], 1)
+    mirrored.apply(LoseNode(2))
+    mirrored.clear(["s1"])
+    assert [region.number for region in mirrored.plane.nodes()] == [1, 2, 3], "the disk may still have its row"
+    mirrored.clear(["n1"])
+    mirrored.apply(Settle(1))
+    assert [region.number for region in mirrored.plane.nodes()] == [1, 3]
+    mirrored.apply(Settle(2))
+    assert mirrored.used == 0
 
 
 def test_a_node_without_bytes_leaves_nothing_to_its_mirror(mirrored: Caller) -> None:

@@ -155,7 +155,7 @@ class Regions(Releases):
 
     def _forget_empty(self, number: int) -> None:
         region = self._nodes[number]
-        if region.ended and not region.used and not self._deferred:
+        if region.ended and not region.used:  # bytes of deferred releases are in use
             del self._nodes[number]
 
     # -- as Space ------------------------------------------------------------------------------------------------------
