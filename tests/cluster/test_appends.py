@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
 from tests.cluster.test_mirrors import Nodes, until
 
+from dataplane_server.cluster.coordinator import remote_values
 from dataplane_server.cluster.coordinator.home_arena import HomeArena
 from dataplane_server.cluster.coordinator.remote_values import ClusterValues
 from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.requests import FinishWrite, PutSamples, RegisterPartition
 from dataplane_server.core.calls.values import Definition
 
@@ -26,30 +29,58 @@ def begin(nodes: Nodes, *, append: bool) -> Reservation:
     return begun
 
 
-def used(nodes: Nodes) -> int:
-    return nodes.plane.totals().memory_used_bytes
+class Appending:
+    """A row, and an append to it whose copy the node answers when `copied` is there. ended: raises what it raised."""
+
+    def __init__(self) -> None:
+        self.nodes = nodes = Nodes()
+        self.values = ClusterValues(nodes.shell, nodes.members, nodes.mirrors, HomeArena())
+        definition = Definition("p", ("x",), ("train",), per_token_fields=frozenset({"x"}))
+        nodes.shell.apply(RegisterPartition("register", definition))
+        nodes.shell.apply(FinishWrite(begin(nodes, append=False).ticket))
+        self.copied = asyncio.Future[None]()
+        nodes.actor(1).will("copy", self.copied)
+        self.ended = asyncio.create_task(self._serve(begin(nodes, append=True)))
+
+    async def _serve(self, append: Reservation) -> None:
+        with self.nodes.shell.aborted_on_error(append.ticket):
+            await self.values.digests(append)  # type: ignore[misc]  # it has copies
+
+    @property
+    def used(self) -> int:
+        return self.nodes.plane.totals().memory_used_bytes
 
 
-async def test_a_repeated_append_leaves_the_target_of_a_copy_alone_until_the_node_has_answered() -> None:
-    nodes = Nodes()
-    values = ClusterValues(nodes.shell, nodes.members, nodes.mirrors, HomeArena())
-    definition = Definition("p", ("x",), ("train",), per_token_fields=frozenset({"x"}))
-    nodes.shell.apply(RegisterPartition("register", definition))
-    nodes.shell.apply(FinishWrite(begin(nodes, append=False).ticket))
-    copied = asyncio.Future[None]()
-    nodes.actor(1).will("copy", copied)
+@pytest.fixture
+async def appending(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Appending]:
+    monkeypatch.setattr(remote_values, "_LOOK_S", 0.02)
+    appending = Appending()
+    await until(lambda: appending.nodes.asked("copy"))
+    yield appending
+    await appending.values.close()
 
-    async def serve(append: Reservation) -> None:
-        with nodes.shell.aborted_on_error(append.ticket):
-            await values.digests(append)  # type: ignore[misc]  # it has copies
 
-    first = asyncio.create_task(serve(begin(nodes, append=True)))
-    await until(lambda: nodes.asked("copy"))
-    first.cancel()
-    begin(nodes, append=True)
-    assert used(nodes) == 5 * ROW_BYTES, "the row, and each attempt's two of them"
-    copied.set_result(None)
+async def test_a_repeated_append_leaves_the_target_of_a_copy_alone_until_the_node_has_answered(
+    appending: Appending,
+) -> None:
+    appending.ended.cancel()
+    begin(appending.nodes, append=True)
+    assert appending.used == 5 * ROW_BYTES, "the row, and each attempt's two of them"
+    appending.copied.set_result(None)
     with pytest.raises(asyncio.CancelledError):
-        await first
-    assert used(nodes) == 3 * ROW_BYTES
-    await values.close()
+        await appending.ended
+    assert appending.used == 3 * ROW_BYTES
+
+
+async def test_the_target_of_a_copy_that_takes_minutes_is_free_only_when_the_node_has_registered_again(
+    appending: Appending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, time = asyncio.get_running_loop(), asyncio.get_running_loop().time
+    monkeypatch.setattr(loop, "time", lambda: time() + 600)
+    await asyncio.sleep(0.1)
+    assert not appending.ended.done()
+    assert appending.used == 3 * ROW_BYTES
+    appending.nodes.register(1)
+    with pytest.raises(Refusal, match="node 1 does not answer"):
+        await appending.ended
+    assert appending.used == ROW_BYTES

@@ -10,10 +10,10 @@ from dataplane_server.core.calls.refusal import Reason, Refusal
 
 A = TypeVar("A")
 
-_ANSWER_S = 30.0
+ANSWER_S = 30.0
 
 
-async def answer_of(call: Awaitable[Any], node: int, within_s: float | None = _ANSWER_S) -> Any:
+async def answer_of(call: Awaitable[Any], node: int, within_s: float | None = ANSWER_S) -> Any:
     """What a node's actor answers. Refusal NODE_LOST if it does not, in time. within_s: None for any time."""
     from ray.exceptions import RayError
 

@@ -8,18 +8,20 @@ finished: the core refuses an append whose rows have changed.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable
 
 import numpy as np
 from xxhash import xxh3_128_digest
 
 from dataplane_server.arena_streams import to_its_end
-from dataplane_server.cluster.asking import answer_of
+from dataplane_server.cluster.asking import ANSWER_S, answer_of
 from dataplane_server.cluster.coordinator.home_arena import HomeArena
-from dataplane_server.cluster.coordinator.members import Members
+from dataplane_server.cluster.coordinator.members import Member, Members
 from dataplane_server.cluster.coordinator.mirrors import Mirrors
 from dataplane_server.cluster.node.byte_lines import ByteLines
 from dataplane_server.core.calls.answers import Reservation
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import ShareReservation
 from dataplane_server.core.calls.values import Int64Array, Run, Runs
 from dataplane_server.core.rows.regions import NODE_SHIFT, WITHIN_NODE, node_of
@@ -30,6 +32,7 @@ from dataplane_server.storage.arena import in_chunks
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.frames import frame_prefix
 
+_LOOK_S = 0.5
 _WINDOW_BYTES = 64 << 20
 """That are fetched at once for one read over gRPC."""
 
@@ -67,7 +70,7 @@ class ClusterValues(Values):
         # Nodes write where it is reserved, so a repetition of the request must not free that before they have answered.
         self._shell.apply(ShareReservation(reservation.ticket))
         if reservation.copies:
-            await to_its_end(answer_of(member.actor.copy.remote(member.secret, reservation.copies), node))
+            await to_its_end(self._copied(member, member.actor.copy.remote(member.secret, reservation.copies)))
         if layout is not None:
             offsets, sizes = layout[0].ravel() - (node << NODE_SHIFT), layout[1].ravel()
             digests = await answer_of(member.actor.digests.remote(offsets, sizes), node)
@@ -75,6 +78,22 @@ class ClusterValues(Values):
             copied = [Run(copy.target, copy.size_bytes) for copy in reservation.copies]
             await to_its_end(self._mirrors.follow(node, Runs.of([*copied, *reservation.runs])))
         return digests
+
+    async def _copied(self, member: Member, call: Awaitable[None]) -> None:
+        """Wait until a node has copied, however long that takes. Ray cannot cancel that call, so its target is free
+        only when it answers, the node has registered again, which ends it, or is lost. A coordinator that stops waits
+        no longer than for other answers: nodes register with the next one. Refusal NODE_LOST.
+        """
+        until = time.monotonic() + ANSWER_S
+        answer = asyncio.ensure_future(answer_of(call, member.number, None))
+        while not answer.done() and self._members.find(member.number) is member:
+            if time.monotonic() > until and self._plane.totals().draining:
+                break
+            await asyncio.wait({answer}, timeout=_LOOK_S)
+        if not answer.done():
+            answer.cancel()
+            raise Refusal(Reason.NODE_LOST, f"node {member.number} does not answer", node=member.number)
+        answer.result()
 
     def complete(self, reservation: Reservation) -> None:
         """The node has done it."""
