@@ -97,7 +97,7 @@ def test_a_long_history_in_a_nearly_full_arena_agrees_with_a_byte_map() -> None:
 def test_tiny_rows_leave_no_slivers() -> None:
     space = Space(8000)
     for _ in range(200):
-        assert space.allocate_columns(int64([[8]] * 5)) is not None
+        assert space.allocate_columns(int64([8] * 5).reshape(5, 1)) is not None
     assert space.free == 0
 
 
