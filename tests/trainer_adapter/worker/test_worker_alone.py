@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from transformers import AutoModelForSequenceClassification
 
 from dataplane_client import connect, kv_first_write, read_columns
 from dataplane_server.testing import running_server
-from trainer_adapter.losses import ClippedPolicyGradientLoss, NLLLoss
+from trainer_adapter.losses import ClippedPolicyGradientLoss, LossResult, NLLLoss
 from trainer_adapter.refit import WeightCollective, receive_streamed_weights, stream_endpoint
 
 HALVED = {"name": "torch.optim.lr_scheduler.ExponentialLR", "kwargs": {"gamma": 0.5}}
@@ -92,6 +93,27 @@ def test_an_aborted_step_leaves_no_trace(make_worker: MakeWorker) -> None:
     aborted = worker.train(batch(), ClippedPolicyGradientLoss())
     fresh = make_worker().train(batch(), ClippedPolicyGradientLoss())
     assert aborted["grad_norm"].item() == fresh["grad_norm"].item()
+
+
+class FailsAtTheSecondMicrobatch(ClippedPolicyGradientLoss):
+    calls = 0
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> LossResult:
+        self.calls += 1
+        if self.calls == 2:
+            raise ArithmeticError("the second microbatch")
+        return super().__call__(*arguments, **keywords)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_step_that_fails_between_microbatches_leaves_no_trace(make_worker: MakeWorker, precision: str) -> None:
+    """FSDP keeps gradients that it has not summed yet out of the optimizer's sight, in two places by precision."""
+    worker = make_worker(changes={"precision": precision})
+    with pytest.raises(ArithmeticError):
+        worker.train(batch(), FailsAtTheSecondMicrobatch())
+    failed = worker.train(batch(), ClippedPolicyGradientLoss())
+    fresh = make_worker(changes={"precision": precision}).train(batch(), ClippedPolicyGradientLoss())
+    assert failed["grad_norm"].item() == fresh["grad_norm"].item()
 
 
 def test_steps_do_not_overlap(make_worker: MakeWorker) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.automodel.data import ProcessedMicrobatch
 from trainer_adapter.automodel.models.automodel_ranks import prepare_gradients
+from trainer_adapter.automodel.parallel.fsdp import discard_gradients
 from trainer_adapter.automodel.train import (
     LossPostProcessor,
     aggregate_training_statistics,
@@ -68,7 +69,7 @@ class TrainingStep:
         self.is_applied = False
         if differentiates:
             policy.model.train()
-            _optimizer(policy).zero_grad()
+            _discard_gradients(policy)
         else:
             policy.model.eval()
 
@@ -131,7 +132,7 @@ class TrainingStep:
     def abort(self) -> None:
         """Discard the gradients; weights and optimizer are unchanged."""
         if self._differentiates:
-            _optimizer(self._policy).zero_grad()
+            _discard_gradients(self._policy)
 
 
 def report(policy: LoadedPolicy, steps: Sequence[TrainingStep], grad_norm: Tensor | None) -> dict[str, Any]:
@@ -149,6 +150,12 @@ def _optimizer(policy: LoadedPolicy) -> torch.optim.Optimizer:
     if policy.state.optimizer is None:
         raise RuntimeError("the policy has no optimizer and cannot be trained: it was set up with init_optimizer=False")
     return policy.state.optimizer
+
+
+def _discard_gradients(policy: LoadedPolicy) -> None:
+    """Also those of a step that failed."""
+    _optimizer(policy).zero_grad()
+    discard_gradients(policy.model)
 
 
 def _cache_clearer(policy: LoadedPolicy) -> Callable[[int], None] | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 
 @dataclass(frozen=True)
@@ -54,3 +54,26 @@ def shard_weights(model: torch.nn.Module, mesh: DeviceMesh, config: FSDP2Config)
         if type(module).__name__ in whole:
             fully_shard(module, mesh=mesh, mp_policy=config.mp_policy, offload_policy=offload)
     fully_shard(model, mesh=mesh, mp_policy=config.mp_policy, offload_policy=offload)
+
+
+def discard_gradients(model: torch.nn.Module) -> None:
+    """Discard gradients that FSDP has not summed over ranks: a step that failed between microbatches leaves them.
+
+    The optimizer's zero_grad does not reach them: they belong to whole layers, not to the parts of parameters that it
+    knows. The next backward pass would add to them.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            for parameter in _parameters(module):
+                parameter.unsharded_accumulated_grad = None  # where layers compute in 16 bits
+                if hasattr(parameter, "_unsharded_param"):  # which the first forward pass makes
+                    parameter._unsharded_param.grad = None  # noqa: SLF001  # torch has no public name
+
+
+def _parameters(module: FSDPModule) -> list[Any]:
+    """FSDP's own records of parameters. A module has several groups of them, in older torch one or none."""
+    state: Any = module._get_fsdp_state()  # noqa: SLF001  # torch has no public name
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [group for group in (state._fsdp_param_group,) if group is not None]  # noqa: SLF001
+    return [parameter for group in groups for parameter in group.fsdp_params]
