@@ -68,10 +68,7 @@ class TrainingStep:
         self.metrics: list[dict[str, Any]] = []
         self.is_applied = False
         if differentiates:
-            policy.model.train()
             _discard_gradients(policy)
-        else:
-            policy.model.eval()
 
     def microbatches(self, data: BatchedDataDict[Any], mbs: int) -> list[dict[str, Any]]:
         """Run forward and backward passes over data, which has the plan of its microbatches if it needs one.
@@ -79,6 +76,7 @@ class TrainingStep:
         Returns the metrics of its real microbatches that have a valid sample.
         """
         policy = self._policy
+        policy.model.train(self._differentiates)  # here, since inference between the parts of a step turns it off
         microbatches, real = policy.microbatches(data, mbs)
         results = automodel_forward_backward(
             policy.model,
