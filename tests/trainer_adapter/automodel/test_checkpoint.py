@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.trainer_adapter.automodel import setup_cases
 from tests.trainer_adapter.automodel.setup_cases import ADAM, SGD, assert_refused, policy_config, set_up, train_step
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.utils.hooks import RemovableHandle
 
 from trainer_adapter.automodel.checkpoint import (
     CheckpointManager,
@@ -50,6 +51,64 @@ def test_training_goes_on_as_if_it_had_not_stopped(folder: Path, tmp_path: Path)
         assert state.optimizer is not None
         assert state.optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
         assert state.optimizer.param_groups[0]["betas"] == (0.9, 0.95)
+
+
+def leave_out_norm(state: ModelAndOptimizerState) -> RemovableHandle:
+    """No step gives the last norm a gradient, until the handle is removed."""
+    assert state.optimizer is not None
+    norm = state.model.get_parameter("model.norm.weight")
+    return state.optimizer.register_step_pre_hook(lambda *_: setattr(norm, "grad", None))
+
+
+def test_training_goes_on_where_a_weight_never_had_a_gradient(folder: Path, tmp_path: Path) -> None:
+    with set_up(trained(folder)) as state:
+        leave_out_norm(state)
+        train_step(state, 0, 1)
+        save(state, tmp_path)
+        expected = [train_step(state, 0, 1)[0] for _ in range(3)]
+    with set_up(trained(folder), **paths_in(tmp_path)) as state:
+        leave_out_norm(state)
+        assert [train_step(state, 0, 1)[0] for _ in range(3)] == expected
+
+
+def test_a_load_gives_weights_the_states_that_were_saved_and_no_others(folder: Path, tmp_path: Path) -> None:
+    with set_up(trained(folder)) as state:
+        train_step(state, 0, 1)
+        save(state, tmp_path / "all")
+        expected = [train_step(state, 0, 1)[0] for _ in range(2)]
+    with set_up(trained(folder)) as state:
+        assert state.optimizer is not None
+        parts: dict[str, Any] = {"model": state.model, "optimizer": state.optimizer, "scheduler": state.scheduler}
+        handle = leave_out_norm(state)
+        train_step(state, 0, 1)
+        handle.remove()
+        save(state, tmp_path / "some")
+        MANAGER.load_checkpoint(**parts, **paths_in(tmp_path / "all"))
+        assert [train_step(state, 0, 1)[0] for _ in range(2)] == expected
+        norm = state.model.get_parameter("model.norm.weight")
+        assert norm in state.optimizer.state
+        MANAGER.load_checkpoint(**parts, **paths_in(tmp_path / "some"))
+        assert norm not in state.optimizer.state
+
+
+def test_before_the_first_step_there_is_no_state_to_save_or_load(folder: Path, tmp_path: Path) -> None:
+    with set_up(trained(folder)) as state:
+        assert state.optimizer is not None
+        save(state, tmp_path)
+        assert not state.optimizer.state
+        train_step(state, 0, 1)
+        MANAGER.load_checkpoint(state.model, **paths_in(tmp_path), optimizer=state.optimizer)
+        assert not state.optimizer.state
+
+
+def test_a_load_that_is_refused_leaves_an_optimizer_as_it_was(folder: Path, tmp_path: Path) -> None:
+    with set_up(trained(folder, SGD)) as state:
+        save(state, tmp_path)
+    with set_up(trained(folder)) as state:
+        assert state.optimizer is not None
+        with pytest.raises(ValueError, match="the state of another optimizer"):
+            MANAGER.load_checkpoint(state.model, **paths_in(tmp_path), optimizer=state.optimizer)
+        assert not state.optimizer.state
 
 
 def test_without_its_path_the_optimizer_is_neither_saved_nor_loaded(folder: Path, tmp_path: Path) -> None:

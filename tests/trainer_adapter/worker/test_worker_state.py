@@ -141,6 +141,20 @@ def test_a_resumed_run_drops_out_what_the_first_one_did(make_worker: MakeWorker,
     assert steps(make_worker(changes=changes, **paths)) == expected
 
 
+def test_a_save_before_the_first_step_changes_nothing(make_worker: MakeWorker, tmp_path: Path) -> None:
+    """Neither in this run nor in one that resumes from it: Adam's steps depend on how many came before."""
+
+    def steps(worker: AutomodelPolicyWorker) -> list[float]:
+        return [worker.train(batch(), ClippedPolicyGradientLoss())["global_loss"].item() for _ in range(2)]
+
+    paths = {"weights_path": str(tmp_path / "weights"), "optimizer_path": str(tmp_path / "optimizer")}
+    expected = steps(make_worker(changes={"optimizer": ADAM}))
+    saving = make_worker(changes={"optimizer": ADAM})
+    saving.save_checkpoint(**paths, checkpointing_cfg={})
+    assert steps(saving) == expected
+    assert steps(make_worker(changes={"optimizer": ADAM}, **paths)) == expected
+
+
 # --- clipping ---
 
 
