@@ -20,7 +20,7 @@ from tests.trainer_adapter.losses.microbatches import (
 )
 from torch import Tensor
 
-from trainer_adapter.losses import ClippedPolicyGradientLoss, ClippedPolicyGradientOptions
+from trainer_adapter.losses import ClippedPolicyGradientLoss, ClippedPolicyGradientOptions, next_token_logprobs
 
 DAPO = ClippedPolicyGradientOptions(ratio_clip_min=0.2, ratio_clip_max=0.28)
 PER_ROW = replace(DAPO, token_level_loss=False)
@@ -178,6 +178,35 @@ def test_a_token_without_a_known_generation_logprob_gets_weight_zero(drawn: floa
     logprobs, batch = one_token(1.0, 1.0, generation_logprobs=drawn)
     loss, derivative, metrics = loss_of(OPTIONS["truncated correction"], logprobs, batch)
     assert (loss, derivative, metrics["sampling_importance_ratio"]) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize("when", ["now", "then"])
+def test_a_token_that_was_not_to_be_sampled_counts_as_masked(options: ClippedPolicyGradientOptions, when: str) -> None:
+    """Under top_k or top_p, now or when prev_logprobs were computed. The divisors stay those of the whole step."""
+    batch = make_batch()
+    counts, (row, column) = counts_of(batch), valid_tokens(batch)[0]
+    logprobs = next_token_logprobs(make_logits(), batch["input_ids"]).detach()
+    batch["prev_logprobs"][:, 1:] = logprobs
+    excluding = logprobs if when == "now" else batch["prev_logprobs"][:, 1:]
+    excluding[row, column - 1] = -math.inf
+    loss, gradient, metrics = shares_of(options, logprobs, batch, counts)
+    batch["token_mask"][row, column] = False
+    expected, expected_gradient, expected_metrics = shares_of(options, logprobs, batch, counts)
+    assert loss == expected
+    assert metrics == expected_metrics
+    assert all(map(math.isfinite, metrics.values()))
+    assert torch.equal(gradient, expected_gradient)
+    assert gradient[row].count_nonzero() == len([other for other in valid_tokens(batch) if other[0] == row])
+
+
+def shares_of(
+    options: ClippedPolicyGradientOptions, logprobs: Tensor, batch: Batch, counts: tuple[Tensor, Tensor]
+) -> tuple[float, Tensor, dict[str, Any]]:
+    """Loss, derivatives by the log-probabilities, metrics."""
+    given = logprobs.clone().requires_grad_()
+    loss, metrics = ClippedPolicyGradientLoss(options)(given, batch, *counts)
+    return loss.item(), torch.autograd.grad(loss, given)[0], metrics
 
 
 def test_a_microbatch_without_valid_tokens_gives_zero_and_sentinels() -> None:

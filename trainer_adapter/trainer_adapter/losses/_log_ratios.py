@@ -1,7 +1,8 @@
 """Probability ratios and KL estimates from differences of log-probabilities, kept finite.
 
 In float32 exp overflows at 88. An infinite ratio is harmful even where a clip chooses the other branch: its gradient
-there is 0 * inf, which is NaN, and one such token ruins a training run. So log-ratios are clamped to [-20, 20].
+there is 0 * inf, which is NaN, and one such token ruins a training run. So log-ratios are clamped to [-20, 20]. Tokens
+of probability 0 have none: a loss leaves them out.
 
 Estimators of KL(policy || reference) from tokens that the policy sampled, with d = logprob - reference_logprob
 (J. Schulman, "Approximating KL Divergence", 2020):

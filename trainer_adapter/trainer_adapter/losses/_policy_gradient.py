@@ -14,6 +14,10 @@ Per token, with ratio r = exp(logprob - prev_logprob) and advantage A:
 - KL to the reference:  + reference_policy_kl_penalty * estimate (see _log_ratios), as in GRPO (arXiv:2402.03300).
 
 The mean is over all tokens of the global batch (DAPO), or over rows of each row's mean (GRPO).
+
+A token that top_k or top_p excludes, in the policy in training or in the one of prev_logprobs, has the log-probability
+-inf and so no ratio: it counts as masked. Means of its row are over the row's other tokens. The divisors of the global
+batch stay as they are given, because no rank knows beforehand what others will exclude.
 """
 
 from __future__ import annotations
@@ -101,7 +105,8 @@ class ClippedPolicyGradientLoss:
         `sample_mask` [B].
 
         Metrics; means are per token:
-        `loss`; `num_unmasked_tokens`; `num_valid_samples`;
+        `loss`; `num_valid_samples`;
+        `num_unmasked_tokens`: without those that sampling excludes;
         `kl_penalty`: the KL term before its weight;
         `clip_fraction`: the share of tokens whose gradient a clip stopped;
         `probs_ratio`, `probs_ratio_clamped` and their `_min` and `_max`;
@@ -175,11 +180,13 @@ class ClippedPolicyGradientLoss:
 
 
 class _Tokens:
-    """A microbatch at its predicted tokens, [B,S-1] in one dtype, 0 where masked out."""
+    """A microbatch at its predicted tokens, [B,S-1] in one dtype, 0 where masked out or excluded from sampling."""
 
     def __init__(self, logprobs: Tensor, data: Mapping[str, Any]) -> None:
         self.data = data
-        self.mask = token_weights(data, logprobs.dtype)
+        given = token_weights(data, logprobs.dtype)
+        is_excluded = logprobs.detach().isneginf() | masked_column(data, "prev_logprobs", given).isneginf()
+        self.mask = given.masked_fill(is_excluded, 0.0)
         self.sample_mask = require(data, "sample_mask")
         self.logprobs = logprobs.masked_fill(self.mask == 0, 0.0)
         self.prev_logprobs = self.column("prev_logprobs")
