@@ -87,11 +87,17 @@ def gather_values(values: Mapping[str, Any], *, group: ProcessGroup, device: tor
 
 def largest_over(value: int, group: ProcessGroup | None, device: torch.device | None) -> int:
     """The largest value of all ranks of the group (None: of all ranks); one all-reduce of 64-bit integers."""
-    largest = torch.tensor([value])
+    return extremes_over(value, group, device)[1]
+
+
+def extremes_over(value: int, group: ProcessGroup | None, device: torch.device | None) -> tuple[int, int]:
+    """The smallest and the largest value, in the same way."""
+    extremes = torch.tensor([-value, value])
     if device is not None:
-        largest = largest.to(device, non_blocking=True)
-    torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX, group=group)
-    return int(largest.item())
+        extremes = extremes.to(device, non_blocking=True)
+    torch.distributed.all_reduce(extremes, op=torch.distributed.ReduceOp.MAX, group=group)
+    smallest, largest = extremes.tolist()
+    return -int(smallest), int(largest)
 
 
 def meta_values(meta: KVBatchMeta) -> dict[str, Any]:

@@ -8,6 +8,7 @@ that kind is. Two dimensions at once are here (data x tensors) and in ../automod
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -93,6 +94,25 @@ def test_a_step_communicates_once_if_its_sum_is_deferred(played: Played) -> None
 
 def test_ranks_may_have_different_numbers_of_packed_microbatches(played: Played) -> None:
     assert len({rank["microbatches"] for rank in played.ranks("{}_{}".format(*PACKED_ON_TWO))}) == 2
+
+
+def test_ranks_may_have_different_numbers_of_rows_if_these_are_packed(played: Played) -> None:
+    assert_logprobs(played, "uneven", Layout(dp=2))
+    assert_one_step(played, "uneven")
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("trained_without_rows", "ranks have 0 to 8 rows .* at least 1 "),
+        ("asked_without_rows", "a data-parallel rank has no rows"),
+        ("uneven_and_not_packed", "ranks have 3 to 5 rows .* at least 4 "),
+        ("uneven_in_two_steps", "ranks have 2 to 6 rows .* at least 4 "),
+    ],
+)
+def test_all_ranks_refuse_rows_that_one_of_them_has_too_few_of(played: Played, case: str, told: str) -> None:
+    for rank in played.ranks(case):
+        assert re.search(told, rank["told"])
 
 
 @pytest.fixture(scope="module")

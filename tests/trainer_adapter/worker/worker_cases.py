@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -165,6 +166,37 @@ def in_16_bits(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
         return {"logprobs": logprobs}, seen
 
 
+def uneven(counts: tuple[int, int]) -> Case:
+    """A step over packed rows of which ranks have different numbers, and what is asked of them."""
+
+    def play(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
+        start = sum(counts[:rank])
+        rows = batch().slice(start, start + counts[rank])
+        with worker(config(folder / "model", Layout(dp=2), "sequence"), init_reference_model=False) as made:
+            tensors = dict(made.get_logprobs(rows))
+            trained = made.train(rows, ClippedPolicyGradientLoss())
+            seen = {"loss": trained["global_loss"].tolist(), "grad_norm": trained["grad_norm"].item()}
+            return {**tensors, **whole_weights(made._policy.model)}, seen
+
+    return play
+
+
+def refused(packing: str, counts: tuple[int, int], gbs: int | None = None) -> Case:
+    """What ranks with so many rows are told when they train on them; without gbs, when they ask for logprobs."""
+
+    def play(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
+        start = sum(counts[:rank])
+        rows = batch().slice(start, start + counts[rank])
+        with worker(config(folder / "model", Layout(dp=2), packing), init_reference_model=False) as made:
+            train = partial(made.train, rows, ClippedPolicyGradientLoss(), gbs=gbs)
+            ask = train if gbs is not None else partial(made.get_logprobs, rows)
+            with pytest.raises(ValueError, match="row") as told:
+                ask()
+            return {}, {"told": str(told.value)}
+
+    return play
+
+
 class ReductionCounter(TorchDispatchMode):
     """Counts this process's reduce-scatters."""
 
@@ -267,6 +299,11 @@ def train_once(made: AutomodelPolicyWorker, rank: int, layout: Layout) -> float:
 
 CASES: dict[str, tuple[int, Case]] = {
     "in_16_bits": (2, in_16_bits),
+    "uneven": (2, uneven((5, 3))),
+    "trained_without_rows": (2, refused("sequence", (8, 0), gbs=8)),
+    "asked_without_rows": (2, refused("sequence", (8, 0))),
+    "uneven_and_not_packed": (2, refused("none", (5, 3), gbs=8)),
+    "uneven_in_two_steps": (2, refused("sequence", (6, 2), gbs=4)),
     **{f"communicated_{deferred}": (2, communicated(deferred)) for deferred in (True, False)},
     **{f"resumed_{layout}": (layout.ranks, resumed(layout)) for layout in (Layout(dp=2), Layout(tp=2), Layout())},
     **{f"{layout}_{packing}": (layout.ranks, asked_and_trained(layout, packing)) for layout, packing in EVERYWHERE},

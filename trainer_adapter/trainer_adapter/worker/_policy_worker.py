@@ -104,7 +104,7 @@ class AutomodelPolicyWorker:
         top_p of the configuration's generation; column 0 and padding are 0.
 
         data: `input_ids` [B,S] int64, right-padded, `input_lengths` [B] int64; the same number of rows on all
-        data-parallel ranks.
+        data-parallel ranks or, with sequence packing, at least one on each.
         micro_batch_size: rows of a forward pass if microbatches are not planned by tokens; None: logprob_batch_size.
         """
         found = _inference.logprobs(self._policy, data, micro_batch_size, self._policy.runtime.sampling_params)
@@ -170,7 +170,8 @@ class AutomodelPolicyWorker:
         """Run one optimizer step for each global batch of `gbs` samples of all ranks, in microbatches of `mbs` samples
         of this rank; None: as configured.
 
-        data: as for get_logprobs, with `sample_mask` [B] and, for a loss over tokens, `token_mask` [B,S].
+        data: as for get_logprobs, with `sample_mask` [B] and, for a loss over tokens, `token_mask` [B,S]. Ranks may
+        have different numbers of rows only if these are one global batch together; ValueError on all ranks otherwise.
         eval_mode: compute losses only.
 
         Gradients are clipped to max_grad_norm. A step whose norm is not finite is skipped and logged. The learning-rate
@@ -247,7 +248,7 @@ class AutomodelPolicyWorker:
             with worker.claim_shard("train", "prev_lp", fields, 64, step=step) as claim:
                 worker.get_logprobs_from_meta(claim.meta)
 
-        If ranks get different numbers of rows, sequence packing must be enabled.
+        If ranks get different numbers of rows, sequence packing must be enabled, and no rank may be without one.
         """
         place = self.layout()
         shard = {"step": step, "dp_rank": place["dp_rank"], "dp_world": place["dp_size"]}

@@ -30,11 +30,11 @@ def train(
 ) -> dict[str, Any]:
     """A collective call of all ranks, each with its shard. Returns what aggregate_training_statistics returns.
 
-    Rows after the last whole global batch are not used. ValueError if the number of ranks does not divide gbs, or the
-    data is smaller than one global batch.
+    Rows after the last whole global batch are not used. ValueError on all ranks if their number does not divide gbs,
+    the data is smaller than one global batch, or a rank has too few rows; see _count_batches.
     """
     size = gbs or required(policy.config, "train_global_batch_size")
-    own, batches = _count_batches(policy, data.size, size)
+    own, batches = _count_batches(policy, data, size)
     check_sequence_dim(data)
     rows, _ = plan_batch(policy, _whole_global_batches(data, own * batches), "train", own)
     steps: list[TrainingStep] = []
@@ -61,21 +61,37 @@ def finish_steps(policy: LoadedPolicy, steps: Sequence[TrainingStep], grad_norm:
     return report(policy, steps, grad_norm)
 
 
-def _count_batches(policy: LoadedPolicy, rows: int, gbs: int) -> tuple[int, int]:
-    """Rows of a global batch on this rank, and the number of global batches in all ranks' rows."""
+def _count_batches(policy: LoadedPolicy, data: BatchedDataDict[Any], gbs: int) -> tuple[int, int]:
+    """Rows of a global batch on this rank, and the number of global batches in all ranks' rows.
+
+    Ranks have equal parts of a global batch, unless a driver's plan says otherwise, or packed rows of all ranks are one
+    global batch together: then it is clear which rows belong to it.
+    """
     ranks = policy.context.dp_size
     if gbs < 1 or gbs % ranks:
         raise ValueError(f"gbs must be a positive multiple of the {ranks} data-parallel ranks, got {gbs}")
-    total = rows if ranks == 1 else _sum_over(rows, policy)
-    if total < gbs:
-        raise ValueError(f"all ranks together have {total} samples, fewer than one global batch of {gbs}")
-    return gbs // ranks, total // gbs
+    rows = [data.size] if ranks == 1 else _rows_of_ranks(data.size, policy)
+    batches = sum(rows) // gbs
+    if batches == 0:
+        raise ValueError(f"all ranks together have {sum(rows)} samples, fewer than one global batch of {gbs}")
+    if data.micro_batch_indices is not None:
+        return gbs // ranks, batches
+    is_divided = policy.runtime.enable_seq_packing and sum(rows) == gbs
+    least = 1 if is_divided else gbs // ranks * batches
+    if min(rows) < least:
+        raise ValueError(
+            f"data-parallel ranks have {min(rows)} to {max(rows)} rows and need at least {least} each; only packed "
+            f"rows that are one global batch together, here of {gbs}, may be divided unevenly"
+        )
+    return data.size if is_divided else gbs // ranks, batches
 
 
-def _sum_over(rows: int, policy: LoadedPolicy) -> int:
-    total = to_compute_device(torch.tensor([rows]))
-    torch.distributed.all_reduce(total, group=policy.dp_group)
-    return int(total)
+def _rows_of_ranks(rows: int, policy: LoadedPolicy) -> list[int]:
+    counts = torch.zeros(policy.context.dp_size, dtype=torch.int64)
+    counts[policy.context.device_mesh["dp"].get_local_rank()] = rows
+    shared = to_compute_device(counts)
+    torch.distributed.all_reduce(shared, group=policy.dp_group)
+    return [int(count) for count in shared.tolist()]
 
 
 def _whole_global_batches(data: BatchedDataDict[Any], rows: int) -> BatchedDataDict[Any]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from trainer_adapter._exchange import largest_over
+from trainer_adapter._exchange import extremes_over
 from trainer_adapter.automodel.config import is_enabled, required
 from trainer_adapter.automodel.data._inputs import ProcessedInputs, ProcessedMicrobatch
 from trainer_adapter.automodel.data._packing import get_flash_attention_kwargs, pack_sequences
@@ -58,8 +58,8 @@ def get_microbatch_iterator(
     AssertionError.
 
     With sequence packing this is a collective call over the default process group, unless dp_mesh is None: ranks may
-    have different numbers of microbatches and agree here on the number of dummies. All ranks of one model have the same
-    number, so the agreement of the whole world is that of the data-parallel ranks.
+    have different numbers of microbatches, at least one, and agree here on the number of dummies. All ranks of one
+    model have the same number, so the agreement of the whole world is that of the data-parallel ranks.
     """
     raw, length = _raw_microbatches(data, cfg, mbs, dp_mesh)
     return make_processed_microbatch_iterator(raw, tokenizer, cfg, cp_size), length
@@ -78,10 +78,16 @@ def _raw_microbatches(
 
 
 def _add_dummies(data: BatchedDataDict[Any], dp_mesh: DeviceMesh | None) -> tuple[Iterator[BatchedDataDict[Any]], int]:
-    """Return the packed microbatches followed by this rank's dummies, and the number of real ones."""
+    """Return the packed microbatches followed by this rank's dummies, and the number of real ones.
+
+    Dummies are microbatches again, so every rank needs a row. ValueError on all ranks if one has none.
+    """
     microbatches = data.make_microbatch_iterator_for_packable_sequences()
-    length = data.get_microbatch_iterator_for_packable_sequences_len()[0]
-    dummies = 0 if dp_mesh is None else largest_over(length, None, compute_device()) - length
+    length = data.get_microbatch_iterator_for_packable_sequences_len()[0] if data.size else 0
+    fewest, most = (length, length) if dp_mesh is None else extremes_over(length, None, compute_device())
+    if fewest == 0:
+        raise ValueError(f"a data-parallel rank has no rows to pack; this one has {data.size}")
+    dummies = most - length
     repeated = cycle(data.make_microbatch_iterator_for_packable_sequences())
     return chain(microbatches, islice(repeated, dummies)), length
 
