@@ -287,7 +287,7 @@ class Server:
             try:
                 checkpointer.restart_if_ended()
             except OSError as error:  # no memory or descriptor for a process, for now
-                self._log.error("checkpointer_failed", why=str(error))
+                self._log.error("checkpointer_failed", why=str(error), exc_info=error)
 
     async def _watch_former_clients(self) -> None:
         """Free what clients of the former life may still use, once none of them maps the arena."""

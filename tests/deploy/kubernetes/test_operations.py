@@ -30,9 +30,9 @@ def test_every_command_and_flag_that_is_named_exists() -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
     assert _found(r"(?:`|    |-- )dataplane ([a-z-]+)") <= commands.keys()
     of_commands = {flag for command in commands.values() for parameter in command.params for flag in parameter.opts}
-    of_kubectl = {"--for", "--replicas", "--timeout"}
+    of_others = {"--cacert", "--for", "--replicas", "--resolve", "--timeout"}  # kubectl and curl
     of_server = set(re.findall(r"--[a-z][a-z-]+", _parser().format_help()))
-    assert _found(r"(?<![\w-])--[a-z][a-z-]+") <= of_server | of_commands | of_kubectl
+    assert _found(r"(?<![\w-])--[a-z][a-z-]+") <= of_server | of_commands | of_others
 
 
 def test_every_file_that_is_named_exists() -> None:
