@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -182,10 +183,11 @@ def test_a_commit_of_integers_into_fields_of_floats_that_is_repeated_gets_the_an
     claim, other = client.claim("p", "train", [], 2), connected()
     again, wrong = (of.adopt_claim(claim.claim_id, claim.meta) for of in (client, client))
     elsewhere = other.adopt_claim(claim.claim_id, claim.meta)
+    name = uuid.uuid4().hex
     given = {"reward": [1, -2], "logprobs": torch.ones(2, 9, dtype=torch.int64)}
-    assert [one.commit(given, request_id="r") for one in (claim, again, elsewhere)] == [2, 2, 2]
+    assert [one.commit(given, request_id=name) for one in (claim, again, elsewhere)] == [2, 2, 2]
     with pytest.raises(PreconditionError, match="asked for something else"), wrong:
-        wrong.commit({"reward": [1, -2]}, request_id="r")
+        wrong.commit({"reward": [1, -2]}, request_id=name)
 
 
 def test_columns_are_not_cut_for_a_partition_that_had_the_name_before(

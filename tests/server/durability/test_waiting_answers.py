@@ -28,6 +28,7 @@ from dataplane_server.service.messages.parsing import Messages
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.values import Values
 from dataplane_server.storage.arena import Arena
+from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 
 
@@ -92,3 +93,16 @@ async def test_an_answer_waits_for_the_disk(disk: SlowDisk, transport: str, verb
         disk.is_ready.set()
         await call
         assert done == {asked}
+
+
+async def test_a_session_is_told_its_id_when_no_other_life_can_give_it_to_another_client(disk: SlowDisk) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{disk.port}") as channel:
+        disk.is_ready.clear()
+        stream = pb_grpc.DataPlaneServiceStub(channel).Session()
+        await stream.write(pb.SessionRequest(open=pb.OpenSession(client_name="c")))
+        told, asked = asyncio.ensure_future(stream.read()), asyncio.ensure_future(disk.is_asked.wait())
+        done, _ = await asyncio.wait([told, asked], return_when=asyncio.FIRST_COMPLETED)
+        disk.is_ready.set()
+        assert (await told).session_id
+        assert done == {asked}
+        stream.cancel()
