@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -98,7 +99,7 @@ async def test_an_answer_waits_for_the_disk(disk: SlowDisk, transport: str, verb
 async def test_a_session_is_told_its_id_when_no_other_life_can_give_it_to_another_client(disk: SlowDisk) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{disk.port}") as channel:
         disk.is_ready.clear()
-        stream = pb_grpc.DataPlaneServiceStub(channel).Session()
+        stream: Any = pb_grpc.DataPlaneServiceStub(channel).Session()
         await stream.write(pb.SessionRequest(open=pb.OpenSession(client_name="c")))
         told, asked = asyncio.ensure_future(stream.read()), asyncio.ensure_future(disk.is_asked.wait())
         done, _ = await asyncio.wait([told, asked], return_when=asyncio.FIRST_COMPLETED)
