@@ -204,13 +204,18 @@ def full_partition(client: DataPlaneClient, partition: str) -> str:
     return partition
 
 
+async def hold_two(batching: aio.AsyncBatching, partition: str) -> aio.AsyncPendingPut:
+    """Hold puts of rows "first" and "other", which one call cannot carry together. Returns the second."""
+    await batching.put_later(["first"], partition, row(1))
+    return await batching.put_later(["other"], partition, {"reward": [3.0]})
+
+
 def test_a_flush_that_is_cancelled_loses_no_put(
     client: DataPlaneClient, full_partition: str, address: str, transport: TransportChoice
 ) -> None:
     async def run() -> None:
         async with aio.connect(address, transport=transport) as many, many.batching() as batching:
-            await batching.put_later(["first"], full_partition, row(1))
-            await batching.put_later(["other"], full_partition, {"reward": [3.0]})  # not for one call with the first
+            await hold_two(batching, full_partition)
             for _ in range(2):  # the second finds a put under way, and one in line
                 await cancel_flush(batching, client, full_partition)
             await many.clear_samples(["a", "b"], full_partition)
@@ -224,8 +229,7 @@ def test_a_put_is_sent_though_who_asked_for_its_meta_is_cancelled(
 ) -> None:
     async def run() -> None:
         async with aio.connect(address, transport=transport) as many, many.batching() as batching:
-            await batching.put_later(["first"], full_partition, row(1))
-            pending = await batching.put_later(["other"], full_partition, {"reward": [3.0]})
+            pending = await hold_two(batching, full_partition)
             flush, asks = asyncio.create_task(batching.flush()), asyncio.create_task(pending.meta())
             await until_a_call_waits(client, full_partition)
             asks.cancel()
@@ -241,8 +245,7 @@ def test_a_put_whose_flush_is_cancelled_is_sent_by_who_waits_for_its_meta(
 ) -> None:
     async def run() -> None:
         async with aio.connect(address, transport=transport) as many, many.batching() as batching:
-            await batching.put_later(["first"], full_partition, row(1))
-            pending = await batching.put_later(["other"], full_partition, {"reward": [3.0]})
+            pending = await hold_two(batching, full_partition)
             flush, asks = asyncio.create_task(batching.flush()), asyncio.create_task(pending.meta())
             await until_a_call_waits(client, full_partition)
             flush.cancel()
@@ -258,8 +261,7 @@ def test_a_flush_waits_for_puts_that_another_task_sends(
 ) -> None:
     async def run() -> None:
         async with aio.connect(address, transport=transport) as many, many.batching() as batching:
-            await batching.put_later(["first"], full_partition, row(1))
-            await batching.put_later(["other"], full_partition, {"reward": [3.0]})
+            await hold_two(batching, full_partition)
             one = asyncio.create_task(batching.flush())
             await until_a_call_waits(client, full_partition)
             two = asyncio.create_task(batching.flush())

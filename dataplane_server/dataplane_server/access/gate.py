@@ -275,9 +275,9 @@ def _sign(request: Any, caller: Caller) -> None:
 
 
 def _own_request(request: Any, owner: str) -> None:
-    """Make the ids of requests the owner's own, so that it is told nothing of what others have sent with the same. At a
-    Unix socket that is who opened the session: what a client sends there, it may repeat, or undo, over gRPC with its
-    token. The core finds an id of a wrong length wrong.
+    """Give request ids a prefix of their owner, so that equal ids of different callers are different requests. At a
+    Unix socket the owner is the caller who opened the session, because a client may repeat or undo over gRPC, with its
+    token, what it sent there. An id of a wrong length stays as it is; the core refuses it.
     """
     for name in ("request_id", "claim_request_id"):
         sent = _field(request, name).encode()

@@ -135,7 +135,7 @@ class Life:
             await self.commits.close()
 
     async def close(self) -> None:
-        """Every later call is refused: one that nobody waits for may still come, such as the end of a snapshot."""
+        """Refuse all later calls; the server itself may still make one, such as the end of a snapshot."""
         await self.flush()
         self.plane.end()
         self.log.close()
@@ -145,7 +145,7 @@ class Life:
         DamagedCheckpointError before that leaves it as it is, and so does a cancellation.
         """
         self.log.check_folder()
-        async with self._at_rest():  # no call comes between, and nobody can cancel half of it
+        async with self._at_rest():  # without awaits: no call comes in between, and it cannot be cancelled halfway
             self._write_now()
             generation = max(self.plane.next_generation, time.time_ns() // 1000)  # the clock may have been set back
             written = prepared.write(self.log.next_record + 1, Restored(new_incarnation(), generation))

@@ -107,6 +107,11 @@ class Shell:
         pending = None if self._commits is None else self._commits.unstable()
         return None if pending is None else asyncio.shield(pending)
 
+    async def stable(self) -> None:
+        """Wait for that."""
+        if (pending := self.unstable()) is not None:
+            await pending
+
     def drain(self) -> None:
         """Shut down: end every call that waits, and every endless call."""
         self._ticker.stop()

@@ -61,8 +61,7 @@ class Snapshots:
             self._checkpointer.order(name, self._folder, request_id)
             self._shell.apply(BeginSnapshot(name))
             try:
-                if (pending := self._shell.unstable()) is not None:
-                    await pending
+                await self._shell.stable()
                 answer = await asyncio.to_thread(self._checkpointer.answer)
             finally:
                 with contextlib.suppress(Refusal):  # the log has ended, and the snapshot with it
@@ -115,7 +114,7 @@ class Snapshots:
             while not preparing.done():
                 with contextlib.suppress(asyncio.CancelledError):  # a second one
                     await asyncio.wait([preparing])
-            preparing.exception()  # nobody else asks for it
+            preparing.exception()  # retrieved, so asyncio does not log it
             raise
 
     def _checked(self, name: str) -> Path:

@@ -224,7 +224,7 @@ class Coordinator:
         self._server = ClusterServer(self._config, home, life, mirrored=self._options.mirrored)
         self._calls_port = self._server.recover(self._options.host)
         if life is not None and life.recovery is None and not self._config.accept_loss:
-            while not await self._has_looked(self._server):  # noqa: ASYNC110  # nothing tells when Ray answers
+            while not await self._has_looked(self._server):  # noqa: ASYNC110  # Ray has no event for this
                 await asyncio.sleep(_LOOK_S)
             self._unseen = set(self._actors)
         self._listening.set()

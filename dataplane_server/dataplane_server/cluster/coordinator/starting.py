@@ -60,7 +60,7 @@ def start(
     timeout_s: float = _START_S,
 ) -> Cluster:
     """Run a data plane on the nodes of a Ray cluster; if one of this name runs already, find it. That one keeps its
-    settings, and the event `cluster_found` warns of each that is given here and differs.
+    own settings; the event `cluster_found` warns of each setting given here that differs.
 
     config: as of a server; limits.memory_bytes is each node's. The coordinator runs on this node, and Ray restarts it
     there or, if the node is gone, elsewhere. ray_address: where Ray is, unless this program is connected already; None
@@ -75,11 +75,9 @@ def start(
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    asked = ({} if config is None else by_name(config)) | {
-        setting: value
-        for setting, value in (("cache_bytes", cache_bytes), ("folder", folder), ("mirrored", mirrored or None))
-        if value is not None
-    }
+    of_cluster = {"cache_bytes": cache_bytes, "folder": folder, "mirrored": mirrored or None}
+    asked = {} if config is None else by_name(config)
+    asked |= {setting: value for setting, value in of_cluster.items() if value is not None}
     config = config or ServerConfig(listen=("127.0.0.1:0",), http=None)
     config.validate()
     if config.direct is not None:

@@ -103,12 +103,7 @@ class Writes:
         begun, checked = self._checked(call, now)
         ticket = self._state.ticket()
         enters = self._enters(ticket, begun, checked.new_rows, now)
-        try:
-            reservation = self._admitted(ticket, begun, now) if enters else None
-        except Refusal:
-            self._flow.leave(ticket)
-            raise
-        return self._hold(ticket, begun, checked, reservation)
+        return self._hold(ticket, begun, checked, self._admitted(ticket, begun, now) if enters else None)
 
     def store(self, at_hand: StoreValues, now: float) -> Stored | Reservation | Waiting | CommitResult:
         """As `begin`, and apply the write as well. Not if it has to wait, or declares another size, or if more has to
@@ -173,9 +168,13 @@ class Writes:
         return reservation or Waiting(ticket)
 
     def _admitted(self, ticket: int, begun: _UnderWay, now: float) -> Reservation | None:
-        """The space of a write that has entered; None if it waits for that."""
+        """The space of a write that has entered; None if it waits for that. If it is refused, it leaves."""
         call = begun.call
-        reservation = self._admission.admit(ticket, begun.columns, now, node=call.node, urgent=bool(call.claim_id))
+        try:
+            reservation = self._admission.admit(ticket, begun.columns, now, node=call.node, urgent=bool(call.claim_id))
+        except Refusal:
+            self._flow.leave(ticket)
+            raise
         if reservation is None and self._state.draining:
             self.abort(ticket)
             raise draining()

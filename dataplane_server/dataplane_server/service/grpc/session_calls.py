@@ -43,16 +43,12 @@ class SessionCalls:
             self._shell.sessions.enter(info.session_id, first, stream)
             response = pb.SessionResponse(session_id=info.session_id, grace=duration(info.grace_s))
             try:
-                await self._stable()  # else the next life of a server that is killed now gives the id to another client
+                await self._shell.stable()  # or, if the server is killed now, its next life gives another client the id
                 await self._shell.endless.write(context.write(response.SerializeToString()))
             except BaseException:
                 self._shell.sessions.leave(info.session_id, stream)
                 raise
         return self._listen(context, info.session_id)
-
-    async def _stable(self) -> None:
-        if (pending := self._shell.unstable()) is not None:
-            await pending
 
     async def _first(self, context: Context, stream: Call) -> pb.OpenSession:
         late = Refusal(Reason.MALFORMED_STREAM, f"the stream stalled: no first request for {STALL_TIMEOUT_S:.0f} s")
@@ -86,7 +82,7 @@ class SessionCalls:
         read, apply, now, heartbeat = context.read, self._plane.apply, self._shell.now, Heartbeat(session_id)
         while (message := await read()) is not grpc.aio.EOF:
             if message and self._closes(message, session_id):
-                await self._stable()
+                await self._shell.stable()
                 return
             if not apply(heartbeat, now()):
                 raise session_expired(session_id)
