@@ -33,7 +33,8 @@ async def cancel_some(dice: random.Random, begin: Callable[[], Coroutine[Any, An
         while len(tasks) > AT_ONCE:
             ended, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             check(ended)
-    check((await asyncio.wait(tasks))[0])
+    if tasks:
+        check((await asyncio.wait(tasks))[0])
 
 
 def check(ended: set[asyncio.Task[object]]) -> None:

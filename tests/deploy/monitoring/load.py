@@ -2,8 +2,8 @@
 
 Two producers put groups of jagged rollouts, one through shared memory and one over gRPC. A task recomputes
 log-probabilities and commits them, another trains on the rows and clears them, a third waits for rows that nobody
-puts. Meanwhile a client dies with rows in its hands, rows are delayed and given up, a group is given up, calls are
-refused, and a put waits for space.
+puts, and a slow put holds its space until the end. Meanwhile a client dies with rows in its hands, rows are delayed and
+given up, a group is given up, calls are refused, and a put waits for space.
 """
 
 from __future__ import annotations
@@ -29,6 +29,12 @@ MEMORY = "24MiB"
 IMAGES = 14
 """Of 1 MiB: once they fit into the memory, twice they do not."""
 GROUP = 4
+SLOW_PUT = pb.PutSamplesHeader(
+    request_id="slow",
+    partition_id="uploads",
+    sample_ids=["slow"],
+    columns=[pb.Column(name="x", kind=pb.FIELD_KIND_DENSE, data_type=pb.DATA_TYPE_UINT8, row_shape=[1])],
+)
 _GRACE_S = 0.3
 """Of the session that dies."""
 
@@ -52,6 +58,7 @@ class Load:
                 lambda: self._train("shm"),
                 lambda: self._starve("grpc"),
                 lambda: self._hold_back("shm"),
+                self._put_slowly,
             )
             with ThreadPoolExecutor(len(parts)) as pool:
                 running = [pool.submit(part) for part in parts]
@@ -115,6 +122,19 @@ class Load:
                 with contextlib.suppress(DataPlaneError):
                     client.claim("evals", "judge", ["prompt"], 1, timeout_s=1.0)
 
+    def _put_slowly(self) -> None:
+        """Begins a put whose values come when the load ends: whoever scrapes meanwhile sees who holds memory."""
+
+        def frames() -> Iterator[pb.PutSamplesRequest]:
+            request = pb.PutSamplesRequest()
+            request.header.MergeFrom(SLOW_PUT)
+            yield request
+            self._stopped.wait()
+            yield pb.PutSamplesRequest(chunk=pb.Chunk(data=b"x"))
+
+        with grpc.insecure_channel(self._address) as channel:
+            pb_grpc.DataPlaneServiceStub(channel).PutSamples(frames(), timeout=120)
+
     def _go_wrong(self, client: DataPlaneClient) -> None:
         for _ in range(3):  # a rate needs a counter that is seen before it moves
             with contextlib.suppress(NotFoundError):
@@ -138,6 +158,7 @@ def register(client: DataPlaneClient) -> None:
     client.register_partition("prompts", ["prompt"], 0, ["generate"])
     client.register_partition("evals", ["prompt"], 0, ["judge"], max_deliveries=1)
     client.register_partition("images", ["pixels"], 0, ["look"])
+    client.register_partition("uploads", ["x"], 0, ["look"])
 
 
 def rollouts(random: np.random.Generator) -> dict[str, torch.Tensor]:
