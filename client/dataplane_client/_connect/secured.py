@@ -12,6 +12,7 @@ from dataplane_client._connect.options import SYSTEM, Credentials
 from dataplane_client.errors import InvalidArgumentError
 
 _LOOK_S = 1.0
+_BEARER = "Bearer "
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -54,6 +55,11 @@ class Secured:
         return (*others, *self._token) or None
 
     @property
+    def token(self) -> str:
+        """What `metadata` sends, or empty."""
+        return dict(self.metadata() or ()).get("authorization", "").removeprefix(_BEARER)
+
+    @property
     def is_plain(self) -> bool:
         """Whether nothing is encrypted, and no token sent."""
         return not (self.encrypts or self._credentials.token or self._credentials.token_file)
@@ -87,7 +93,7 @@ class _Due:
 
 
 def _bearer(token: str) -> Metadata:
-    return (("authorization", f"Bearer {token.strip()}"),)
+    return (("authorization", f"{_BEARER}{token.strip()}"),)
 
 
 def _bytes_of(file: str | None) -> bytes | None:

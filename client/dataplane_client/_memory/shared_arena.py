@@ -49,10 +49,10 @@ class SharedArena:
     memory behind it is not to be trusted.
 
     inline_bytes: values of up to this many bytes travel in messages; none do in a cluster. calls_at: host and port
-    where the session is joined for calls; None for the address.
+    where the session is joined for calls; None for the address. token: that calls over gRPC are sent with, or empty.
     """
 
-    def __init__(self, address: str, nonce: bytes) -> None:
+    def __init__(self, address: str, nonce: bytes, token: str = "") -> None:
         self.address = address
         self._pid = os.getpid()
         self._released: deque[int] = deque()
@@ -64,7 +64,7 @@ class SharedArena:
         weakref.finalize(self, _close, self._lifeline, self._descriptors)
         self._lifeline.settimeout(ATTACH_TIMEOUT_S)
         server_user = _connect(self._lifeline, address)
-        response = self._attach()
+        response = self._attach(token)
         self._lifeline.setblocking(False)
         self.token = response.session
         self.traces = response.traces  # whether requests may carry a trace context
@@ -78,9 +78,9 @@ class SharedArena:
         self.readable: ByteArray = np.frombuffer(self._map(self._descriptors[0], mmap.PROT_READ), np.uint8)
         self._writable: ByteArray | None = None
 
-    def _attach(self) -> pb.AttachResponse:
+    def _attach(self, token: str) -> pb.AttachResponse:
         with contextlib.suppress(BrokenPipeError):  # the server has refused this process, and says so
-            self._lifeline.sendall(request_frame(pb.LOCAL_METHOD_ATTACH, pb.AttachRequest()))
+            self._lifeline.sendall(request_frame(pb.LOCAL_METHOD_ATTACH, pb.AttachRequest(token=token)))
         data, descriptors, _, _ = socket.recv_fds(self._lifeline, 4096, 2)
         self._descriptors.extend(descriptors)
         for descriptor in descriptors:
@@ -177,10 +177,11 @@ def local_addresses(target: str, shared: plane_pb.SharedMemory) -> list[str]:
     return [*beside, f"\0{shared.abstract_socket}"] if shared.abstract_socket else beside
 
 
-def attach(place: Place, status: plane_pb.GetServerStatusResponse) -> SharedArena:
-    """Attach to the memory of the server with this status; in a cluster, to that of the node of this process. Raises
-    NotSharedError, or another OSError, which says what failed at each address: ConnectionResetError if the server ended
-    meanwhile, ConnectionRefusedError if it may have, because nothing listens beside its socket file.
+def attach(place: Place, status: plane_pb.GetServerStatusResponse, token: str = "") -> SharedArena:
+    """Attach to the memory of the server with this status; in a cluster, to that of the node of this process. token:
+    that calls over gRPC are sent with, or empty. Raises NotSharedError, or another OSError, which says what failed at
+    each address: ConnectionResetError if the server ended meanwhile, ConnectionRefusedError if it may have, because
+    nothing listens beside its socket file.
     """
     if isinstance(place, NodePlace):
         return _attach_to_node(place)
@@ -189,7 +190,7 @@ def attach(place: Place, status: plane_pb.GetServerStatusResponse) -> SharedAren
     shared, failures, kind = status.shared_memory, [], OSError
     for address in local_addresses(place.grpc_target, shared):
         try:
-            return SharedArena(address, shared.nonce)
+            return SharedArena(address, shared.nonce, token)
         except OSError as error:  # noqa: PERF203  # there are at most two
             failures.append(f"{address.replace(chr(0), '@')}: {error}")
             if isinstance(error, ConnectionResetError):

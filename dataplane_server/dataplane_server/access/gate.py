@@ -198,16 +198,16 @@ class Gate:
 
     # -- what they may do ----------------------------------------------------------------------------------------------
 
-    def permit(self, verb: str, request: Any) -> None:
+    def permit(self, verb: str, request: Any, owner: str = "") -> None:
         """Refusal PERMISSION_DENIED unless the current caller may send this request. What it does is recorded under
-        the caller's name.
+        the caller's name. owner: of the request, where the caller has no name.
         """
         caller = current_caller()
         if caller.roles is not None:
             self._check(caller, verb, request)
             self._check_session(caller, verb, request)
         if self._rules is not None:
-            _own_request(request, caller.name or self._owner_of(_field(request, "session_id")) or "")
+            _own_request(request, caller.name or owner or self._owner_of(_field(request, "session_id")) or "")
         if caller.name:
             _sign(request, caller)
             if verb in CHANGES and caller.may_somewhere(verb):
@@ -276,8 +276,9 @@ def _sign(request: Any, caller: Caller) -> None:
 
 def _own_request(request: Any, owner: str) -> None:
     """Give request ids a prefix of their owner, so that equal ids of different callers are different requests. At a
-    Unix socket the owner is the caller who opened the session, because a client may repeat or undo over gRPC, with its
-    token, what it sent there. An id of a wrong length stays as it is; the core refuses it.
+    local socket the owner is the caller whose token the client attached with, or who opened the session, because a
+    client may repeat or undo over gRPC, with its token, what it sent there. An id of a wrong length stays as it is; the
+    core refuses it.
     """
     for name in ("request_id", "claim_request_id"):
         sent = _field(request, name).encode()

@@ -141,7 +141,7 @@ class Server:
                 tracing,
                 abstract=abstract,
                 peers=peers,
-                may_write=gate.unix_sockets_write,
+                gate=gate,
             )
             self.servicer.share_memory(self._arena.nonce, self._local.abstract_name)
         self._direct: DirectEndpoint | None = None

@@ -11,7 +11,7 @@ before any request, and the connection closes.
 Frames. A request is 8 bytes (size of the body as a little-endian uint32, LocalMethod as a uint16, two zero bytes)
 and the body, which is the method's request message. A response is 8 bytes (size of the body, LocalOutcome as a
 uint16, two zero bytes) and the body: the method's response message, or a google.rpc.Status with the same details as
-over gRPC. A body holds at most 20 MiB, before ATTACH or JOIN 64 bytes. A connection carries one call at a time; closing
+over gRPC. A body holds at most 20 MiB, before ATTACH or JOIN 16 KiB. A connection carries one call at a time; closing
 the connection cancels the call. The server closes a connection that has no session after a minute, or whose request is
 not complete after a minute, and those that have held half-sent requests and unread responses for longest, when all
 connections together hold more than 256 MiB.
@@ -294,16 +294,22 @@ class AttachRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     """On a node line: names the session. Empty elsewhere."""
+    token: _builtins.str
+    """The token that the client sends over gRPC, if it has one. Request ids of the session are then those of its caller, as
+    over gRPC. What the session may do, the socket decides. Unused in a cluster.
+    """
     def __init__(
         self,
         *,
         session: _builtins.bytes = ...,
+        token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

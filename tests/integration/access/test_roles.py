@@ -15,7 +15,7 @@ from tests.integration.wire.local_peer import Lifeline
 
 from dataplane_client.client import connect
 from dataplane_client.errors import AuthenticationError, PermissionDeniedError, PreconditionError
-from dataplane_client.options import Credentials
+from dataplane_client.options import Credentials, TransportChoice
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
@@ -349,6 +349,26 @@ def test_what_a_client_asked_for_at_a_local_socket_is_undone_over_grpc(
         undo = pb.ReleaseClaimRequest(request_id="undo", claim_request_id="cancelled").SerializeToString()
         assert release(undo, metadata=metadata, timeout=120).released_rows == 1
         lifeline.close()
+
+
+@pytest.mark.parametrize("token", [None, TOKENS["everywhere"]])
+def test_a_put_through_shared_memory_is_the_same_over_grpc_and_another_for_another_caller(
+    start: Any, tmp_path: Path, access_file: Path, token: str | None
+) -> None:
+    """As one whose local connection broke before it had the answer."""
+    address = start(listen=(f"unix://{tmp_path}/s",), access=access_file).addresses[0]
+
+    def put(transport: TransportChoice, token: str | None, sample_id: str) -> None:
+        credentials = None if token is None else Credentials(token=token)
+        with connect(address, transport=transport, credentials=credentials) as client:
+            client.register_partition("train-1", ["x"], 0, ["t"])
+            client.put_samples([sample_id], "train-1", {"x": [1]}, request_id="same")
+
+    put("shm", token, "mine")
+    put("grpc", token, "mine")
+    with pytest.raises(PreconditionError, match="same"):
+        put("grpc", token, "other")
+    put("shm", TOKENS["admin"], "theirs")
 
 
 def test_the_log_names_who_changed_what(secured: ServerThread, pki: Pki, caplog: pytest.LogCaptureFixture) -> None:

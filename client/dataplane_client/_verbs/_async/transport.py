@@ -313,7 +313,7 @@ class AsyncTransport:
     async def _attached(self, status: pb.GetServerStatusResponse, timeout_s: float) -> AsyncFrameCalls | None:
         """Calls through the server's memory; None if it cannot be shared, and need not be."""
         try:
-            arena = await run_in_thread(partial(attach, self._locator.place, status))
+            arena = await run_in_thread(partial(attach, self._locator.place, status, self._grpc.token))
             local = AsyncFrameCalls(self.target, AsyncArenaCarrier(arena))
             if arena.calls_at is not None:
                 await local.reach(timeout_s)

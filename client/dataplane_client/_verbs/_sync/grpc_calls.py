@@ -58,6 +58,11 @@ class GrpcCalls:
         return self._secured.is_plain
 
     @property
+    def token(self) -> str:
+        """What calls are sent with, or empty."""
+        return self._secured.token
+
+    @property
     def is_outdated(self) -> bool:
         """Whether its certificates have been replaced; another channel should make the next calls."""
         return self._secured.is_outdated()

@@ -307,7 +307,7 @@ class Transport:
     def _attached(self, status: pb.GetServerStatusResponse, timeout_s: float) -> FrameCalls | None:
         """Calls through the server's memory; None if it cannot be shared, and need not be."""
         try:
-            arena = run_in_thread(partial(attach, self._locator.place, status))
+            arena = run_in_thread(partial(attach, self._locator.place, status, self._grpc.token))
             local = FrameCalls(self.target, ArenaCarrier(arena))
             if arena.calls_at is not None:
                 local.reach(timeout_s)

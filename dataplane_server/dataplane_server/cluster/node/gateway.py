@@ -124,7 +124,7 @@ class Gateway(LocalEndpoint):
         """Whether the client of a session may still use the memory."""
         return token in self._sessions or token in self._former
 
-    def _new_session(self, *, writable: bool) -> NodeSession:
+    def _new_session(self, *, writable: bool, owner: str) -> NodeSession:
         return NodeSession(self._cache.release)
 
     def _greeting(self, session: Handles[Any]) -> pb.AttachResponse:

@@ -32,8 +32,8 @@ from rl_dataplane.v1.local_frames import HEAD, MAX_BODY_BYTES, TRACED, TRACEPARE
 _WHAT = "frame body"
 _OVERLOADED = status_of(Refusal(Reason.OVERLOADED, "the server has more calls than it can take; try again later"))
 _OVERLOADED_BODY = _OVERLOADED.SerializeToString()
-MAX_FIRST_BODY_BYTES = 64
-"""Of a request on a connection without a session: AttachRequest is empty, JoinRequest has 18 bytes."""
+MAX_FIRST_BODY_BYTES = 16 << 10
+"""Of a request on a connection without a session: AttachRequest may have a token, as long as gRPC takes it."""
 
 
 class LocalConnection(asyncio.Protocol):

@@ -7,11 +7,12 @@ import contextlib
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from dataplane_server.access.gate import OPEN_GATE, Gate
 from dataplane_server.access.peers import OWN_USER, AllowedPeers, Peer, peer_of
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.observe.log import get_log
@@ -37,7 +38,8 @@ class LocalEndpoint(FrameEndpoint[Handles[Any]]):
 
     abstract: whether clients find the memory behind a TCP address, by an abstract socket; every process of the network
     namespace sees its name, and only those of this user and root are admitted. peers: whom the socket files admit, of
-    those who may write to the files. may_write: whether clients that attach now may map the memory for writing.
+    those who may write to the files. gate: says whether clients that attach may map the memory for writing, and whose
+    token they have.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class LocalEndpoint(FrameEndpoint[Handles[Any]]):
         *,
         abstract: bool = True,
         peers: AllowedPeers | None = None,
-        may_write: Callable[[], bool] = lambda: True,
+        gate: Gate = OPEN_GATE,
     ) -> None:
         greetings: dict[int, Greeting] = {
             pb.LOCAL_METHOD_ATTACH: (pb.AttachRequest, self._attach),
@@ -63,7 +65,8 @@ class LocalEndpoint(FrameEndpoint[Handles[Any]]):
         self._arena = arena
         self._files: list[SocketFile] = []
         self._peers = peers or AllowedPeers()
-        self.may_write = may_write
+        self.may_write = gate.unix_sockets_write
+        self._gate = gate
         self._logged_peers = 0  # of those refused
         self._log_peers_at = 0.0
         self._log = get_log()
@@ -123,9 +126,10 @@ class LocalEndpoint(FrameEndpoint[Handles[Any]]):
     # -- sessions ------------------------------------------------------------------------------------------------------
 
     def _attach(self, request: pb.AttachRequest, connection: LocalConnection) -> None:
-        """Send the arena to a client, for writing if it may, and open a session for it."""
+        """Send the arena to a client, for writing if it may, and open a session for it. Refusal UNAUTHENTICATED."""
         writable = self.may_write()
-        session = self._open(self._new_session(writable=writable))
+        owner = self._gate.at_unix_socket(request.token).name if request.token else ""
+        session = self._open(self._new_session(writable=writable, owner=owner))
         connection.session, connection.is_lifeline = session, True
         response = self._greeting(session)
         body = response.SerializeToString()
@@ -134,8 +138,8 @@ class LocalEndpoint(FrameEndpoint[Handles[Any]]):
         with contextlib.suppress(OSError):  # its connection will show that the client is gone
             socket.send_fds(connection.peer, [frame_of(pb.LOCAL_OUTCOME_UNSPECIFIED, body)], descriptors)
 
-    def _new_session(self, *, writable: bool) -> Handles[Any]:
-        return LocalSession(cast("Shell", self._shell), writable=writable)
+    def _new_session(self, *, writable: bool, owner: str) -> Handles[Any]:
+        return LocalSession(cast("Shell", self._shell), writable=writable, owner=owner)
 
     def _greeting(self, session: Handles[Any]) -> pb.AttachResponse:
         return pb.AttachResponse(

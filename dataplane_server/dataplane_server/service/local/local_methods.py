@@ -58,7 +58,7 @@ def _guarded(method: LocalMethod, gate: Gate) -> LocalMethod:
         caller = gate.at_unix_socket()
         with acting_as(caller):
             if method.verb != "FinishWrite":
-                gate.permit(method.verb, _request_in(message))
+                gate.permit(method.verb, _request_in(message), session.owner)
             answer = method.call(message, session)
         return answer if isinstance(answer, Message) else _as(caller, answer)
 

@@ -36,11 +36,14 @@ class SharedReservation:
 
 
 class LocalSession(Handles[Lease | SharedReservation]):
-    """One attached client. writable: whether it may map the arena for writing."""
+    """One attached client. writable: whether it may map the arena for writing. owner: the name of the caller whose
+    token it has; empty without one.
+    """
 
-    def __init__(self, shell: Shell, *, writable: bool = True, token: bytes | None = None) -> None:
+    def __init__(self, shell: Shell, *, writable: bool = True, token: bytes | None = None, owner: str = "") -> None:
         super().__init__(token)
         self.writable = writable
+        self.owner = owner
         self._shell = shell
 
     @property
