@@ -62,7 +62,7 @@ def _guarded(method: LocalMethod, gate: Gate) -> LocalMethod:
             answer = method.call(message, session)
         return answer if isinstance(answer, Message) else _as(caller, answer)
 
-    return method if gate.is_open else replace(method, call=call)
+    return replace(method, call=call) if gate.asks_for_credentials else method
 
 
 def _request_in(message: Any) -> Any:
