@@ -295,6 +295,16 @@ def test_of_two_that_take_a_row_at_once_one_is_refused_and_changes_nothing(calle
     assert caller.used == 1
 
 
+def test_a_condition_on_the_age_of_rows_holds_when_the_put_takes_effect(caller: Caller) -> None:
+    put_tags(caller, {"s1": {}})
+    young = (Term("<", "age_s", of_row=True, values=(10,)),)
+    begun = caller.apply(caller.put_call(["s1"], {"a": [1]}, only_if=young))
+    assert isinstance(begun, Reservation)
+    caller.now += 100.0
+    with pytest.raises(Refusal, match=r"'s1' does not fit only_if"):
+        caller.finish(begun.ticket)
+
+
 def test_a_put_of_rows_that_do_not_exist_or_do_not_fit_its_condition_is_refused_by_the_first(via: AnyCaller) -> None:
     via.put("x", tags={"state": "new"})
     via.put("y", tags={"state": "taken"})

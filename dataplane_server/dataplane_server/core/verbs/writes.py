@@ -68,7 +68,9 @@ class _UnderWay:
 
 
 class _LastCheck(NamedTuple):
-    """Of the last write that began. version: of the state; as long as it is the same, so is what a check says."""
+    """Of the last write that began. version: of the state; as long as it is the same, so is what a check says, except
+    of a filter, which may ask for ages.
+    """
 
     ticket: int
     version: int
@@ -369,11 +371,13 @@ class Writes:
             raise Refusal(Reason.INVALID_REQUEST, message, group_id=group.group_id)
 
     def _still_checked(self, ticket: int) -> Checked | None:
-        """What the check of a write said when it began, if no other call came and it changed nothing itself."""
+        """What the check of a write said when it began, if it has no filter, no other call came, and it changed nothing
+        itself.
+        """
         last, self._last_check = self._last_check, None
         if last is None or last.ticket != ticket or last.version + 1 != self._state.version:
             return None
-        return last.checked
+        return None if getattr(self.call_of(ticket), "only_if", ()) else last.checked
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
