@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import GroupFinished
+from dataplane_server.core.calls.answers import Answered, Failed, GroupFinished, Reserved
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import AbortGroup, FinishGroup
 
@@ -103,6 +103,19 @@ def test_a_prompt_is_tried_again_only_as_often_as_it_may_be(caller: Caller) -> N
     caller.clear(IDS)
     reserve(caller, max_regenerations=0)
     assert caller.plane.list_groups("p", caller.now).given_up == ()
+
+
+def test_a_prompt_that_waits_for_room_is_refused_if_it_was_given_up_meanwhile(caller: Caller) -> None:
+    caller.put_rows(["s"], "a")
+    caller.set_flow(max_rows=1)
+    for _ in range(2):
+        caller.apply(caller.reserve_call("g", ["x"], max_regenerations=0))
+    caller.clear(["s"])
+    (first,) = caller.plane.take_effects()
+    assert isinstance(first, Answered) and isinstance(first.answer, Reserved)
+    caller.abort_group(first.answer.reservation_id, "no tests pass")
+    (second,) = caller.plane.take_effects()
+    assert isinstance(second, Failed) and second.refusal.reason is Reason.GROUP_GIVEN_UP
 
 
 def test_reserved_groups_are_listed_with_what_they_lack(caller: Caller) -> None:

@@ -192,7 +192,6 @@ class Model(Entrances):
     def reserve(self, call: ReserveGroup) -> Group | Entrant:
         self.supersede_entrant(call.request_id)
         self._check_reserve(call)
-        self._check_terms(call)
         return self.enter_group(self.partition(call.partition_id), call) or self.create(call)
 
     def _check_reserve(self, call: ReserveGroup) -> Session | None:
@@ -212,6 +211,7 @@ class Model(Entrances):
             reasons.add(Reason.LIMIT_REACHED)
         if reasons:
             raise No(*reasons)
+        self._check_terms(call)
         return session
 
     def _check_terms(self, call: ReserveGroup) -> None:

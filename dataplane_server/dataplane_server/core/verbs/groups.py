@@ -53,7 +53,6 @@ class Groups:
     def reserve(self, call: ReserveGroup, now: float) -> Reserved | Waiting:
         """Refusal SAMPLE_EXISTS if the group or one of its rows exists."""
         partition, who = self._check(call)
-        self._check_terms(partition, call)
         ticket = self._flow.enter_group(partition, call, now)
         return self._create(call, partition, who, now) if ticket is None else Waiting(ticket)
 
@@ -217,6 +216,7 @@ class Groups:
         self._state.check_new_rows(len(call.sample_ids))
         of_rows = partition.rows.growth_bytes(len(call.sample_ids)) + id_bytes(call.sample_ids)
         self._state.bookkeeping.check(GROUP_BYTES + of_rows)
+        self._check_terms(partition, call)
         return partition, who
 
     def _check_terms(self, partition: Partition, call: ReserveGroup) -> None:
