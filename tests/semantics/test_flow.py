@@ -325,6 +325,16 @@ def test_nothing_is_evicted_unless_it_makes_enough_room(caller: Caller) -> None:
     assert rows(caller) == "zuv"
 
 
+def test_rows_that_have_become_old_enough_make_room_for_a_put_that_waits(caller: Caller) -> None:
+    caller.put_rows(["x", "y"], "a")
+    caller.set_flow(max_rows=2, when_full="evict", evict_where=(Term(">", "age_s", of_row=True, values=(10,)),))
+    ticket = waits(caller, "z")
+    caller.now += 20.0
+    caller.put_rows(["y"], "b")  # with any call that may make room, those that wait are looked at
+    assert admitted(caller) == [ticket]
+    assert rows(caller) == "yz"
+
+
 # -- pace --------------------------------------------------------------------------------------------------------------
 
 

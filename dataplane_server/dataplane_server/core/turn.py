@@ -214,7 +214,7 @@ class Turn:
         verbs = self._verbs
         for ticket, refusal in verbs.flow.hopeless():
             verbs.writes.fail(ticket, refusal)
-        for ticket, call in verbs.flow.ready():
+        for ticket, call in verbs.flow.ready(now):
             if isinstance(call, requests.PutSamples):
                 verbs.writes.let_in(ticket, now)
             else:

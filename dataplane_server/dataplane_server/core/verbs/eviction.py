@@ -29,10 +29,10 @@ class _Wanted(NamedTuple):
     marked: BoolArray
 
 
-def evict(state: State, partition: Partition, entry: Entry) -> bool:
-    """Make room for new rows in the budgets. Returns whether there is room now. O(rows)."""
+def evict(state: State, partition: Partition, entry: Entry, now: float) -> bool:
+    """Make room for new rows in the budgets, of rows that may go at now. Returns whether there is room now. O(rows)."""
     while over_budget(partition, entry.rows, entry.size_bytes):
-        slots = _victims(partition, entry)
+        slots = _victims(partition, entry, now)
         if slots is None:
             return False
         what = "arrived first" if partition.entrance.policy.evict_first == "oldest" else "had the oldest weight version"
@@ -42,10 +42,10 @@ def evict(state: State, partition: Partition, entry: Entry) -> bool:
     return True
 
 
-def _victims(partition: Partition, entry: Entry) -> Slots | None:
+def _victims(partition: Partition, entry: Entry, now: float) -> Slots | None:
     policy, entrance, rows = partition.entrance.policy, partition.entrance, partition.rows
     slots = rows.all_slots()
-    may_go = _evictable(partition, slots, entry.since)
+    may_go = _evictable(partition, slots, now)
     too_old = rows["weight_version"][slots] < oldest_allowed(partition)
     if (too_old & ~may_go).any():
         return None

@@ -91,19 +91,19 @@ class Flow:
         never = why_never(partition, entry.rows, entry.size_bytes)
         if never is not None:
             raise never
-        if not entrance.waiting and self._has_room(partition, entry):
+        if not entrance.waiting and self._has_room(partition, entry, entry.since):
             return True
         if entrance.policy.when_full == "reject":
             raise full(partition, entry.rows, entry.size_bytes)
         return False
 
-    def _has_room(self, partition: Partition, entry: Entry) -> bool:
+    def _has_room(self, partition: Partition, entry: Entry, now: float) -> bool:
         if paced(partition, entry.rows):
             return False
         if not over_budget(partition, entry.rows, entry.size_bytes):
             return True
         evicts = partition.entrance.policy.when_full == "evict" and not self._state.draining
-        return evicts and evict(self._state, partition, entry)
+        return evicts and evict(self._state, partition, entry, now)
 
     def _comes(self, partition: Partition, ticket: int, entry: Entry) -> None:
         partition.entrance.coming[ticket] = entry
@@ -126,12 +126,12 @@ class Flow:
 
     # -- go on ---------------------------------------------------------------------------------------------------------
 
-    def ready(self) -> Iterator[tuple[int, Enters]]:
+    def ready(self, now: float) -> Iterator[tuple[int, Enters]]:
         """Those that may go on, and wait no more. Each is to be carried out before the next one is asked for."""
-        while self.waiting and (first := self._first_ready()) is not None:
+        while self.waiting and (first := self._first_ready(now)) is not None:
             yield first
 
-    def _first_ready(self) -> tuple[int, Enters] | None:
+    def _first_ready(self, now: float) -> tuple[int, Enters] | None:
         """The longest waiting one of those that are first at an entrance and may go on."""
         heads: list[tuple[int, Partition]] = []
         for partition in self.entrances:
@@ -144,7 +144,7 @@ class Flow:
                 if may_draw(partition, draw):
                     self.leave(ticket)
                     return ticket, draw
-            elif self._has_room(partition, entry):
+            elif self._has_room(partition, entry, now):
                 self.leave(ticket)
                 if isinstance(entry.call, PutSamples):
                     self._comes(partition, ticket, entry)
