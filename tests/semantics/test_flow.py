@@ -103,8 +103,9 @@ def test_puts_under_way_together_stay_within_the_budget_and_one_that_ends_makes_
     assert admitted(caller) == [ticket]
 
 
-def test_a_put_whose_rows_are_cleared_meanwhile_is_refused_if_they_have_no_room(caller: Caller) -> None:
-    caller.set_flow(max_rows=2)
+@pytest.mark.parametrize("budget", ["max_rows", "max_bytes"])
+def test_a_put_whose_rows_are_cleared_meanwhile_is_refused_if_they_have_no_room(caller: Caller, budget: str) -> None:
+    caller.set_flow(**{budget: 2})
     caller.put_rows(["x", "y"], "a")
     begun = caller.apply(new(caller, ["x"]))
     assert isinstance(begun, Reservation)

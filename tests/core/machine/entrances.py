@@ -196,8 +196,8 @@ class Entrances(Writes):
 
     def check_still(self, write: Write, partition: PartitionModel, new_rows: int) -> None:
         """A put whose rows have been cleared meanwhile needs room for them."""
-        admitted = sum(one.rows for one in self.coming if one.write is write and one.partition is partition)
-        more = Entrant(None, partition, new_rows - admitted)
+        admitted = [one.rows for one in self.coming if one.write is write and one.partition is partition]
+        more = Entrant(None, partition, new_rows - sum(admitted), 0 if admitted else write.size)
         refuse_if((more.rows > 0 and (self._is_paced(more) or self._is_over(more)), Reason.PARTITION_FULL))
 
     # -- rules ---------------------------------------------------------------------------------------------------------

@@ -75,14 +75,14 @@ class Flow:
         """Whether new rows need not ask."""
         return not partition.entrance.waiting and is_open(partition)
 
-    def check_still(self, partition: Partition, ticket: int, rows: int) -> None:
+    def check_still(self, partition: Partition, ticket: int, rows: int, size_bytes: int) -> None:
         """Refuse a put at its end that creates more rows than at its beginning, unless there is room for them: rows
         that it named have been cleared meanwhile.
         """
-        admitted = partition.entrance.coming.get(ticket)
-        more = rows - (0 if admitted is None else admitted.rows)
-        if more > 0 and (paced(partition, more) or over_budget(partition, more, 0)):
-            raise full(partition, more, 0)
+        if (admitted := partition.entrance.coming.get(ticket)) is not None:
+            rows, size_bytes = rows - admitted.rows, 0
+        if rows > 0 and (paced(partition, rows) or over_budget(partition, rows, size_bytes)):
+            raise full(partition, rows, size_bytes)
 
     def _passes(self, partition: Partition, entry: Entry) -> bool:
         entrance = partition.entrance

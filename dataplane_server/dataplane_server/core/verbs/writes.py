@@ -315,7 +315,8 @@ class Writes:
         """As _check, of a write that has entered its partition."""
         checked, call = self._check(begun, now), begun.call
         if checked.new_rows and isinstance(call, PutSamples) and not call.reservation_id:
-            self._flow.check_still(self._state.partition(begun.partition_id), ticket, checked.new_rows)
+            partition = self._state.partition(begun.partition_id)
+            self._flow.check_still(partition, ticket, checked.new_rows, begun.columns.size_bytes)
         return checked
 
     def _check_put(
