@@ -81,6 +81,23 @@ def test_rows_turn_stale_in_the_queue_when_the_trainer_moves_on(caller: Caller) 
     assert ready(caller) == ("x", "y")
 
 
+def test_a_row_whose_version_is_put_as_null_is_of_an_unknown_one(caller: Caller) -> None:
+    caller.put_versions(x=3)
+    caller.set_policy(2)
+    assert ready(caller) == ("x",)
+    caller.put(caller.put_call(["x"], tags=[{"weight_version": None}]))
+    assert ready(caller) == ()
+    caller.set_policy(None)
+    assert caller.take().staleness.tolist() == [-1]
+
+
+def test_the_version_of_a_group_that_has_no_row_yet_counts_as_one_that_was_seen(caller: Caller) -> None:
+    caller.put_versions(old=1)
+    caller.set_policy(1)
+    caller.reserve("g", [], weight_version=4)
+    assert (caller.plane.partition_info("p").weight_version, ready(caller)) == (4, ())
+
+
 def test_the_version_at_the_end_of_a_group_counts_as_one_that_was_seen(caller: Caller) -> None:
     caller.put_versions(old=1)
     reservation_id = caller.reserve("g", ["g0"], weight_version=1).reservation_id

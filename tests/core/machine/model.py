@@ -228,6 +228,7 @@ class Model(Entrances):
         session, partition = self._check_reserve(call), self.partition(call.partition_id)
         group = Group(call.group_id, call.partition_id, [], session, call.weight_version, terms=call)
         group.deadline = self.now + call.deadline_s if call.deadline_s else math.inf
+        partition.see(call.weight_version)
         for sample_id in call.sample_ids:
             partition.join(partition.create(sample_id), group)
         partition.groups.append(group)

@@ -67,7 +67,7 @@ class Row:
     draws: int = 0
     owed: list[Value] = field(default_factory=list)
 
-    version: int | None = None  # of weights: the last valid one that its tags named
+    version: int | None = None  # of weights, by its tags
 
     @property
     def hidden(self) -> bool:
@@ -75,9 +75,8 @@ class Row:
 
     def tag(self, tags: Tags) -> None:
         self.tags = self.tags | tags
-        version = tags.get("weight_version")
-        if type(version) is int and version in VERSIONS:
-            self.version = version
+        version = tags.get("weight_version", self.version)
+        self.version = version if type(version) is int and version in VERSIONS else None
 
     def get(self, name: str, value: Value, arena: Arena) -> None:
         self.owed += [self.values.pop(name)] if name in self.values else []

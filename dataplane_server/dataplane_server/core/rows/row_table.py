@@ -303,10 +303,11 @@ class RowTable:
             of_rows[slot] = size
             if self._tag_columns:
                 self.keep(self._tag_columns.set(slot, tags))
-            version = tags.get(VERSION_TAG)
-            if isinstance(version, int):
-                self._columns["weight_version"][slot] = version
-                self.see_weight_version(version)
+            if VERSION_TAG in tags:
+                version = tags[VERSION_TAG]
+                self._columns["weight_version"][slot] = UNKNOWN_VERSION if version is None else version
+                if isinstance(version, int):
+                    self.see_weight_version(version)
 
     def tag_numbers(self, tag: str, slots: Slots) -> Float64Array:
         """A tag of rows as numbers; NaN for a row without one. See tag_values."""

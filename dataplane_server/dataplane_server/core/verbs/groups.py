@@ -67,6 +67,8 @@ class Groups:
         reservation_id = issued_ids.reservation_id(self._state.incarnation, self._state.ticket())
         group = partition.groups.add(call.group_id, slots, reservation_id, call.session_id, call.weight_version)
         group.since = now
+        if call.weight_version is not None:
+            partition.rows.see_weight_version(call.weight_version)
         group.terms = Terms(call.min_rows, tuple(call.complete_fields), call.max_regenerations)
         if call.deadline_s:
             group.deadline = now + call.deadline_s
