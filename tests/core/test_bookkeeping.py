@@ -127,6 +127,27 @@ def test_calls_that_wait_with_long_filters_are_refused_by_the_name_of_the_limit(
     assert most in refusal.message
 
 
+@pytest.mark.parametrize(
+    "grow",
+    [
+        lambda caller: caller.extend(tasks=tuple(f"task {number}" for number in range(20))),
+        lambda caller: caller.extend(fields=tuple(f"field {number}" for number in range(20))),
+        lambda caller: caller.put_rows(["0-0"], *(f"field {number}" for number in range(20))),
+        lambda caller: caller.apply(caller.claim_call(*(f"field {number}" for number in range(20)))),
+        lambda caller: caller.take_shard("a", batch_size=1000, min_size=2),
+    ],
+    ids=["tasks", "fields", "fields that a put declares", "fields that a claim declares", "a step"],
+)
+def test_what_is_kept_for_all_rows_is_refused_before_it_is_added(
+    small: Caller, grow: Callable[[Caller], object]
+) -> None:
+    small.register(("a",), open=True)
+    for call in range(10):
+        put_rows(small, call)
+    with small.refuses(Reason.LIMIT_REACHED, "--bookkeeping"):
+        grow(small)
+
+
 def test_the_memory_of_python_is_no_more_than_what_is_counted(new_caller: Callable[..., Caller]) -> None:
     """Of the worst rows: with tags of their own."""
     caller = new_caller(memory_bytes=1 << 20)

@@ -136,6 +136,10 @@ class RowTable:
         self.slot_bytes += more
         self.keep(more * self._capacity)
 
+    def columns_bytes(self, values: int, beside: int) -> int:
+        """Memory of so many more values of each row, and of other columns of so many bytes."""
+        return self._capacity * (values * self._value_bytes + beside)
+
     def growth_bytes(self, new_rows: int) -> int:
         """Memory of the slots that this many more rows need beyond those there are."""
         return max(0, len(self._ids) + max(0, new_rows - len(self._free)) - self._capacity) * self.slot_bytes

@@ -31,7 +31,7 @@ from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.rows.stored_values import StoredValues, mask_of
 from dataplane_server.core.state.counters import PartitionCounters
 from dataplane_server.core.state.entrance import Entrance
-from dataplane_server.core.tasks.task import Task
+from dataplane_server.core.tasks.task import TASK_BYTES, Task
 from dataplane_server.core.tasks.task_states import CONSUMED
 
 REASONS = ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered", "evicted", "lost", "failed")
@@ -112,9 +112,26 @@ class Partition:
 
     def declare(self, names: Iterable[str]) -> None:
         """Declare the fields that are not yet, in an open partition."""
-        new = tuple(name for name in names if name not in self.fields)
-        if new:
-            self.extend(replace(self.definition, fields=(*self.definition.fields, *new)))
+        if new := self._undeclared(names):
+            self.extend(self._with_fields(new))
+
+    def declare_bytes(self, names: Iterable[str]) -> int:
+        """Memory that `declare` needs."""
+        new = self._undeclared(names)
+        return self.growth_bytes(self._with_fields(new)) if new else 0
+
+    def growth_bytes(self, definition: Definition) -> int:
+        """Memory that a definition needs beyond the present one, for columns of its fields and tasks as well."""
+        tasks = len(set(definition.tasks) - self.tasks.keys())
+        values = max(0, len(definition.fields) - self.rows.places.width)
+        columns_bytes = self.rows.columns_bytes(values, TASK_BYTES * tasks)
+        return definition_bytes(definition) - definition_bytes(self.definition) + columns_bytes
+
+    def _undeclared(self, names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(name for name in names if name not in self.fields)
+
+    def _with_fields(self, new: tuple[str, ...]) -> Definition:
+        return replace(self.definition, fields=(*self.definition.fields, *new))
 
     def set_weight_version(self, version: int) -> None:
         """The trainer has these weights."""

@@ -24,7 +24,7 @@ from dataplane_server.core.calls.values import BoolArray, Slots
 from dataplane_server.core.rows.bookkeeping import DELAY_BYTES
 from dataplane_server.core.rows.group_table import GroupTable
 from dataplane_server.core.rows.row_table import RowTable
-from dataplane_server.core.tasks.deliveries import Deliveries, How
+from dataplane_server.core.tasks.deliveries import CLAIMED_BYTES, Deliveries, How
 from dataplane_server.core.tasks.eligibility import all_stale, excluded, rejected, stale
 from dataplane_server.core.tasks.readiness import Kind
 from dataplane_server.core.tasks.task_clock import TaskClock
@@ -39,6 +39,9 @@ from dataplane_server.core.tasks.task_states import (
     TaskState,
 )
 from dataplane_server.core.tasks.views import AnyView, Views
+
+TASK_BYTES = 4 + CLAIMED_BYTES
+"""Of a row: its columns."""
 
 
 class Task:

@@ -123,7 +123,8 @@ class ClaimQueue:
         if partition.is_ending and rows_left(partition, task, call.whole_groups, unit_of(call)) < call.min_size:
             raise end_of_data(partition, task, call)
         kept_bytes = filter_bytes(call.where)
-        self._state.bookkeeping.check(kept_bytes, urgent=True)
+        declare_bytes = partition.declare_bytes(call.required_fields)
+        self._state.bookkeeping.check(kept_bytes + declare_bytes, urgent=True)
         self._state.bookkeeping.add(kept_bytes)
         partition.declare(call.required_fields)
         ticket = self._state.ticket()

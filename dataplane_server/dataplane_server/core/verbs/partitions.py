@@ -103,19 +103,16 @@ class Partitions:
         check_definition(definition, self._state.limits)
         if definition == partition.definition:
             return False
-        self._check_room(definition, partition.definition)
+        self._state.bookkeeping.check(partition.growth_bytes(definition))
         _check_may_replace(partition, definition)
         partition.extend(definition)
         return True
-
-    def _check_room(self, definition: Definition, before: Definition) -> None:
-        self._state.bookkeeping.check(definition_bytes(definition) - definition_bytes(before))
 
     def _replace(self, partition: Partition, definition: Definition) -> None:
         if definition.open:
             definition = with_fields_of(partition.definition, definition)
             check_definition(definition, self._state.limits)
-        self._check_room(definition, partition.definition)
+        self._state.bookkeeping.check(partition.growth_bytes(definition))
         _check_may_replace(partition, definition)
         self._claims.void(partition)
         self._steps.forget(partition)

@@ -30,6 +30,7 @@ from dataplane_server.core.calls.answers import Grant, Waiting
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import ClaimCall, ClaimShard, unit_of
 from dataplane_server.core.calls.values import Epochs, Int64Array, Slots
+from dataplane_server.core.rows.bookkeeping import DELAY_BYTES
 from dataplane_server.core.rows.group_table import with_groups
 from dataplane_server.core.rows.row_table import RowTable
 from dataplane_server.core.state.claim_table import ClaimTable
@@ -201,7 +202,8 @@ class Steps:
             )
             raise Refusal(Reason.INVALID_REQUEST, message, **where)
         if step is None:
-            self._state.bookkeeping.check(_kept_bytes(call.dp_world, call.min_size), urgent=True)
+            kept_bytes = _kept_bytes(call.dp_world, call.batch_size) + DELAY_BYTES * call.batch_size
+            self._state.bookkeeping.check(kept_bytes, urgent=True)
         elif not call.again:
             self._check_not_committed(partition, call, step.shards[call.dp_rank])
         return partition

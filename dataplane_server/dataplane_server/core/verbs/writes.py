@@ -141,7 +141,7 @@ class Writes:
         if isinstance(call, CommitClaim):
             columns = _columns(call.columns, self._claims.size(call.claim_id), state.limits)
             partition, sample_ids = self._claims.rows_of(call.claim_id)
-            begun = _UnderWay(call, partition.partition_id, columns, _write_bytes(columns))
+            kept, revisions = 0, None
             checked = self._check_commit(call, partition, sample_ids, columns)
         else:
             kept, revisions = _check_form(call, state.limits), None
@@ -149,12 +149,11 @@ class Writes:
             partition = state.partition(call.partition_id)
             if call.append:
                 columns, revisions = begin_append(partition, call.sample_ids, columns)
-            kept += (
-                _write_bytes(columns) + id_bytes(call.sample_ids) + DIGEST_BYTES * len(call.once) * len(call.sample_ids)
-            )
+            kept += id_bytes(call.sample_ids) + DIGEST_BYTES * len(call.once) * len(call.sample_ids)
             checked = self._check_put(partition, call, columns, revisions, now)
             kept += partition.rows.growth_bytes(checked.new_rows)
-            begun = _UnderWay(call, call.partition_id, columns, kept, revisions)
+        kept += _write_bytes(columns) + partition.declare_bytes(column.name for column in columns.each)
+        begun = _UnderWay(call, partition.partition_id, columns, kept, revisions)
         self._admission.check(columns, urgent=urgent)
         state.bookkeeping.check(begun.kept_bytes, urgent=urgent)
         return begun, checked
