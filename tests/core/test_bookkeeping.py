@@ -183,10 +183,11 @@ def test_a_full_server_is_emptied_by_claims_as_usual(small: Caller) -> None:
 
 
 def test_claims_that_are_open_are_bounded(small: Caller) -> None:
-    small.put_rows(["a", "b", "c", "d"], "a")
+    small.put_rows(["a", "b", "c", "d", "e"], "a")
     claims = [small.take("a") for _ in range(3)]
     with small.refuses(Reason.LIMIT_REACHED, "3", "max_claims"):
         small.take("a")
+    small.take("a", consume=True)  # leaves no claim
     small.commit(claims[0].claim_id)
     small.take("a")
 

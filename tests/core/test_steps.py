@@ -89,6 +89,22 @@ def test_one_commit_ends_a_shard_for_all_and_the_others_are_answered_alike(rows:
     assert rows.task().consumed_rows_total == 2
 
 
+def test_a_shard_is_handed_to_all_who_share_it_though_no_more_claims_may_be_open(
+    new_caller: Callable[..., Caller],
+) -> None:
+    caller = new_caller(max_claims=1)
+    caller.register()
+    caller.put_rows(["a", "b", "c", "d"], "a")
+    grant = caller.take_shard("a")
+    assert caller.take_shard("a") == grant
+    caller.commit(grant.claim_id)
+    other = caller.take_shard("a", dp_rank=1)
+    assert caller.take_shard("a").claim_id == grant.claim_id
+    with caller.refuses(Reason.LIMIT_REACHED, "max_claims"):
+        caller.take_shard("a", step=1, batch_size=2)
+    caller.release(other.claim_id)
+
+
 def test_a_slow_rank_is_handed_the_rows_of_its_step_though_they_were_committed(rows: Caller) -> None:
     grant = rows.take_shard("a")
     rows.commit(grant.claim_id)

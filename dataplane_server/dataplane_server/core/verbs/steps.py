@@ -190,7 +190,6 @@ class Steps:
             message = "a split by groups needs whole groups (whole_groups)"
             raise Refusal(Reason.INVALID_REQUEST, message, **where)
         partition = self._queue.check(call)
-        self._table.check_room()
         if call.session_id:
             self._state.sessions.find(call.session_id)
         step = self._find(call)
@@ -201,6 +200,8 @@ class Steps:
                 f"{call.step}, and all ranks of a step must claim alike"
             )
             raise Refusal(Reason.INVALID_REQUEST, message, **where)
+        if step is None or not self._is_granted(step.shards[call.dp_rank]):
+            self._table.check_room()
         if step is None:
             kept_bytes = _kept_bytes(call.dp_world, call.batch_size) + DELAY_BYTES * call.batch_size
             self._state.bookkeeping.check(kept_bytes, urgent=True)
@@ -226,7 +227,7 @@ class Steps:
         found: dict[int, MissingRank] = {}
         for number, step in self._steps.get((partition.partition_id, task.name), {}).items():
             for rank, shard in enumerate(step.shards):
-                if not task.uncommitted.get(number) or self._is_held(shard):
+                if not task.uncommitted.get(number) or self._is_granted(shard):
                     continue
                 left = partition.rows.left(shard.slots, shard.epochs)
                 slots = left[task.states[left] == DELAYED]
@@ -244,8 +245,10 @@ class Steps:
                     return number, rank
         return None, None
 
-    def _is_held(self, shard: _Shard) -> bool:
-        return shard.grant is not None and self._table.get(shard.grant.claim_id) is not None
+    def _is_granted(self, shard: _Shard) -> bool:
+        """Whether the claim of its last grant is open, or was committed."""
+        claim_id = "" if shard.grant is None else shard.grant.claim_id
+        return self._table.get(claim_id) is not None or self._table.committed_shard(claim_id) is not None
 
     # -- steps that end ------------------------------------------------------------------------------------------------
 
