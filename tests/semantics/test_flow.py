@@ -364,17 +364,27 @@ def test_rows_that_are_claimed_when_the_version_moves_count_for_the_former_one(c
     assert admitted(caller) == [ticket]
 
 
-def test_rows_that_a_waiting_claim_consumes_as_it_is_served_make_room_at_once(caller: Caller) -> None:
-    caller.set_policy(0, rows_per_version=2)
-    caller.set_version(0)
-    caller.put_versions(a=0, b=0)
-    claim = caller.take(batch_size=2)
+def test_rows_that_come_back_after_the_version_moved_count_for_the_new_one_once_they_are_taken(caller: Caller) -> None:
+    caller.set_policy(1, rows_per_version=2)
+    caller.put_versions(a=0, b=0, c=0, d=0)
+    claim, ticket = caller.take(batch_size=2), waits(caller, "e", "f")
     caller.set_version(1)
-    caller.set_policy(0, rows_per_version=2, when_stale="deliver")
-    ticket = waits(caller, "c", "d")
-    consuming = caller.apply(caller.claim_call(batch_size=2, consume=True))
-    assert isinstance(consuming, Waiting)
     caller.release(claim.claim_id)
+    caller.commit(caller.take(batch_size=2).claim_id)
+    assert admitted(caller) == []
+    caller.set_version(2)
+    assert admitted(caller) == [ticket]
+
+
+def test_rows_that_a_waiting_claim_consumes_as_it_is_served_make_room_at_once(caller: Caller) -> None:
+    caller.set_policy(1, rows_per_version=2)
+    caller.put_versions(a=0, b=0, c=0, d=0)
+    caller.take(batch_size=2)
+    caller.set_version(1)
+    ticket = waits(caller, "e", "f")
+    consuming = caller.apply(caller.claim_call("b", batch_size=2, consume=True))
+    assert isinstance(consuming, Waiting)
+    caller.put_rows(["c", "d"], "b")
     effects = caller.plane.take_effects()
     assert [(type(effect).__name__, effect.ticket) for effect in effects] == [
         ("Granted", consuming.ticket),

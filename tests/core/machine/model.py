@@ -104,7 +104,7 @@ class Model(Entrances):
         held |= {name for group in partition.groups for name in group.shared}
         refuse_if((bool(held & changed), Reason.FIELD_HOLDS_VALUES))
         for task, ledger in partition.ledgers.items():
-            ledger.ended["reset"] += partition.count(task, "claimed")
+            ledger.end(partition.count(task, "claimed"), "reset")
         self.end_all_on(partition, "reset")
         partition.redefine(definition)
         for wait in self.waiting_on(partition.partition_id):

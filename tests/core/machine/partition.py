@@ -331,7 +331,7 @@ class PartitionModel:
             self.removed[why or self._why_removed(row)] += 1
             for task, standing in row.standings.items():
                 if standing.state == "claimed":
-                    self.ledgers[task].ended["cleared"] += 1
+                    self.ledgers[task].end(1, "cleared")
             row.resident = False
             row.lose(list(row.values), self.arena)
             self.rows.remove(row)
@@ -433,14 +433,14 @@ class PartitionModel:
 
     def take_back(self, task: str, rows: Sequence[Row], how: str, until: float | None = None) -> None:
         """Deliveries that came to nothing, through no fault of the rows."""
-        self.ledgers[task].ended[how] += len(rows)
+        self.ledgers[task].end(len(rows), how)
         for row in rows:
             row.standings[task].deliveries -= 1
         self.untake(task, rows, until)
 
     def fail(self, task: str, rows: Sequence[Row], how: str, reason: str, until: float | None = None) -> None:
         """Deliveries that failed."""
-        self.ledgers[task].ended[how] += len(rows)
+        self.ledgers[task].end(len(rows), how)
         most = self.definition.max_deliveries
         for row in rows:
             standing = row.standings[task]
@@ -465,7 +465,7 @@ class PartitionModel:
         """As if the task had never taken the rows; those that it has come first in line."""
         taken = [row for row in rows if row.standings[task].state != "untaken"]
         for row in rows:
-            self.ledgers[task].ended["reset"] += row.standings[task].state == "claimed"
+            self.ledgers[task].end(int(row.standings[task].state == "claimed"), "reset")
             row.standings[task] = Standing()
             self._let_go(task, row)
         self.untake(task, taken)

@@ -264,5 +264,10 @@ class Ledger:
     delivered: int = 0
     consumed: int = 0
     taken_before: int = 0
-    """Committed or claimed when the weight version moved."""
+    """Committed or claimed when the weight version moved, less those of the latter that came back."""
     ended: Counter[str] = field(default_factory=Counter)
+
+    def end(self, rows: int, how: str) -> None:
+        """Deliveries ended without a commit; those from before the version moved end first."""
+        self.ended[how] += rows
+        self.taken_before -= max(0, min(rows, self.taken_before - self.ended["committed"]))

@@ -3,7 +3,7 @@
 A task with rows_per_version paces its producers: the rows before it, and those that it has taken since the weight
 version moved, are at most (max_staleness + 1) * rows_per_version. So a row is trained before it is too stale, if the
 trainer takes rows in the order in which they came. Rows that were claimed when the version moved count for the version
-before.
+before, unless they come back.
 """
 
 from __future__ import annotations

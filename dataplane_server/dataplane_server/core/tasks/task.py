@@ -58,7 +58,7 @@ class Task:
         self.policy = TaskPolicy()
         self.suspects: list[Slots] = []
         self.consumed_total = 0
-        self._taken_before = 0  # committed or claimed when the weight version moved
+        self._taken_before = 0  # committed or claimed when the weight version moved, less what came back of the latter
         self.counters = TaskCounters()
         self.deliveries = Deliveries(name, rows)
         self.clock = TaskClock()
@@ -185,7 +185,7 @@ class Task:
 
     def return_unused(self, slots: Slots, how: How) -> None:
         """Claimed rows become untaken, first in the queue, as if they had not been delivered."""
-        self.deliveries.end(len(slots), how)
+        self._end(len(slots), how)
         self.deliveries.take_back(slots)
         self._return(slots)
 
@@ -193,7 +193,7 @@ class Task:
         """The delivery of claimed rows failed. They become untaken, first in the queue, at once or after the delay.
         Rows whose delivery was the `most`-th (0: no limit) become dead. Returns the dead rows.
         """
-        self.deliveries.end(len(slots), how)
+        self._end(len(slots), how)
         exhausted = self.deliveries.exhausted(slots, most)
         dead = slots[exhausted]
         self._move(dead, DEAD)
@@ -206,7 +206,7 @@ class Task:
 
     def delay(self, slots: Slots, how: How, held_until: float) -> None:
         """Claimed rows were not used. They become untaken when the delay is over."""
-        self.deliveries.end(len(slots), how)
+        self._end(len(slots), how)
         self.deliveries.take_back(slots)
         self._hold(slots, held_until)
 
@@ -234,7 +234,7 @@ class Task:
 
     def restore(self, slots: Slots) -> None:
         """Return rows in any state, first in the queue and in the given order. Their deliveries are forgotten."""
-        self.deliveries.end(int(np.count_nonzero(self.states[slots] == CLAIMED)), "reset")
+        self._end(int(np.count_nonzero(self.states[slots] == CLAIMED)), "reset")
         self.deliveries.forget(slots)
         self._release_hold(slots)
         self._rows[self._again][slots] = False
@@ -257,7 +257,7 @@ class Task:
 
     def forget(self, slots: Slots) -> None:
         """The rows are about to be removed."""
-        self.deliveries.end(int(np.count_nonzero(self.states[slots] == CLAIMED)), "cleared")
+        self._end(int(np.count_nonzero(self.states[slots] == CLAIMED)), "cleared")
         self._counts -= np.bincount(self.states[slots], minlength=len(STATE_NAMES))
         self._changed[self] = None
         self.deliveries.forget(slots)
@@ -266,7 +266,7 @@ class Task:
 
     def reset(self) -> None:
         """Make every row untaken, as a new definition does."""
-        self.deliveries.end(int(self._counts[CLAIMED]), "reset")
+        self._end(int(self._counts[CLAIMED]), "reset")
         self.deliveries.forget_all()
         self._rows.keep(-DELAY_BYTES * len(self._held_until))
         self._held_until.clear()
@@ -322,6 +322,13 @@ class Task:
         self._counts[state] += len(slots)
         self.states[slots] = state
         self._changed[self] = None
+
+    def _end(self, rows: int, how: How) -> None:
+        """Deliveries have ended without a commit. Those from before the weight version moved are taken to end first."""
+        self.deliveries.end(rows, how)
+        committed = self.deliveries.ended.get("committed", 0)
+        if self._taken_before > committed:
+            self._taken_before = max(committed, self._taken_before - rows)
 
     def _return(self, slots: Slots) -> None:
         self._move(slots, UNTAKEN)
