@@ -3,8 +3,8 @@
 A put that creates rows and the reservation of a group pass the entrance before anything else happens to them. What does
 not pass is refused (`reject`), makes room (`evict`) or waits (`block`), first come first served. Nothing else is ever
 held up: writes to rows that exist, write-backs, commits and reserved groups go on, since they let rows be consumed and
-cleared. So a budget can be exceeded by what a group receives after it was reserved, and by nothing else. A draw waits
-at the same entrance while it would leave the band.
+cleared. So these, and nothing else, can exceed a budget. A draw waits at the same entrance while it would leave the
+band.
 """
 
 from __future__ import annotations
