@@ -88,7 +88,7 @@ class Entrances(Writes):
 
     def follow_flow(self, partition: PartitionModel, flow: FlowPolicy) -> None:
         if flow.band != partition.flow.band:
-            partition.put_before, partition.drawn_before = partition.put_total, partition.drawn
+            partition.put_before, partition.drawn_before = partition.offered, partition.drawn
         partition.flow = flow
 
     def _passes(self, entrant: Entrant) -> bool:
@@ -241,7 +241,7 @@ class Entrances(Writes):
 
     def _surplus(self, partition: PartitionModel, more: int) -> float:
         ratio = 0.0 if partition.flow.band is None else partition.flow.band.samples_per_insert
-        return ratio * (partition.put_total + more - partition.put_before) - (partition.drawn - partition.drawn_before)
+        return ratio * (partition.offered + more - partition.put_before) - (partition.drawn - partition.drawn_before)
 
     def _is_paced(self, entrant: Entrant) -> bool:
         partition, band = entrant.partition, entrant.partition.flow.band

@@ -533,6 +533,11 @@ class PartitionModel:
         return {"newest_step": newest, "next_step": left[0] if left else newest + 1}
 
     @property
+    def offered(self) -> int:
+        """Rows that a draw could have, or may yet."""
+        return self.put_total - self.removed["rolled_back"] - self.removed["failed"]
+
+    @property
     def is_consumed(self) -> bool:
         consumed = all(self.count(task, "consumed") == len(self.rows) for task in self.definition.tasks)
         return consumed and (self.closed or self.put_total >= self.definition.num_samples)

@@ -45,13 +45,13 @@ class Entrance:
     def coming_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self.coming.values())
 
-    def follow(self, policy: FlowPolicy, rows_put: int) -> None:
+    def follow(self, policy: FlowPolicy, rows_offered: int) -> None:
         """The policy is this one from now on. Another band begins with a surplus of 0."""
         if policy.band != self.policy.band:
-            self.put_before, self.drawn_before = rows_put, self.drawn_rows
+            self.put_before, self.drawn_before = rows_offered, self.drawn_rows
         self.policy, self.changed = policy, True
 
-    def surplus(self, rows_put: int) -> float:
+    def surplus(self, rows_offered: int) -> float:
         """By how much the rows put are ahead of the rows drawn; see DrawBand."""
         ratio = 0.0 if self.policy.band is None else self.policy.band.samples_per_insert
-        return ratio * (rows_put - self.put_before) - (self.drawn_rows - self.drawn_before)
+        return ratio * (rows_offered - self.put_before) - (self.drawn_rows - self.drawn_before)

@@ -141,7 +141,7 @@ class Partition:
 
     def follow(self, policy: FlowPolicy) -> None:
         """New rows come by this policy from now on."""
-        self.entrance.follow(policy, self.rows_put_total)
+        self.entrance.follow(policy, self.rows_offered)
         self._changed[self] = None
 
     def close(self) -> None:
@@ -400,6 +400,11 @@ class Partition:
         return slots
 
     # -- figures -------------------------------------------------------------------------------------------------------
+
+    @property
+    def rows_offered(self) -> int:
+        """Rows put, without those that failed or were rolled back: no draw could have them."""
+        return self.rows_put_total - self.removed["rolled_back"] - self.removed["failed"]
 
     @property
     def size_bytes(self) -> int:

@@ -65,7 +65,7 @@ def paced(partition: Partition, rows: int) -> Finding | None:
     entrance, band = partition.entrance, partition.entrance.policy.band
     if band is None:
         return None
-    surplus = entrance.surplus(partition.rows_put_total + entrance.coming_rows)
+    surplus = entrance.surplus(partition.rows_offered + entrance.coming_rows)
     if surplus + band.samples_per_insert * rows <= band.most:
         return None
     text = f"rows put are {surplus:g} ahead of draws, and {rows} more would be beyond the band's {band.most:g}"
@@ -138,13 +138,13 @@ def why_waiting(partition: Partition) -> str:
 def may_draw(partition: Partition, call: DrawSamples) -> bool:
     """Whether a draw stays in the band."""
     band = partition.entrance.policy.band
-    return band is None or partition.entrance.surplus(partition.rows_put_total) - call.batch_size >= band.least
+    return band is None or partition.entrance.surplus(partition.rows_offered) - call.batch_size >= band.least
 
 
 def why_out_of_band(partition: Partition, call: DrawSamples) -> Finding:
     """Why a draw would leave the band."""
     entrance, band = partition.entrance, partition.entrance.policy.band
-    surplus = entrance.surplus(partition.rows_put_total)
+    surplus = entrance.surplus(partition.rows_offered)
     text = (
         f"rows put are {surplus:g} ahead of draws, and a draw of {call.batch_size} rows would be below the band's "
         f"{band.least if band else 0:g}; new rows make room"
