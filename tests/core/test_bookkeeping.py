@@ -196,11 +196,17 @@ def test_claims_wait_for_so_many_sets_of_fields_and_no_more(new_caller: Callable
     caller = new_caller()
     fields = [f"f{number}" for number in range(40)]
     caller.register(fields)
+    caller.put_rows(["a", "b", "c", "d"], "f33")
+    shard = caller.take_shard("f33")
     for name in fields[:32]:
         assert isinstance(caller.apply(caller.claim_call(name)), Waiting)
+    assert caller.take_shard("f33") == shard  # which needs no set
     with caller.refuses(Reason.LIMIT_REACHED, "32", "max_views"):
         caller.apply(caller.claim_call("f32"))
     assert isinstance(caller.apply(caller.claim_call("f31")), Waiting)
+    caller.set_policy(order="oldest_version")
+    caller.register(fields)
+    assert caller.plane.take_effects() == []  # those that wait do so under the former order
 
 
 def test_rows_of_reads_are_bounded_together(small: Caller) -> None:

@@ -90,10 +90,8 @@ class ClaimQueue:
         check_filter(call.where, with_age=False)
         check_order(call.order or "ready", call.order_tag)
         partition = self._state.partition(call.partition_id)
-        task = partition.task(call.task)
+        partition.task(call.task)
         partition.known_fields(call.required_fields, self._state.limits)
-        declared = all(name in partition.fields for name in call.required_fields)
-        task.views.check(_kind(call, task, partition.mask(call.required_fields) if declared else _NEW_VIEW))
         if partition.definition.clear_when_consumed and isinstance(call, ClaimSamples) and call.consume:
             message = (
                 f"partition {call.partition_id!r} clears rows as soon as every task has consumed them: a claim that "
@@ -103,11 +101,14 @@ class ClaimQueue:
         return partition
 
     def take(self, partition: Partition, call: ClaimCall) -> Slots | None:
-        """Pop ready rows from their view; None if the claim has to wait."""
-        if any(name not in partition.fields for name in call.required_fields):
-            return None  # no row has produced what an open partition has yet to declare
+        """Pop ready rows from their view; None if the claim has to wait. Refusal if there can be no such view."""
         task, amount = partition.task(call.task), _amount(call)
-        view = task.view(_kind(call, task, partition.mask(call.required_fields)))
+        declared = all(name in partition.fields for name in call.required_fields)
+        kind = _kind(call, task, partition.mask(call.required_fields) if declared else _NEW_VIEW)
+        task.views.check(kind)
+        if not declared:
+            return None  # no row has produced what an open partition has yet to declare
+        view = task.view(kind)
         return None if view.waiters or not view.has(amount) else _pop(view, amount, partition, call)
 
     def wait(self, partition: Partition, call: ClaimCall, now: float) -> int:
