@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Waiting
+from dataplane_server.core.calls.answers import Failed, Waiting
 from dataplane_server.core.calls.refusal import Reason
 
 
@@ -103,6 +103,20 @@ def test_a_shard_is_handed_to_all_who_share_it_though_no_more_claims_may_be_open
     with caller.refuses(Reason.LIMIT_REACHED, "max_claims"):
         caller.take_shard("a", step=1, batch_size=2)
     caller.release(other.claim_id)
+
+
+def test_rows_that_a_task_does_not_get_any_more_leave_their_step(caller: Caller) -> None:
+    caller.put_versions(a=1, b=1, c=1, d=1)
+    caller.set_policy(1)
+    grant = caller.take_shard("a")
+    caller.set_version(3)
+    caller.close()
+    assert isinstance(caller.apply(caller.claim_call("a")), Waiting)
+    assert caller.take_shard("a", dp_rank=1).sample_ids == ()
+    caller.commit(grant.claim_id)
+    (ended,) = caller.plane.take_effects()
+    assert isinstance(ended, Failed) and ended.refusal.reason is Reason.END_OF_DATA
+    assert (caller.task().delayed_rows, caller.task().stale_rows) == (0, 2)
 
 
 def test_a_slow_rank_is_handed_the_rows_of_its_step_though_they_were_committed(rows: Caller) -> None:

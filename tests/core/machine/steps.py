@@ -35,7 +35,9 @@ class Steps:
         step = self._taken(partition, wish)
         if step is not None:
             self._check_not_committed(step, wish)
-            return self.hand(partition, step, wish)
+            handed = self.hand(partition, step, wish)
+            model.serve(partition)
+            return handed
         if self.waiting(wish) is not None or not model.may_take(partition, wish):
             model.check_may_wait(partition, wish)
             return None
@@ -97,7 +99,10 @@ class Steps:
         rows = [row for row in shard.rows if row.resident and row.standings[wish.task].state == "delayed"]
         unit = {row: row.group if wish.whole_groups and row.group else row for row in rows}
         kept = {unit[row] for row in rows if partition.withholds(wish.task, row)}
-        rows = [row for row in rows if unit[row] not in kept]
+        withheld = [row for row in rows if unit[row] in kept]
+        shard.rows = [row for row in shard.rows if row not in withheld]
+        partition.untake(wish.task, withheld)
+        rows = [row for row in rows if row not in withheld]
         partition.deliver(wish.task, rows)
         shard.handed = self._model.handed(wish, rows, [session] if session else [])
         shard.handed.claim.shard = shard

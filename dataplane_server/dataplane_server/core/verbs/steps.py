@@ -48,6 +48,8 @@ MAX_DP_WORLD = 65_536
 
 _Key = tuple[str, str]
 _NO_ROWS: Slots = np.zeros(0, np.int64)
+_ROW_BYTES = 200
+"""Of a row of a step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +83,7 @@ class _Step:
 
 
 def _kept_bytes(shards: int, rows: int) -> int:
-    return 1024 + 1032 * shards + 200 * rows
+    return 1024 + 1032 * shards + _ROW_BYTES * rows
 
 
 class MissingRank(NamedTuple):
@@ -139,7 +141,7 @@ class Steps:
         shard = step.shards[call.dp_rank]
         grant = self._current_grant(shard, call.session_id)
         if grant is None:
-            slots = self._held_rows(partition, call.task, shard, whole_groups=call.whole_groups)
+            slots = self._held_rows(partition, call, shard)
             grant = shard.grant = self._claims.grant(partition, call, slots, now)
         return grant
 
@@ -161,16 +163,22 @@ class Steps:
             self._table.hold(claim, session_id)
         return shard.grant
 
-    def _held_rows(self, partition: Partition, task: str, shard: _Shard, *, whole_groups: bool) -> Slots:
-        """Rows of a shard that are held for its step: they still exist, and neither are they dead nor does the
-        task's policy withhold them by now, or a row of their group in a step of whole groups.
+    def _held_rows(self, partition: Partition, call: ClaimShard, shard: _Shard) -> Slots:
+        """Rows of a shard that are held for its step: they still exist and are not dead. Those that the task's policy
+        withholds by now leave the step, in a step of whole groups with their groups: no call would get them any more.
         """
-        slots, of_task = partition.rows.left(shard.slots, shard.epochs), partition.task(task)
-        withheld = of_task.is_stale(slots) | of_task.is_excluded(slots)
-        if whole_groups:
-            withheld = with_groups(partition.rows["group"][slots], withheld)
-        held: Slots = slots[(of_task.states[slots] == DELAYED) & ~withheld]
-        return held
+        rows, task = partition.rows, partition.task(call.task)
+        held = rows.left(shard.slots, shard.epochs)
+        held = held[task.states[held] == DELAYED]
+        withheld = task.is_stale(held) | task.is_excluded(held)
+        if call.whole_groups:
+            withheld = with_groups(rows["group"][held], withheld)
+        if withheld.any():
+            stay = ~np.isin(shard.slots, held[withheld])
+            shard.slots, shard.epochs = shard.slots[stay], shard.epochs[stay]
+            rows.keep(-_ROW_BYTES * np.count_nonzero(withheld))
+            task.end_delay(held[withheld], math.inf)
+        return held[~withheld]
 
     def _check(self, call: ClaimShard) -> Partition:
         where = {"partition_id": call.partition_id, "task": call.task}
