@@ -87,7 +87,10 @@ def _check(covered: Covered, *, as_json: bool) -> int:
     past, differ = Past(covered, covered.starts[0]), False
     for record in covered.starts[1:]:
         past.run(record)
-        replayed, checkpoint = past.plane.digest(), Past(covered, record).plane.digest()
+        state = Past(covered, record)
+        if state.passed_over:
+            raise DamagedCheckpointError(state.passed_over[0])
+        replayed, checkpoint = past.plane.digest(), state.plane.digest()
         equal = replayed == checkpoint
         result = "equal" if equal else f"differs: the checkpoint has digest {checkpoint}"
         text = f"record {record:,}: {result}, the calls give digest {replayed}"

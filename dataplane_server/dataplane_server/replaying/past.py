@@ -93,11 +93,13 @@ class Past:
     """Begins with the state before a record. record: of the next call. at: the time of the last call, in seconds."""
 
     def __init__(self, covered: Covered, start: int) -> None:
-        """start: one of those that the directory has. Errors as Replica."""
+        """start: one of those that the directory has. If its checkpoint cannot be used, the one before it is.
+        passed_over: why. Errors as Replica.
+        """
         replica = Replica(covered.folder, start)
-        self.plane, self.at = replica.plane, replica.at
+        self.plane, self.at, self.passed_over = replica.plane, replica.at, replica.passed_over
         self._reader, self._header = replica.reader, replica.header
-        self.record = start
+        self.record = replica.reader.next_record
         self._folder = covered.folder
         self._calls = 0
 

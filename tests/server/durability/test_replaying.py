@@ -160,6 +160,19 @@ def test_a_state_of_the_past_is_the_same_from_every_start_before_it(folder: Path
     assert covered.start_before(until) == max(start for start in covered.starts if start <= begin.record - 1)
 
 
+def test_a_damaged_checkpoint_is_passed_over_and_a_check_names_it(folder: Path) -> None:
+    covered = look_at(folder)
+    record, path = checkpoints(folder)[0]
+    path.write_bytes(path.read_bytes()[:-1])
+    begin, later = Past(covered, 0), Past(covered, record)
+    for past in (begin, later):
+        past.run(covered.end)
+    assert later.plane.digest() == begin.plane.digest()
+    code, lines, error = replay(folder, "--check")
+    assert (code, len(lines)) == (2, len(checkpoints(folder)) - 1)
+    assert f"dataplane: {path} cannot be used" in error
+
+
 def test_a_check_finds_equal_states(folder: Path) -> None:
     code, lines, _ = replay(folder, "--check")
     assert code == 0
