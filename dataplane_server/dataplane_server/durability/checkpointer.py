@@ -7,9 +7,10 @@ oldest beyond that. It ends when its standard input does, that is, when its serv
 removes nothing after that, since the next server may be reading. SIGTERM ends it sooner, but not in the middle of a
 checkpoint or snapshot.
 
-Each line of its standard input names a snapshot to take at the call BeginSnapshot of that name, and the folder for it.
-The server writes the line before it logs the call, so the line is there when the replica comes to the call. The answer
-is a line on standard output. Both are JSON.
+Each line of its standard input orders a snapshot to be taken at the call BeginSnapshot that names the order. The server
+writes the line before it logs the call, so the line is there when the replica comes to the call. No earlier call of the
+log names the same order, though it may be of a snapshot of the same name. The answer is a line on standard output. Both
+are JSON.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
+from dataplane_server.core.calls.life_calls import BeginSnapshot
 from dataplane_server.durability.checkpoint import checkpoints, remove_checkpoints
 from dataplane_server.durability.log_reader import remove_before, segments
 from dataplane_server.durability.replica import Replica, kept
@@ -65,16 +68,18 @@ class Checkpointer:
             self._end()
             self._process = self._start()
 
-    def order(self, snapshot: str, folder: Path, request_id: str) -> None:
-        """Have it take a snapshot at the call BeginSnapshot, which is to be applied right after this. OSError if it has
+    def order(self, snapshot: str, folder: Path, request_id: str) -> BeginSnapshot:
+        """Have it take a snapshot at the call that this returns, which is to be applied right after. OSError if it has
         ended.
         """
         assert self._process.stdin is not None  # noqa: S101  # for the type checker
         if self._process.stdin.closed:
             raise OSError(errno.EPIPE, "the process that writes snapshots has ended, and could not be started again")
-        self._process.stdin.write(json.dumps([snapshot, str(folder), request_id]) + "\n")
+        call = BeginSnapshot(f"{snapshot} {uuid.uuid4().hex}")
+        self._process.stdin.write(json.dumps([call.name, snapshot, str(folder), request_id]) + "\n")
         self._process.stdin.flush()
         self._ordered = self._process.stdout
+        return call
 
     def answer(self) -> dict[str, Any]:
         """What became of the snapshot: its manifest, or an `error`. Blocks until it is written, or failed. EOFError if
@@ -114,13 +119,21 @@ def main() -> None:
         sys.exit(1)
 
 
+class _Order(NamedTuple):
+    """A snapshot to write in a folder."""
+
+    snapshot: str
+    folder: str
+    request_id: str
+
+
 class _Orders:
     """What the server has asked for. ended: whether it has ended."""
 
     def __init__(self) -> None:
         self.ended = False
         self._received = b""
-        self._snapshots: dict[str, tuple[Path, str]] = {}
+        self._snapshots: dict[str, _Order] = {}
 
     def poll(self, timeout_s: float) -> None:
         """Read what is there. Waits for it for at most timeout_s."""
@@ -128,21 +141,21 @@ class _Orders:
             received = os.read(0, 1 << 16)
             self.ended = not received
             *lines, self._received = (self._received + received).split(b"\n")
-            for name, folder, request_id in map(json.loads, lines):
-                self._snapshots[name] = Path(folder), request_id
+            for call, *order in map(json.loads, lines):
+                self._snapshots[call] = _Order(*order)
             timeout_s = 0.0
 
-    def take(self, snapshot: str) -> tuple[Path, str] | None:
-        """Where to write a snapshot to, and its request; None if it was ordered from a process before this one."""
+    def take(self, call: BeginSnapshot) -> _Order | None:
+        """What to write at a call; None if it was ordered from a process before this one."""
         self.poll(0.0)
-        return self._snapshots.pop(snapshot, None)
+        return self._snapshots.pop(call.name, None)
 
 
 def _follow(folder: Path, calls: int, history_bytes: int, identity: str) -> None:
     orders, in_use = _Orders(), FolderInUse(folder, identity)
     with kept(in_use.anchor):
         replica = Replica(folder)
-    replica.at_snapshot = lambda call: _take_snapshot(orders.take(call.name), call.name, replica, folder)
+    replica.at_snapshot = lambda call: _take_snapshot(orders.take(call), replica, folder)
     last, last_bytes, rest_until = replica.calls, replica.log_bytes, 0.0
     while not orders.ended:
         orders.poll(0.0 if replica.advance() else _POLL_S)
@@ -155,13 +168,13 @@ def _follow(folder: Path, calls: int, history_bytes: int, identity: str) -> None
             rest_until = time.monotonic() + _REST * seconds
 
 
-def _take_snapshot(order: tuple[Path, str] | None, name: str, replica: Replica, folder: Path) -> None:
+def _take_snapshot(order: _Order | None, replica: Replica, folder: Path) -> None:
     if order is None:
         return
-    target, request_id = order
     with unbroken():
         try:
-            answer = dataclasses.asdict(write_snapshot(target, name, request_id, replica, folder / "arena"))
+            written = write_snapshot(Path(order.folder), order.snapshot, order.request_id, replica, folder / "arena")
+            answer = dataclasses.asdict(written)
         except (OSError, SnapshotError) as error:
             answer = {"error": str(error)}
     print(json.dumps(answer), flush=True)  # noqa: T201  # the answer

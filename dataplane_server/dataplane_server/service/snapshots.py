@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from pathlib import Path
 
-from dataplane_server.core.calls.life_calls import BeginSnapshot, EndSnapshot
+from dataplane_server.core.calls.life_calls import EndSnapshot
 from dataplane_server.core.calls.names import check_name
 from dataplane_server.core.calls.refusal import Reason, Refusal, server_ended
 from dataplane_server.durability.checkpoint import DamagedCheckpointError
@@ -58,8 +58,7 @@ class Snapshots:
 
     async def _take(self, name: str, request_id: str) -> Manifest:
         try:
-            self._checkpointer.order(name, self._folder, request_id)
-            self._shell.apply(BeginSnapshot(name))
+            self._shell.apply(self._checkpointer.order(name, self._folder, request_id))
             try:
                 await self._shell.stable()
                 answer = await asyncio.to_thread(self._checkpointer.answer)

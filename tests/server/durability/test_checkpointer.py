@@ -11,10 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.server.durability.test_life import REGISTER, begin, put
 
 from dataplane_client import DeadlineError, PreconditionError, connect
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.requests import ClearSamples
+from dataplane_server.durability.checkpointer import Checkpointer
 from dataplane_server.service import server
 from dataplane_server.testing import ServerThread
 
@@ -69,6 +72,26 @@ def test_a_checkpointer_that_could_not_be_started_is_started_later(
     with connect(thread.addresses[0]) as client:
         assert client.create_snapshot("a").name == "a"
     thread.stop()
+
+
+def test_a_snapshot_is_of_its_own_call_although_another_of_its_name_was_begun_before(tmp_path: Path) -> None:
+    """A life that is killed while it takes a snapshot is followed by one of which the client asks for it again."""
+    life = begin(tmp_path / "d")
+    life.plane.apply(REGISTER, life.now())
+    put(life.plane, "s1", 100)
+    checkpointer = Checkpointer(tmp_path / "d", 1000, 0)
+    life.plane.apply(checkpointer.order("a", tmp_path / "lost", "r"), life.now())
+    checkpointer.close()
+    life.arena.close()
+    life = begin(tmp_path / "d")
+    life.plane.apply(ClearSamples("c", "p", None), life.now())
+    for name in ("s2", "s3"):
+        put(life.plane, name, 100)
+    checkpointer = Checkpointer(tmp_path / "d", 1000, 0)
+    life.plane.apply(checkpointer.order("a", tmp_path / "snapshots", "r"), life.now())
+    assert checkpointer.answer()["rows"] == {"p": 2}
+    checkpointer.close()
+    life.arena.close()
 
 
 def test_a_server_stops_in_order_while_a_snapshot_is_written_that_nobody_waits_for(tmp_path: Path) -> None:
