@@ -8,7 +8,7 @@ without bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,16 +16,20 @@ from xxhash import xxh3_64_intdigest
 
 from dataplane_server.core.calls.values import Int64Array
 from dataplane_server.core.plane import DataPlane
+from dataplane_server.core.rows.group_table import Group
 
 _LEAST = 1 << 16
 
 
 class Damaged(NamedTuple):
-    """A value whose bytes are not those that were put."""
+    """A value whose bytes are not those that were put. owner: the id of its sample; or of a reserved group, whose rows
+    to come would get it, with a reservation_id.
+    """
 
     partition_id: str
-    sample_id: str
     field: str
+    owner: str
+    reservation_id: str = ""
 
 
 def checksums_of(memory: memoryview, offsets: Int64Array, sizes: Int64Array) -> bytes:
@@ -63,21 +67,28 @@ class Checksums:
         if not self._newer and not len(self._offsets):
             return {"offsets": b"", "checksums": b""}
         self._merge()
-        live = np.concatenate([np.zeros(0, np.int64), *(offsets for *_, offsets, _ in _values(plane)), _shared(plane)])
+        live = np.concatenate([np.zeros(0, np.int64), *(offsets for *_, offsets, _ in _values(plane))])
+        live = np.append(live, [offset for *_, offset, _ in _shared(plane)])
         kept = np.isin(self._offsets, live)
         self._offsets, self._sums = self._offsets[kept], self._sums[kept]
         return {"offsets": self._offsets.tobytes(), "checksums": self._sums.tobytes()}
 
     def damaged(self, plane: DataPlane, memory: memoryview) -> list[Damaged]:
-        """Check every value of every row. Reads all of them once."""
+        """Check every value of every row, and of every reserved group. Reads all of them once."""
         self._merge()
-        return [
-            Damaged(partition_id, sample_id, field)
+        of_rows = [
+            Damaged(partition_id, field, ids[row])
             for partition_id, field, ids, offsets, sizes in _values(plane)
-            for sample_id in self._differing(memory, ids, offsets, sizes)
+            for row in self._differing(memory, offsets, sizes)
         ]
+        of_groups = [
+            Damaged(partition_id, field, group.group_id, group.reservation_id)
+            for partition_id, field, group, offset, size in _shared(plane)
+            if self._differing(memory, np.array([offset]), np.array([size]))
+        ]
+        return of_rows + of_groups
 
-    def _differing(self, memory: memoryview, ids: list[str], offsets: Int64Array, sizes: Int64Array) -> list[str]:
+    def _differing(self, memory: memoryview, offsets: Int64Array, sizes: Int64Array) -> list[int]:
         distinct, first, of_row = np.unique(offsets, return_index=True, return_inverse=True)
         places = np.searchsorted(self._offsets, distinct)
         places[places == len(self._offsets)] = 0
@@ -86,7 +97,7 @@ class Checksums:
         expected = self._sums[places[known]]
         wrong = np.zeros(len(distinct), np.bool_)
         wrong[known] = (found != expected) & (expected != 0)
-        return [ids[row] for row in np.flatnonzero(wrong[of_row]).tolist()]
+        return np.flatnonzero(wrong[of_row]).tolist()
 
     def _merge(self) -> None:
         offsets = np.concatenate([self._offsets, *(offsets for offsets, _ in self._newer)])
@@ -97,10 +108,13 @@ class Checksums:
         self._newer_count = 0
 
 
-def _shared(plane: DataPlane) -> Int64Array:
-    """Offsets of the values that rows get which join a reserved group."""
-    groups = (group for partition in plane.partitions.values() for group in partition.groups.reserved.values())
-    return np.array([offset for group in groups for offset, *_ in group.shared.values()], np.int64)
+def _shared(plane: DataPlane) -> Iterator[tuple[str, str, Group, int, int]]:
+    """Partition, field, group, offset and size of the values with bytes that rows get which join a reserved group."""
+    for partition_id, partition in plane.partitions.items():
+        for group in partition.groups.reserved.values():
+            for name, (offset, entries, _) in group.shared.items():
+                if size := entries * partition.fields[name].entry_bytes:
+                    yield partition_id, name, group, offset, size
 
 
 def _values(plane: DataPlane) -> Any:

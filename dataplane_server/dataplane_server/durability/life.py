@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +31,7 @@ from typing import Any, Literal, NamedTuple
 from dataplane_server.collection import without_collection
 from dataplane_server.core.calls.life_calls import LeaveFor, Recover, Restored
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.calls.requests import ClearSamples
+from dataplane_server.core.calls.requests import AbortGroup, ClearSamples
 from dataplane_server.core.state.issued_ids import new_incarnation
 from dataplane_server.durability.checkpoint import DamagedCheckpointError, build, checkpoints
 from dataplane_server.durability.checksums import Damaged
@@ -394,17 +395,30 @@ def _check(terms: Terms, header: Mapping[str, Any]) -> None:
 
 def _check_values(terms: Terms, damaged: list[Damaged]) -> None:
     if damaged and not terms.accept_loss:
-        names = [f"field {field!r} of sample {sample!r} in {partition!r}" for partition, sample, field in damaged]
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        names = [
+            f"field {field!r} of {'group' if reservation_id else 'sample'} {owner!r} in {partition!r}"
+            for partition, field, owner, reservation_id in damaged[:_NAMED]
+        ]
+        more = f" and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
         raise ValueError(
-            f"{terms.folder}: stored values are not those that were put: {', '.join(names[:_NAMED])}{more}; restore a "
+            f"{terms.folder}: stored values are not those that were put: {', '.join(names)}{more}; restore a "
             "snapshot, or start with --accept-loss to clear their rows"
         )
 
 
 def _clear(plane: LoggedPlane, damaged: list[Damaged], now: float) -> None:
+    """Remove the rows with damaged values, and the groups, which have them for rows to come."""
     samples: dict[str, dict[str, None]] = {}
-    for partition_id, sample_id, _ in damaged:
-        samples.setdefault(partition_id, {})[sample_id] = None
+    for partition_id, _, owner, reservation_id in damaged:
+        if not reservation_id:
+            samples.setdefault(partition_id, {})[owner] = None
+    for reservation_id in {each.reservation_id: None for each in damaged if each.reservation_id}:
+        plane.apply(AbortGroup(_request_id(), reservation_id, "a value of the group is damaged"), now)
     for partition_id, ids in samples.items():
-        plane.apply(ClearSamples(f"lost-{uuid.uuid4().hex}", partition_id, list(ids)), now)
+        left, most = iter(ids), plane.limits.max_rows_per_call
+        while some := list(itertools.islice(left, most)):
+            plane.apply(ClearSamples(_request_id(), partition_id, some), now)
+
+
+def _request_id() -> str:
+    return f"lost-{uuid.uuid4().hex}"

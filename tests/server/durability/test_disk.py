@@ -16,7 +16,7 @@ from dataplane_server.core.calls.life_calls import Recover, Settle
 from dataplane_server.core.calls.requests import AbortWrite, ClearSamples, FinishWrite, PutSamples, ReserveGroup
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.durability import life as lives
-from dataplane_server.durability.life import DataDirDurability, RecoveryError
+from dataplane_server.durability.life import DataDirDurability, Life, RecoveryError
 from dataplane_server.durability.log_reader import LogReader
 from dataplane_server.durability.replica import Replica
 
@@ -75,8 +75,8 @@ async def test_a_changed_value_is_named_and_only_its_row_is_cleared_if_the_loss_
     after.arena.close()
 
 
-async def test_a_changed_value_is_named_although_no_row_had_it_when_a_checkpoint_was_written(tmp_path: Path) -> None:
-    life = begin(tmp_path, "disk")
+async def share_in_a_group(life: Life) -> tuple[Reservation, str]:
+    """Put a value for the rows of a group that has none yet. Returns its space and the group's reservation."""
     life.plane.apply(REGISTER, life.now())
     reserved = life.plane.apply(ReserveGroup("g", "p", "g", ()), life.now())
     assert isinstance(reserved, Reserved)
@@ -85,18 +85,55 @@ async def test_a_changed_value_is_named_although_no_row_had_it_when_a_checkpoint
     assert isinstance(begun, Reservation)
     life.plane.apply(FinishWrite(begun.ticket), life.now())
     await life.flush()
+    return begun, reserved.reservation_id
+
+
+async def test_a_changed_value_is_named_although_no_row_had_it_when_a_checkpoint_was_written(tmp_path: Path) -> None:
+    life = begin(tmp_path, "disk")
+    begun, reservation_id = await share_in_a_group(life)
     replica = Replica(tmp_path)
     replica.catch_up()
     replica.write_checkpoint(tmp_path)
-    row = PutSamples("row", "p", ("s1",), reservation_id=reserved.reservation_id, add_to_group=True)
+    row = PutSamples("row", "p", ("s1",), reservation_id=reservation_id, add_to_group=True)
     joined = life.plane.apply(row, life.now())
     assert isinstance(joined, Reservation)
     life.plane.apply(FinishWrite(joined.ticket), life.now())
     await life.close()
     life.arena.view(begun.runs[0])[7] = 1
     life.arena.close()
-    with pytest.raises(RecoveryError, match="'a' of sample 's1' in 'p'"):
+    with pytest.raises(RecoveryError, match="'a' of sample 's1' in 'p', field 'a' of group 'g' in 'p'"):
         begin(tmp_path, "disk")
+
+
+async def test_a_changed_value_of_a_group_without_rows_is_named_and_the_group_ends_if_the_loss_is_accepted(
+    tmp_path: Path,
+) -> None:
+    life = begin(tmp_path, "disk")
+    begun, _ = await share_in_a_group(life)
+    await life.close()
+    life.arena.view(begun.runs[0])[7] = 1
+    life.arena.close()
+    with pytest.raises(RecoveryError, match="'a' of group 'g' in 'p'"):
+        begin(tmp_path, "disk")
+    after = begin(tmp_path, "disk", accept_loss=True)
+    assert after.plane.partitions["p"].groups.find("g") is None
+    await after.close()
+    after.arena.close()
+
+
+def test_more_lost_rows_than_a_call_may_name_are_cleared_if_the_loss_is_accepted(tmp_path: Path) -> None:
+    """As when the arena is lost."""
+    limits = replace(LIMITS, max_rows_per_call=2)
+    life = begin(tmp_path, limits=limits)
+    life.arena.memory[:] = b"x" * len(life.arena.memory)
+    life.plane.apply(REGISTER, life.now())
+    for number in range(3):
+        put(life.plane, f"s{number}", 100)
+    life.arena.close()
+    (tmp_path / "arena").unlink()
+    life = begin(tmp_path, limits=limits, accept_loss=True)
+    assert (life.recovery and life.recovery.damaged, life.plane.totals().rows) == (3, 0)
+    life.arena.close()
 
 
 async def test_a_value_in_the_place_of_another_is_as_it_was_put(tmp_path: Path) -> None:
