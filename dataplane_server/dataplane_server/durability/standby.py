@@ -13,6 +13,7 @@ import gc
 import threading
 from collections.abc import Callable
 
+from dataplane_server.durability.checkpoint import DamagedCheckpointError
 from dataplane_server.durability.life import Life, RecoveryError, Terms, begin_life
 from dataplane_server.durability.log_reader import LogDamagedError, LogFormatError, RecordMissingError, segments
 from dataplane_server.durability.replica import Replica, kept
@@ -60,5 +61,5 @@ class _Standby:
         except RecordMissingError:
             self.replica = None
             return 1
-        except (LogDamagedError, LogFormatError, ValueError) as error:
+        except (DamagedCheckpointError, LogDamagedError, LogFormatError, ValueError) as error:
             raise RecoveryError(str(error)) from error

@@ -6,6 +6,7 @@ What lives lose and keep when they die is shown by `tests/simulate` and `tests/i
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -37,11 +38,13 @@ from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.rows.shared_payloads import DIGEST_SIZE
 from dataplane_server.core.stats.digest import digest
 from dataplane_server.durability.checkpoint import build
+from dataplane_server.durability.checkpointer import remove_history
 from dataplane_server.durability.frames import frame_of
 from dataplane_server.durability.life import DataDirDurability, Life, RecoveryError, Terms, begin_life
 from dataplane_server.durability.log_writer import LogWriter
 from dataplane_server.durability.logged_plane import LoggedPlane
 from dataplane_server.durability.replica import Replica
+from dataplane_server.durability.standby import take_over
 from dataplane_server.version import VERSION
 
 LIMITS = Limits(memory_bytes=4096)
@@ -153,6 +156,22 @@ def test_a_directory_is_of_one_server(tmp_path: Path) -> None:
     life = begin(tmp_path)
     with pytest.raises(OSError, match="another server"):
         begin(tmp_path)
+    life.arena.close()
+
+
+def test_a_standby_that_cannot_follow_the_log_says_why(tmp_path: Path) -> None:
+    terms = Terms(tmp_path, LIMITS, False, "process", raised, segment_bytes=1400)
+    life = begin_life(terms)
+    life.plane.apply(REGISTER, 0.0)
+    for number in range(12):
+        put(life.plane, f"s{number}", 8)
+    replica = Replica(tmp_path)
+    replica.catch_up()
+    checkpoint = replica.write_checkpoint(tmp_path)
+    remove_history(tmp_path, 0)
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
+    with pytest.raises(RecoveryError, match=f"{checkpoint} cannot be used"):
+        take_over(terms, threading.Event(), lambda: None)
     life.arena.close()
 
 
