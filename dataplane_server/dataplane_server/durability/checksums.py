@@ -89,6 +89,7 @@ class Checksums:
         return of_rows + of_groups
 
     def _differing(self, memory: memoryview, offsets: Int64Array, sizes: Int64Array) -> list[int]:
+        """The places of the values whose bytes are not those of their checksums."""
         distinct, first, of_row = np.unique(offsets, return_index=True, return_inverse=True)
         places = np.searchsorted(self._offsets, distinct)
         places[places == len(self._offsets)] = 0
@@ -97,7 +98,8 @@ class Checksums:
         expected = self._sums[places[known]]
         wrong = np.zeros(len(distinct), np.bool_)
         wrong[known] = (found != expected) & (expected != 0)
-        return np.flatnonzero(wrong[of_row]).tolist()
+        rows: list[int] = np.flatnonzero(wrong[of_row]).tolist()
+        return rows
 
     def _merge(self) -> None:
         offsets = np.concatenate([self._offsets, *(offsets for offsets, _ in self._newer)])
