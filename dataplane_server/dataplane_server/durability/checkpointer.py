@@ -5,7 +5,7 @@ if DIR is still the folder with this identity. After as many calls since the las
 writes one. Of the segments and checkpoints before that one it keeps BYTES, for `dataplane replay`, and removes the
 oldest beyond that. It ends when its standard input does, that is, when its server has ended by whatever cause. It
 removes nothing after that, since the next server may be reading. SIGTERM ends it sooner, but not in the middle of a
-checkpoint or snapshot.
+checkpoint or snapshot. It has a session of its own, so Ctrl-C ends the server alone, which then ends it.
 
 Each line of its standard input orders a snapshot to be taken at the call BeginSnapshot that names the order. The server
 writes the line before it logs the call, so the line is there when the replica comes to the call. No earlier call of the
@@ -58,7 +58,8 @@ class Checkpointer:
 
     def _start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "dataplane_server.durability.checkpointer", *self._words]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)  # noqa: S603
 
     def restart_if_ended(self) -> None:
         """Start it again, if it has ended by itself, since the log grows without it. OSError if it cannot be started;

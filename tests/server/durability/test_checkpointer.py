@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,10 +42,10 @@ def checkpointer_of(folder: Path) -> int:
     return process
 
 
-def is_told_to_end(process: int) -> bool:
-    """Whether SIGTERM waits for a stopped process."""
-    (pending,) = [line for line in Path(f"/proc/{process}/status").read_text().splitlines() if "ShdPnd" in line]
-    return bool(int(pending.split()[1], 16) >> signal.SIGTERM - 1 & 1)
+def has_signal(process: int, which: str, number: signal.Signals) -> bool:
+    """Whether a signal is among those of /proc/*/status: ShdPnd, which wait for a stopped process; SigCgt, caught."""
+    (line,) = [line for line in Path(f"/proc/{process}/status").read_text().splitlines() if which in line]
+    return bool(int(line.split()[1], 16) >> number - 1 & 1)
 
 
 def wait_until(holds: Callable[[], object]) -> None:
@@ -94,24 +95,42 @@ def test_a_snapshot_is_of_its_own_call_although_another_of_its_name_was_begun_be
     life.arena.close()
 
 
-def test_a_server_stops_in_order_while_a_snapshot_is_written_that_nobody_waits_for(tmp_path: Path) -> None:
-    address, folder, log = f"unix://{tmp_path}/s", tmp_path / "d", tmp_path / "log"
-    flags = ["--listen", address, "--http", "", "--data-dir", str(folder), "--memory", "1MiB"]
+@contextlib.contextmanager
+def server_of(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A server in a session of its own, which serves on the socket `s` of a folder and writes its log there."""
+    flags = ["--listen", f"unix://{folder}/s", "--http", "", "--data-dir", str(folder / "d"), "--memory", "1MiB"]
     command = [sys.executable, "-m", "dataplane_server", *flags]
-    with log.open("w") as stderr, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr) as process:
+    with (
+        (folder / "log").open("w") as stderr,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True) as process,
+    ):
         try:
             assert process.stdout is not None
             process.stdout.readline()
-            checkpointer = checkpointer_of(folder)
-            os.kill(checkpointer, signal.SIGSTOP)
-            with connect(address) as client:
-                client.register_partition("p", ["x"], 0, ["t"])
-                with pytest.raises(DeadlineError):
-                    client.create_snapshot("a", timeout_s=0.5)
-            process.terminate()
-            wait_until(lambda: is_told_to_end(checkpointer))  # the log is closed
-            os.kill(checkpointer, signal.SIGCONT)
-            assert process.wait(60) == 0, log.read_text()
+            yield process
         finally:
             process.kill()
-    assert '"level": "error"' not in log.read_text()
+
+
+def test_ctrl_c_ends_a_server_without_a_traceback_of_its_checkpointer(tmp_path: Path) -> None:
+    with server_of(tmp_path) as process:
+        checkpointer = checkpointer_of(tmp_path / "d")
+        wait_until(lambda: has_signal(checkpointer, "SigCgt", signal.SIGINT))  # it runs Python
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(60) == 0
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_a_server_stops_in_order_while_a_snapshot_is_written_that_nobody_waits_for(tmp_path: Path) -> None:
+    with server_of(tmp_path) as process:
+        checkpointer = checkpointer_of(tmp_path / "d")
+        os.kill(checkpointer, signal.SIGSTOP)
+        with connect(f"unix://{tmp_path}/s") as client:
+            client.register_partition("p", ["x"], 0, ["t"])
+            with pytest.raises(DeadlineError):
+                client.create_snapshot("a", timeout_s=0.5)
+        process.terminate()
+        wait_until(lambda: has_signal(checkpointer, "ShdPnd", signal.SIGTERM))  # the log is closed
+        os.kill(checkpointer, signal.SIGCONT)
+        assert process.wait(60) == 0, (tmp_path / "log").read_text()
+    assert '"level": "error"' not in (tmp_path / "log").read_text()
