@@ -295,6 +295,7 @@ def _starting(helpers: socket.socket, prepare: list[Any]) -> Callable[..., Any]:
 
     def start(words: Sequence[str], **options: Any) -> Any:
         if _name(words) in _MODULES:
+            options.pop("start_new_session", None)  # signals go to single processes
             return Forked(helpers, list(words), prepare=prepare, outlives=True, **options)
         return original(words, **options)
 
