@@ -66,14 +66,6 @@ def encode_call(now: float, call: Call[Any]) -> bytes:
     return msgpack.packb([now, schema.kind.__name__, *schema.fields_of(call)])  # type: ignore[no-any-return]
 
 
-def decode_call(data: bytes) -> tuple[float, Call[Any]]:
-    """What `encode_call` was given. ValueError for anything else."""
-    try:
-        return _call_of(msgpack.unpackb(data, use_list=False))
-    except (KeyError, TypeError, ValueError, IndexError, msgpack.UnpackException) as error:
-        raise ValueError(f"not a call of this version: {error!r}") from None
-
-
 def encode_batch(calls: list[bytes]) -> bytes:
     return msgpack.packb(calls)  # type: ignore[no-any-return]
 
@@ -83,7 +75,7 @@ def decode_record(data: bytes) -> list[tuple[float, Call[Any]]]:
     try:
         unpacked = msgpack.unpackb(data, use_list=False)
         if isinstance(unpacked[0], bytes):
-            return list(map(decode_call, unpacked))
+            return [_call_of(msgpack.unpackb(call, use_list=False)) for call in unpacked]
         return [_call_of(unpacked)]
     except (KeyError, TypeError, ValueError, IndexError, msgpack.UnpackException) as error:
         raise ValueError(f"not a call of this version: {error!r}") from None

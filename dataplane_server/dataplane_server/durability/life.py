@@ -184,24 +184,22 @@ def begin_life(terms: Terms, replica: Replica | None = None) -> Life:
     another version or other limits, or is damaged.
     """
     terms.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    arena: Arena | None = None
     try:
         _refuse_without_arena(terms)
         arena = _open_arena(terms)
         if terms.arena is None and finish(terms.folder, arena):
             arena.close()
             arena = _open_arena(terms)
-    except (ValueError, DamagedCheckpointError) as error:
-        raise RecoveryError(str(error)) from error
-    try:
         marks = Marks(arena) if terms.arena is None else None
         if _is_new(terms.folder, arena, marks):
             return _first(terms, arena, marks)
         return _next(terms, arena, marks, replica)
-    except _UNUSABLE as error:
-        arena.close()
-        raise RecoveryError(str(error)) from error
-    except BaseException:
-        arena.close()
+    except BaseException as error:
+        if arena is not None:
+            arena.close()
+        if isinstance(error, _UNUSABLE):
+            raise RecoveryError(str(error)) from error
         raise
 
 

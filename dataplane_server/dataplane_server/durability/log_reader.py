@@ -171,13 +171,10 @@ class LogReader:
     def _complete(self, most: int) -> list[bytes]:
         if self.next_record == self.segment:  # a writer that is started again replaces a segment without records
             self._enter(self.segment)
-        records, length = self._frames(most)
+        records, length = _frames(self.path, self.position, most)
         self.position += length
         self.next_record += len(records)
         return records
-
-    def _frames(self, most: int) -> tuple[list[bytes], int]:
-        return _frames(self.path, self.position, most)
 
     def _rest(self) -> bytes:
         with self.path.open("rb") as file:
@@ -233,18 +230,6 @@ def _read_header(path: Path, number: int) -> tuple[dict[str, Any], int]:
     if magic != MAGIC:
         raise LogFormatError(path, f"no segment of a log, it begins with {magic!r}")
     frames, length = _frames(path, len(MAGIC), 1)
-    return _header_of(path, number, frames), len(MAGIC) + length
-
-
-def _check_succession(path: Path, number: int, before: Mapping[str, Any], header: Mapping[str, Any]) -> None:
-    """LogDamagedError if a segment does not belong behind one with another header."""
-    if header.get("incarnation") != before.get("incarnation"):
-        raise LogDamagedError(path, 0, number, "the segment is of another server than the one before it")
-    if header.get("epoch", 0) < before.get("epoch", 0):
-        raise LogDamagedError(path, 0, number, "the segment is older than the one before it")
-
-
-def _header_of(path: Path, number: int, frames: list[bytes]) -> dict[str, Any]:
     if not frames:
         raise LogFormatError(path, "a segment whose header is damaged")
     try:
@@ -256,4 +241,12 @@ def _header_of(path: Path, number: int, frames: list[bytes]) -> dict[str, Any]:
         raise LogFormatError(path, f"a segment of format {form!r}")
     if first != number:
         raise LogFormatError(path, f"a segment that begins with record {first} by its header")
-    return header
+    return header, len(MAGIC) + length
+
+
+def _check_succession(path: Path, number: int, before: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+    """LogDamagedError if a segment does not belong behind one with another header."""
+    if header.get("incarnation") != before.get("incarnation"):
+        raise LogDamagedError(path, 0, number, "the segment is of another server than the one before it")
+    if header.get("epoch", 0) < before.get("epoch", 0):
+        raise LogDamagedError(path, 0, number, "the segment is older than the one before it")

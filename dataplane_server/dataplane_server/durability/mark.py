@@ -72,7 +72,9 @@ class Marks:
 
     def acknowledge(self, position: int) -> None:
         """The records before `position` of the newest segment may be acknowledged. OSError."""
-        self._put(position)
+        self._serial += 1
+        frame = frame_of(_NUMBERS.pack(self._serial, position) + self._rest)
+        self._arena.write_page(frame, _PLACES[self._serial % len(_PLACES)])
 
     def shorten(self, size: int, acknowledged: int) -> None:
         """The newest segment is about to be cut. OSError."""
@@ -85,12 +87,7 @@ class Marks:
 
     def _write(self, mark: Mark) -> None:
         self.newest, self._rest = mark, msgpack.packb(mark[:-1])
-        self._put(mark.acknowledged)
-
-    def _put(self, acknowledged: int) -> None:
-        self._serial += 1
-        frame = frame_of(_NUMBERS.pack(self._serial, acknowledged) + self._rest)
-        self._arena.write_page(frame, _PLACES[self._serial % len(_PLACES)])
+        self.acknowledge(mark.acknowledged)
 
 
 def compare(mark: Mark | None, reader: LogReader, folder: Path) -> None:

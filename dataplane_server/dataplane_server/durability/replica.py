@@ -55,20 +55,15 @@ class Replica:
         """Begin with the first of the checkpoints that can be used. from_first: else with the first record."""
         errors: list[Exception] = []
         for path in [*starts, None] if from_first else starts:
-            error = self._failure_to_begin_with(path)
-            if error is None:
+            try:
+                self._begin_with(path)
+            except (DamagedCheckpointError, LogDamagedError, LogFormatError, RecordMissingError) as error:  # noqa: PERF203  # few
+                errors.append(error)
+            else:
                 self.passed_over = tuple(map(str, errors))
                 self._check_build()
                 return
-            errors.append(error)
         raise errors[0]
-
-    def _failure_to_begin_with(self, checkpoint: Path | None) -> Exception | None:
-        try:
-            self._begin_with(checkpoint)
-        except (DamagedCheckpointError, LogDamagedError, LogFormatError, RecordMissingError) as error:
-            return error
-        return None
 
     def _begin_with(self, checkpoint: Path | None) -> None:
         self.restored = self.restored_by = ""

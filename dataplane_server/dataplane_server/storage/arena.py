@@ -200,8 +200,7 @@ class RunWriter:
 
 def cut(arena: Arena, runs: Runs, chunk_bytes: int) -> Iterator[list[memoryview]]:
     """The bytes of the runs in chunks of chunk_bytes (the last one shorter), each as its pieces."""
-    for chunk in in_chunks(runs, chunk_bytes):
-        yield pieces(arena, chunk)
+    return (pieces(arena, chunk) for chunk in in_chunks(runs, chunk_bytes))
 
 
 def in_chunks(runs: Runs, chunk_bytes: int) -> Iterator[Runs]:

@@ -17,7 +17,7 @@ from dataplane_server.core.calls.flow import DrawBand, FlowPolicy
 from dataplane_server.core.calls.policies import TaskPolicy, TaskPolicyOf
 from dataplane_server.core.calls.requests import Call, CommitClaim, PutSamples
 from dataplane_server.core.calls.values import Definition, Int64Array
-from dataplane_server.durability.call_codec import decode_call, encode_call
+from dataplane_server.durability.call_codec import decode_record, encode_batch, encode_call
 
 COLUMN = ColumnSpec("a", Shape("jagged", "uint8", (2,)), np.array([3, 1]))
 VALUES: list[tuple[Any, object]] = [
@@ -62,14 +62,14 @@ def test_every_call_comes_back_as_it_was(empty: bool) -> None:
         hints = typing.get_type_hints(kind)
         fields = [field for field in dataclasses.fields(kind) if not empty or field.default is dataclasses.MISSING]
         call = kind(**{field.name: value_of(hints[field.name]) for field in fields})
-        now, again = decode_call(encode_call(1.5, call))
+        ((now, again),) = decode_record(encode_call(1.5, call))
         assert (now, type(again), repr(again)) == (1.5, kind, repr(call))
         assert encode_call(1.5, again) == encode_call(1.5, call)
 
 
 def test_lists_and_strided_arrays_are_taken_as_well() -> None:
     call = PutSamples("r", "p", ["s0", "s1"], [COLUMN], [{"x": None}, {}], np.array([3, 9, -1])[::2])
-    _, again = decode_call(encode_call(0.0, call))
+    ((_, again),) = decode_record(encode_call(0.0, call))
     assert isinstance(again, PutSamples)
     assert (again.sample_ids, again.tags) == (("s0", "s1"), ({"x": None}, {}))
     assert again.sequence_lengths is not None
@@ -83,7 +83,6 @@ def test_lists_and_strided_arrays_are_taken_as_well() -> None:
 )
 def test_nothing_but_calls_can_be_decoded(values: object) -> None:
     data = msgpack.packb([0.0, *values] if isinstance(values, list) else values)
-    with pytest.raises(ValueError, match="call"):
-        decode_call(data)
-    with pytest.raises(ValueError, match="call"):
-        decode_call(data + b"\0")
+    for record in (data, data + b"\0", encode_batch([data])):
+        with pytest.raises(ValueError, match="call"):
+            decode_record(record)

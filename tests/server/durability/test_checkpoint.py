@@ -24,7 +24,7 @@ from dataplane_server.core.calls.requests import Call, ClaimSamples, FinishWrite
 from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.stats.digest import digest
-from dataplane_server.durability.call_codec import decode_call, encode_call
+from dataplane_server.durability.call_codec import decode_record, encode_call
 from dataplane_server.durability.checkpoint import (
     DamagedCheckpointError,
     checkpoints,
@@ -127,7 +127,7 @@ def tell(path: str, calls: str) -> None:
 
 
 def go_on(plane: DataPlane, calls: Iterable[bytes]) -> None:
-    for now, call in map(decode_call, calls):
+    for ((now, call),) in map(decode_record, calls):
         print(digest(said(plane, now, call), plane.take_effects()))  # noqa: T201
     print(plane.digest())  # noqa: T201
 

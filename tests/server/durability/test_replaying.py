@@ -18,7 +18,7 @@ from tests.server.durability.test_life import Played, raised
 
 from dataplane_server.core.calls.requests import OpenSession, RegisterPartition
 from dataplane_server.core.calls.values import Definition
-from dataplane_server.durability.call_codec import decode_call, encode_batch, encode_call
+from dataplane_server.durability.call_codec import decode_record, encode_batch, encode_call
 from dataplane_server.durability.checkpoint import build, checkpoints, load_checkpoint, write_checkpoint
 from dataplane_server.durability.checkpointer import remove_history
 from dataplane_server.durability.frames import MARK, frame_of
@@ -191,7 +191,7 @@ def change_log(folder: Path) -> None:
     """One more call with the first one after the first checkpoint, which later calls may need."""
     start, _ = checkpoints(folder)[-1]
     (payload,) = LogReader(folder, start).read(1)
-    other = encode_call(decode_call(payload)[0], RegisterPartition("", Definition("intruder", ("a",), ("t",))))
+    other = encode_call(decode_record(payload)[0][0], RegisterPartition("", Definition("intruder", ("a",), ("t",))))
     _, path = next(found for found in reversed(segments(folder)) if found[0] <= start)
     path.write_bytes(path.read_bytes().replace(frame_of(payload), frame_of(encode_batch([payload, other]))))
 

@@ -44,39 +44,28 @@ class Field:
         """The shape after a put of this column. held: see `Partition.held_shape`. Refusal FIELD_MISMATCH says what
         differs; its metadata "dtype" is the element type that would be right.
         """
-        if self.per_token and column.shape.kind == "object":
-            message = f"partition {partition_id!r}, field {self.name!r}: a per-token field cannot hold objects"
-            raise Refusal(Reason.FIELD_MISMATCH, message, partition_id=partition_id, field=self.name)
-        if self.per_token and column.shape.kind == "dense" and not column.shape.row_shape:
-            message = (
-                f"partition {partition_id!r}, field {self.name!r}: the put has one value a row, but the rows of a "
-                "per-token field have the shape (tokens, ...)"
+        shape, metadata = column.shape, {"partition_id": partition_id, "field": self.name}
+        if self.per_token and shape.kind == "object":
+            rule = "a per-token field cannot hold objects"
+        elif self.per_token and shape.kind == "dense" and not shape.row_shape:
+            rule = "the put has one value a row, but the rows of a per-token field have the shape (tokens, ...)"
+        elif column.per_token and not self.per_token:
+            rule = "the put takes it to be per-token, and it is not"
+        elif self.dtype not in ("", shape.element):
+            metadata["dtype"] = self.dtype
+            rule = f"the put has {shape}, but the field is declared {self.dtype}; convert the column before the put"
+        elif held is shape or held is None:
+            return shape
+        elif widened := held.widened(shape):
+            return widened
+        else:
+            metadata["dtype"] = held.element
+            rule = (
+                f"the put has {shape}, but the field holds {held} (in {self.rows} rows); convert or reshape the column "
+                "before the put"
             )
-            raise Refusal(Reason.FIELD_MISMATCH, message, partition_id=partition_id, field=self.name)
-        if column.per_token and not self.per_token:
-            message = (
-                f"partition {partition_id!r}, field {self.name!r}: the put takes it to be per-token, and it is not"
-            )
-            raise Refusal(Reason.FIELD_MISMATCH, message, partition_id=partition_id, field=self.name)
-        if self.dtype not in ("", column.shape.element):
-            message = (
-                f"partition {partition_id!r}, field {self.name!r}: the put has {column.shape}, but the field is "
-                f"declared {self.dtype}; convert the column before the put"
-            )
-            raise self._mismatch(message, partition_id, self.dtype)
-        if held is column.shape or held is None or held == column.shape:
-            return column.shape
-        widened = held.widened(column.shape)
-        if widened is None:
-            message = (
-                f"partition {partition_id!r}, field {self.name!r}: the put has {column.shape}, "
-                f"but the field holds {held} (in {self.rows} rows); convert or reshape the column before the put"
-            )
-            raise self._mismatch(message, partition_id, held.element)
-        return widened
-
-    def _mismatch(self, message: str, partition_id: str, dtype: str) -> Refusal:
-        return Refusal(Reason.FIELD_MISMATCH, message, partition_id=partition_id, field=self.name, dtype=dtype)
+        message = f"partition {partition_id!r}, field {self.name!r}: {rule}"
+        raise Refusal(Reason.FIELD_MISMATCH, message, **metadata)
 
     def holds(self, slots: Slots) -> BoolArray:
         """Which rows have produced the field."""

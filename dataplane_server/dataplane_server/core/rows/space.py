@@ -70,7 +70,7 @@ class Space(Releases):
     def allocate(self, size: int) -> int | None:
         """Allocate an aligned range of `size` > 0 bytes. Returns its offset; None if no free range is long enough."""
         start = self._find(size)
-        return None if start is None else self._take(start, size)
+        return None if start is None else self._take(start, [size])[0]
 
     def release(self, offset: int, size: int) -> None:
         """Free bytes that are in use, a whole allocation or any part of one."""
@@ -91,7 +91,7 @@ class Space(Releases):
         start = self._find(sum(map(align, totals)))
         if start is None:
             return self._allocate_one_by_one(row_bytes, offsets, totals) if sum(totals) <= self.free else None
-        bases = self._take_all(start, totals)
+        bases = self._take(start, totals)
         offsets += np.array(bases, np.int64)[:, None]
         return offsets, tuple(Run(base, total) for base, total in zip(bases, totals, strict=True) if total)
 
@@ -183,7 +183,7 @@ class Space(Releases):
             before = int(ends[placed - 1]) if placed else 0
             upto = int(np.searchsorted(ends, before + room, side="right"))
             piece = row_bytes[placed:upto]
-            base = self._take(start, int(piece.sum()))
+            (base,) = self._take(start, [int(piece.sum())])
             offsets[placed:upto] = base + np.cumsum(piece) - piece
             placed = upto
             if placed == len(row_bytes):
@@ -196,12 +196,10 @@ class Space(Releases):
         for ranges in reversed(self._bins):
             yield from sorted(((start, self._end_of[start]) for start in ranges), key=lambda r: align(r[0]) - r[1])
 
-    def _take(self, start: int, size: int) -> int:
-        """Take `size` bytes (0 is allowed) from the free range that begins at `start`, which must be long enough."""
-        return self._take_all(start, [size])[0]
-
-    def _take_all(self, start: int, sizes: list[int]) -> list[int]:
-        """Take consecutive aligned pieces from the free range that begins at `start`. Returns their offsets."""
+    def _take(self, start: int, sizes: list[int]) -> list[int]:
+        """Take consecutive aligned pieces (0 bytes are allowed) from the free range that begins at `start`, which must
+        be long enough. Returns their offsets.
+        """
         if not any(sizes):
             return [0] * len(sizes)
         end = self._remove(start)

@@ -131,22 +131,20 @@ class Sessions:
         return self._end(session_id, "closed", now)
 
     def expire(self, session: Session, now: float) -> None:
-        """End an open session before its time, since it holds nothing."""
+        """End an open session, at its deadline or, since it holds nothing, before."""
         self._end(session.session_id, "expired", now)
 
-    def _note_end(self, session: Session, how: str, now: float) -> None:
+    def _end(self, session_id: str, how: str, now: float) -> Session | None:
+        session = self._sessions.pop(session_id, None)
+        if session is None:
+            return None
+        self.ended[how] += 1
         self._gone[session.client_name] = now, how
         self._gone.move_to_end(session.client_name)
         if len(self._gone) > _REMEMBERED_NAMES:
             self._gone.popitem(last=False)
-
-    def _end(self, session_id: str, how: str, now: float) -> Session | None:
-        session = self._sessions.pop(session_id, None)
-        self.ended[how] += session is not None
-        if session is not None:
-            self._note_end(session, how, now)
-        if session is not None and len(self._due) > 2 * len(self._sessions):
-            self._due = [(session.deadline, session.session_id) for session in self._sessions.values()]
+        if len(self._due) > 2 * len(self._sessions):
+            self._due = [(each.deadline, each.session_id) for each in self._sessions.values()]
             heapq.heapify(self._due)
         return session
 
@@ -164,11 +162,10 @@ class Sessions:
             if found is None:
                 continue
             if found.deadline <= now:
-                gone.append(self._sessions.pop(session_id))
-                self._note_end(found, "expired", now)
+                gone.append(found)
+                self.expire(found, now)
             else:
                 heapq.heappush(self._due, (found.deadline, session_id))
-        self.ended["expired"] += len(gone)
         return sorted(gone, key=lambda session: session.deadline)
 
     @property
