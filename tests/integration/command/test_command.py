@@ -22,7 +22,7 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests import commands
-from tests.integration.command.conftest import Command, Start
+from tests.integration.command.conftest import COMMAND, Command, Start
 from tests.integration.conftest import Eventually
 
 from dataplane_client.client import connect
@@ -31,7 +31,6 @@ from dataplane_server.version import VERSION
 pytestmark = pytest.mark.xdist_group("command")  # so that one server does for all
 
 SERVICE = "rl_dataplane.v1.DataPlaneService"
-COMMAND = Path(sys.executable).parent / "dataplane-server"
 
 
 @pytest.fixture(scope="module")
@@ -44,16 +43,6 @@ def command(start_for_all: Start, socket: Path) -> Command:
     """One server for the tests of this module, on a Unix socket, TCP and HTTP."""
     listen = ("--listen", f"unix://{socket}", "--listen", "127.0.0.1:0")
     return start_for_all(*listen, "--http", "127.0.0.1:0", "--reflection")
-
-
-@pytest.fixture(scope="module")
-def addresses(command: Command) -> list[str]:
-    return command.addresses
-
-
-@pytest.fixture(scope="module")
-def http(command: Command) -> str:
-    return command.http
 
 
 def lines_until(terminal: Iterable[str], word: str) -> list[str]:
@@ -71,9 +60,10 @@ def fetch(url: str) -> HTTPResponse:
     return response
 
 
-def test_every_address_is_listed(addresses: list[str], socket: Path) -> None:
-    assert addresses[0] == f"unix://{socket}"
-    assert re.fullmatch(r"127\.0\.0\.1:[1-9]\d+", addresses[1])
+def test_every_address_is_listed(command: Command, socket: Path) -> None:
+    unix, tcp = command.addresses
+    assert unix == f"unix://{socket}"
+    assert re.fullmatch(r"127\.0\.0\.1:[1-9]\d+", tcp)
 
 
 def test_on_a_terminal_it_prints_plain_lines_and_a_snippet_that_runs_as_it_is(tmp_path: Path) -> None:
@@ -97,8 +87,8 @@ def test_on_a_terminal_it_prints_plain_lines_and_a_snippet_that_runs_as_it_is(tm
     assert log[2].startswith("info     stopped  drained_s=")
 
 
-def test_all_addresses_lead_to_one_server(addresses: list[str]) -> None:
-    with connect(addresses[0]) as one, connect(addresses[1]) as other:
+def test_all_addresses_lead_to_one_server(command: Command) -> None:
+    with connect(command.addresses[0]) as one, connect(command.addresses[1]) as other:
         one.register_partition("shared", ["x"], 0, ["train"])
         one.put_samples(["s"], "shared", {"x": torch.ones(1)})
         assert other.get_samples(["s"], "shared", ["x"])["x"].tolist() == [1.0]
@@ -113,10 +103,10 @@ def test_elsewhere_each_line_is_json(start_command: Start, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("transport", [0, 1], ids=["unix", "tcp"])
-def test_reflection_lists_and_describes_the_service(addresses: list[str], transport: int) -> None:
+def test_reflection_lists_and_describes_the_service(command: Command, transport: int) -> None:
     request = reflection_pb2.ServerReflectionRequest(list_services="")
     about = reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE)
-    with grpc.insecure_channel(addresses[transport]) as channel:
+    with grpc.insecure_channel(command.addresses[transport]) as channel:
         reflect: Any = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
         response = next(reflect(iter([request]), timeout=120))
         described = next(reflect(iter([about]), timeout=120)).file_descriptor_response
@@ -125,13 +115,13 @@ def test_reflection_lists_and_describes_the_service(addresses: list[str], transp
     assert b"PutSamples" in b"".join(described.file_descriptor_proto)
 
 
-def test_health_and_metrics_answer_and_other_paths_are_not_found(http: str) -> None:
-    with fetch(f"{http}/healthz") as response:
+def test_health_and_metrics_answer_and_other_paths_are_not_found(command: Command) -> None:
+    with fetch(f"{command.http}/healthz") as response:
         assert (response.status, response.read()) == (200, b"ok\n")
-    with fetch(f"{http}/metrics") as response:
+    with fetch(f"{command.http}/metrics") as response:
         assert response.headers["Content-Type"].startswith("text/plain")
     with pytest.raises(HTTPError) as caught:
-        fetch(f"{http}/secrets")
+        fetch(f"{command.http}/secrets")
     caught.value.close()
     assert caught.value.code == 404
 

@@ -16,7 +16,6 @@ from dataplane_client.client import connect
 ROWS = [f"row-{number}" for number in range(10)]
 VALUE = bytes(value_of("row-4"))
 WITHOUT_4 = ROWS[:4] + ROWS[5:]
-DURABILITY = ["process", pytest.param("disk", marks=pytest.mark.long)]
 Pick = Callable[[bytes], int]
 
 
@@ -50,7 +49,7 @@ def flip(folder: Path, kind: str, pick: Pick) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("durability", DURABILITY)
+@pytest.mark.parametrize("durability", ["process", pytest.param("disk", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("kind", "pick", "words", "left"),
     [
@@ -80,14 +79,3 @@ def test_damage_is_refused_in_words_and_accepted_for_its_price(
         assert served(lives) == left
         lives.kill()
         assert lives.begin() is None
-
-
-@pytest.mark.parametrize("durability", DURABILITY)
-def test_a_damaged_last_record_is_no_torn_one(start: Callable[[str], Lives], tmp_path: Path, durability: str) -> None:
-    lives = start(durability)
-    put_rows(lives)
-    flip(tmp_path / "data", "log-*", lambda data: len(data.rstrip(b"\0")) - 1)
-    for _ in range(2):
-        assert lives.begin() == 1
-        why = lives.events("start_failed")[-1]["why"]
-        assert re.search(r"log-0{20}: .* damaged at byte \d+: calls were acknowledged up to byte \d+", why)

@@ -132,46 +132,31 @@ def index(layouts: object = (), kinds: object = (), values: int = 0, *, root: in
     return [["text"], layouts, kinds, values, [int(values > 0), pieces], {"root": root}]
 
 
+REFUSED: dict[str, list[object]] = {
+    "another index": [[1]],
+    "a number of nothing": [index(root=5)],
+    "a class of another module": [index([["os.system"]], [5])],
+    "a class that the core does not have": [index([["calls.limits.Nothing"]], [5])],
+    "a method as an attribute": [index([["calls.limits.Limits", "validate"]], [5])],
+    "a special attribute": [index([["calls.limits.Limits", "__class__"]], [5])],
+    "a class whose objects are not made of attributes": [index([["calls.refusal.Reason"]], [5])],
+    "too few attributes": [index([["calls.limits.Limits", "max_rows"]], [5], pieces=1), [[0, []]]],
+    "an item that does not exist": [index(kinds=[2], pieces=1), [[2, [77]]]],
+    "too few nodes": [index(kinds=[2], pieces=1), []],
+    "a record that is none": [index(values=1, root=-1), [[1, "calls.limits.Limits", 0, []]]],
+    "an array of objects": [index(values=1, root=-1), [[3, "|O", [1], b"12345678"]]],
+    "an array that is too short": [index(values=1, root=-1), [[3, "<i8", [2], b"12345678"]]],
+    "an unknown member": [index(values=1, root=-1), [[6, "calls.refusal.Reason", "NOTHING"]]],
+    "an unknown type": [index(values=1, root=-1), [[7, "object"]]],
+    "an unknown kind of value": [index(kinds=[2], values=1, root=-1), [[8, 0, "append"]]],
+}
+"""Pieces that are not those of objects."""
+
+
 @pytest.mark.parametrize(
     "pieces",
-    [
-        [b"\xc1"],
-        [msgpack.packb([1])],
-        [msgpack.packb(index(root=5))],
-        [msgpack.packb(index([["os.system"]], [5]))],
-        [msgpack.packb(index([["calls.limits.Nothing"]], [5]))],
-        [msgpack.packb(index([["calls.limits.Limits", "validate"]], [5]))],
-        [msgpack.packb(index([["calls.limits.Limits", "__class__"]], [5]))],
-        [msgpack.packb(index([["calls.refusal.Reason"]], [5]))],
-        [msgpack.packb(index([["calls.limits.Limits", "max_rows"]], [5], pieces=1)), msgpack.packb([[0, []]])],
-        [msgpack.packb(index(kinds=[2], pieces=1)), msgpack.packb([[2, [77]]])],
-        [msgpack.packb(index(kinds=[2], pieces=1)), msgpack.packb([])],
-        [msgpack.packb(index(values=1, root=-1)), msgpack.packb([[1, "calls.limits.Limits", 0, []]])],
-        [msgpack.packb(index(values=1, root=-1)), msgpack.packb([[3, "|O", [1], b"12345678"]])],
-        [msgpack.packb(index(values=1, root=-1)), msgpack.packb([[3, "<i8", [2], b"12345678"]])],
-        [msgpack.packb(index(values=1, root=-1)), msgpack.packb([[6, "calls.refusal.Reason", "NOTHING"]])],
-        [msgpack.packb(index(values=1, root=-1)), msgpack.packb([[7, "object"]])],
-        [msgpack.packb(index(kinds=[2], values=1, root=-1)), msgpack.packb([[8, 0, "append"]])],
-    ],
-    ids=[
-        "no MessagePack",
-        "another index",
-        "a number of nothing",
-        "a class of another module",
-        "a class that the core does not have",
-        "a method as an attribute",
-        "a special attribute",
-        "a class whose objects are not made of attributes",
-        "too few attributes",
-        "an item that does not exist",
-        "too few nodes",
-        "a record that is none",
-        "an array of objects",
-        "an array that is too short",
-        "an unknown member",
-        "an unknown type",
-        "an unknown kind of value",
-    ],
+    [[b"\xc1"], *(list(map(msgpack.packb, pieces)) for pieces in REFUSED.values())],
+    ids=["no MessagePack", *REFUSED],
 )
 def test_data_that_were_not_encoded_are_refused(pieces: list[bytes]) -> None:
     with pytest.raises(ValueError, match=r"\S"):

@@ -47,6 +47,18 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MortalSer
         assert '"level": "error"' not in running.log
 
 
+def snapshot_of(life: Life, folder: Path) -> Path:
+    """A snapshot `s` of what there is, which is on stable storage."""
+    replica = Replica(life.folder)
+    replica.catch_up()
+    write_snapshot(folder, "s", "q", replica, life.folder / "arena")
+    return folder / "s"
+
+
+def prepared_from(snapshot: Path, life: Life) -> Prepared:
+    return prepare(Source(snapshot, "q2", life.arena.file_bytes), life.folder, LIMITS)
+
+
 def put(client: DataPlaneClient, first: int, count: int) -> None:
     """Rows whose values tell their ids."""
     ids = range(first, first + count)
@@ -172,10 +184,8 @@ def test_a_snapshot_that_cannot_be_taken_or_used_changes_nothing(server: MortalS
 
 def test_every_changed_entry_of_a_manifest_is_named_and_one_without_a_checksum_is_refused(tmp_path: Path) -> None:
     life = begin(tmp_path / "d")
-    replica = Replica(tmp_path / "d")
-    write_snapshot(tmp_path, "s", "q", replica, tmp_path / "d" / "arena")
+    path = snapshot_of(life, tmp_path) / "manifest.json"
     life.arena.close()
-    path = tmp_path / "s" / "manifest.json"
     whole = json.loads(path.read_text())
     assert verify_snapshot(tmp_path / "s").name == "s"
     other = {"name": "t", "request_id": "r", "at": 1.0, "limits": {}, "rows": {"p": 1}, "values_bytes": 1}
@@ -231,20 +241,12 @@ def spoil(place: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["a pipe", "a link", "a folder", "too large"])
 def test_a_file_of_a_snapshot_that_is_another_is_refused_unread(tmp_path: Path, how: str, name: str) -> None:
     life = begin(tmp_path / "d")
-    replica = Replica(tmp_path / "d")
-    replica.catch_up()
-    folder = tmp_path / "snapshots" / "s"
-    write_snapshot(folder.parent, "s", "q", replica, tmp_path / "d" / "arena")
+    folder = snapshot_of(life, tmp_path)
     before = sorted(path.name for path in (tmp_path / "d").iterdir())
     spoil(folder / name, how)
-    source = Source(folder, "q2", life.arena.file_bytes)
-    refuse: list[Callable[[], object]] = [
-        lambda: verify_snapshot(folder),
-        lambda: prepare(source, tmp_path / "d", LIMITS),
-    ]
-    for call in refuse:
+    for read in (verify_snapshot, lambda folder: prepared_from(folder, life)):
         with pytest.raises((SnapshotError, OSError)) as refused:
-            call()
+            read(folder)
         assert (str(folder / name) in str(refused.value), "bytes" in str(refused.value)) == (True, how == "too large")
     assert sorted(path.name for path in (tmp_path / "d").iterdir()) == before
     life.arena.close()
@@ -252,17 +254,14 @@ def test_a_file_of_a_snapshot_that_is_another_is_refused_unread(tmp_path: Path, 
 
 def test_a_state_that_no_server_with_these_limits_writes_is_refused_unread(tmp_path: Path) -> None:
     life = begin(tmp_path / "d")
-    replica = Replica(tmp_path / "d")
-    replica.catch_up()
-    folder = tmp_path / "snapshots" / "s"
-    write_snapshot(folder.parent, "s", "q", replica, tmp_path / "d" / "arena")
+    folder = snapshot_of(life, tmp_path)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["sizes"]["state"] = 1 << 40
     manifest["manifest"] = Manifest(**manifest).checksum
     (folder / "manifest.json").write_text(json.dumps(manifest))
     os.truncate(folder / "state", 1 << 40)
     with pytest.raises(SnapshotError, match=f"{folder}/state has {1 << 40} bytes, more than the "):
-        prepare(Source(folder, "q2", life.arena.file_bytes), tmp_path / "d", LIMITS)
+        prepared_from(folder, life)
     life.arena.close()
 
 
@@ -272,10 +271,7 @@ def test_a_state_that_no_server_with_these_limits_writes_is_refused_unread(tmp_p
 async def prepared_in(folder: Path, life: Life) -> Prepared:
     """A snapshot of what there is, to be restored."""
     await life.flush()
-    replica = Replica(life.folder)
-    replica.catch_up()
-    write_snapshot(folder / "snapshots", "s", "q", replica, life.folder / "arena")
-    return prepare(Source(folder / "snapshots" / "s", "q2", life.arena.file_bytes), life.folder, LIMITS)
+    return prepared_from(snapshot_of(life, folder / "snapshots"), life)
 
 
 async def call_on(life: Life, who: int) -> None:
@@ -418,9 +414,7 @@ async def test_a_restore_that_ends_anywhere_has_happened_or_has_not(
 ) -> None:
     life = begin(tmp_path / "d")
     life.plane.apply(RegisterPartition("r1", Definition("old", ("a",), ("t",))), life.now())
-    replica = Replica(tmp_path / "d")
-    replica.catch_up()
-    write_snapshot(tmp_path / "snapshots", "s", "q", replica, tmp_path / "d" / "arena")
+    snapshot = snapshot_of(life, tmp_path)
     life.plane.apply(RegisterPartition("r2", Definition("new", ("a",), ("t",))), life.now())
     steps = iter(range(100))
 
@@ -437,8 +431,7 @@ async def test_a_restore_that_ends_anywhere_has_happened_or_has_not(
     for module, name in ((os, "copy_file_range"), (os, "fsync"), (Path, "rename"), (Path, "replace"), (Path, "mkdir")):
         cut_before(module, name)
     try:
-        prepared = prepare(Source(tmp_path / "snapshots" / "s", "q2", life.arena.file_bytes), tmp_path / "d", LIMITS)
-        await life.leave_for(prepared)
+        await life.leave_for(prepared_from(snapshot, life))
         with pytest.raises(Refusal):
             life.plane.apply(RegisterPartition("r3", Definition("lost", ("a",), ("t",))), life.now())
     except _Cut:
@@ -462,10 +455,9 @@ async def test_a_replica_that_follows_goes_on_with_what_was_restored(tmp_path: P
     follower = Replica(tmp_path / "d")
     life.plane.apply(RegisterPartition("r1", Definition("old", ("a",), ("t",))), life.now())
     follower.catch_up()
-    write_snapshot(tmp_path / "snapshots", "s", "q", follower, tmp_path / "d" / "arena")
+    write_snapshot(tmp_path, "s", "q", follower, tmp_path / "d" / "arena")
     life.plane.apply(RegisterPartition("r2", Definition("lost", ("a",), ("t",))), life.now())
-    prepared = prepare(Source(tmp_path / "snapshots" / "s", "q2", life.arena.file_bytes), tmp_path / "d", LIMITS)
-    await life.leave_for(prepared)
+    await life.leave_for(prepared_from(tmp_path / "s", life))
     assert follower.advance()
     assert set(follower.plane.partitions) == {"old", "lost"}
     life.arena.close()
@@ -482,13 +474,10 @@ async def test_rows_after_a_restore_are_newer_than_all_before_it_although_the_cl
     ahead = 1 << 60
     life = begin(tmp_path / "d")
     life.plane.apply(REGISTER, life.now())
-    replica = Replica(tmp_path / "d")
-    replica.catch_up()
-    write_snapshot(tmp_path / "snapshots", "s", "q", replica, tmp_path / "d" / "arena")
+    snapshot = snapshot_of(life, tmp_path)
     life.plane.apply(Restored("c", ahead), life.now())  # as a restore when the clock was far ahead of now
     put_row(life.plane, "z", 8)
-    prepared = prepare(Source(tmp_path / "snapshots" / "s", "q2", life.arena.file_bytes), tmp_path / "d", LIMITS)
-    await life.leave_for(prepared)
+    await life.leave_for(prepared_from(snapshot, life))
     life.arena.close()
     after = begin(tmp_path / "d")
     put_row(after.plane, "z", 8)

@@ -17,6 +17,11 @@ from dataplane_server.durability.checksums import checksums_of
 from dataplane_server.durability.logged_plane import LoggedPlane
 
 SPEC = ColumnSpec("a", Shape("jagged", "uint8", ()), np.array([3, 2]))
+REGISTER = RegisterPartition("r", Definition("p", ("a",), ()))
+
+
+def put_of(size_bytes: int) -> StoreValues:
+    return StoreValues(PutSamples("1", "p", ("s0", "s1"), (SPEC,)), size_bytes)
 
 
 class Log:
@@ -31,14 +36,14 @@ def test_the_log_tells_of_values_that_are_in_place() -> None:
     log, memory = Log(), memoryview(bytearray(1 << 12))
     plane = LoggedPlane(Limits(memory_bytes=len(memory)))
     plane.log_to(log, pytest.fail, memory)  # type: ignore[arg-type]
-    plane.apply(RegisterPartition("r", Definition("p", ("a",), (), 0)), 0.0)
+    plane.apply(REGISTER, 0.0)
 
     def fill(runs: Sequence[Run]) -> None:
         assert len(log.records) == 1
         (run,) = runs
         memory[run.offset : run.offset + run.size_bytes] = b"abcde"
 
-    stored = plane.store(StoreValues(PutSamples("1", "p", ("s0", "s1"), (SPEC,)), 5), 1.0, fill)
+    stored = plane.store(put_of(5), 1.0, fill)
     assert isinstance(stored, Stored)
     ((_, call),) = decode_record(log.records[1])
     assert isinstance(call, StoreValues)
@@ -46,20 +51,13 @@ def test_the_log_tells_of_values_that_are_in_place() -> None:
     assert len(call.checksums) == 16
 
 
-def test_a_repeated_put_fills_nothing() -> None:
+def test_a_put_that_is_repeated_or_of_another_size_than_declared_fills_nothing() -> None:
     plane = LoggedPlane(Limits(memory_bytes=1 << 12))
-    plane.apply(RegisterPartition("r", Definition("p", ("a",), (), 0)), 0.0)
-    call = StoreValues(PutSamples("1", "p", ("s0", "s1"), (SPEC,)), 5)
+    plane.apply(REGISTER, 0.0)
     filled: list[Sequence[Run]] = []
-    first = plane.store(call, 1.0, filled.append)
+    assert not isinstance(plane.store(put_of(4), 1.0, filled.append), Stored)
+    assert (plane.totals().rows, filled) == (0, [])
+    first = plane.store(put_of(5), 2.0, filled.append)
     assert isinstance(first, Stored)
-    assert plane.store(call, 2.0, filled.append) == first.result
+    assert plane.store(put_of(5), 3.0, filled.append) == first.result
     assert filled == [first.runs]
-
-
-def test_values_of_another_size_than_declared_are_not_stored() -> None:
-    plane = LoggedPlane(Limits(memory_bytes=1 << 12))
-    plane.apply(RegisterPartition("r", Definition("p", ("a",), (), 0)), 0.0)
-    answer = plane.store(StoreValues(PutSamples("1", "p", ("s0", "s1"), (SPEC,)), 4), 1.0, pytest.fail)  # type: ignore[arg-type]
-    assert not isinstance(answer, Stored)
-    assert plane.totals().rows == 0
