@@ -29,6 +29,7 @@ from dataplane_server.core.calls.requests import (
     Advance,
     Call,
     Drain,
+    EndRead,
     GiveUpClaim,
     GiveUpWrite,
     MergeFreeRanges,
@@ -139,7 +140,7 @@ class Shell:
             yield
         except BaseException:
             self._waiters.forget(ticket)
-            self.apply(AbortWrite(ticket))
+            self.give_back(AbortWrite(ticket))
             raise
 
     async def answer(self, begun: T | Waiting, kind: type[T], wait_s: float) -> T:
@@ -153,8 +154,13 @@ class Shell:
         try:
             return await self._waiters.wait(begun.ticket, kind, wait_s, self._give_up_claim)
         except asyncio.CancelledError:
-            self.apply(AbandonClaim(begun.ticket))
+            self.give_back(AbandonClaim(begun.ticket))
             raise
+
+    def give_back(self, held: AbandonClaim | AbortWrite | EndRead) -> None:
+        """End what a caller holds or waits for. Once the log has ended there is nothing left to end."""
+        with _until_the_log_ends():
+            self.apply(held)
 
     def _give_up_write(self, ticket: int) -> Exception:
         return self.apply(GiveUpWrite(ticket))
@@ -190,5 +196,5 @@ class Shell:
 
 
 def _until_the_log_ends() -> contextlib.AbstractContextManager[None]:
-    """A block that applies a call without a caller. It is refused once the server goes on from a snapshot."""
+    """A block that applies a call that nobody waits for. It is refused once the server goes on from a snapshot."""
     return contextlib.suppress(Refusal)

@@ -8,14 +8,19 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.conftest import Eventually
 from tests.integration.wire.local_peer import HEAD, MIB, ROW_BYTES, Host, Peer, put, read
 
+from dataplane_client.client import connect
+from dataplane_server.config import ServerConfig
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.service.grpc.value_streams import MAX_STREAMS
 from dataplane_server.service.local.direct_endpoint import DirectEndpoint
+from dataplane_server.testing import ServerThread
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 
@@ -162,6 +167,22 @@ def test_a_put_that_is_under_way_when_the_server_drains_is_finished(direct: Dire
     assert peer.receive()[0] == pb.LOCAL_OUTCOME_UNSPECIFIED
     server._direct.draining = False
     assert direct.stored("s") == VALUES
+
+
+def test_a_server_ends_for_a_snapshot_though_a_client_holds_a_reservation(tmp_path: Path) -> None:
+    listen, limits = f"unix://{tmp_path}/dataplane.sock", Limits(memory_bytes=MIB, max_rows=10)
+    server = ServerThread(ServerConfig((listen,), direct="127.0.0.1:0", data_dir=tmp_path / "data", limits=limits))
+    with connect(listen, transport="grpc") as client:
+        client.register_partition("p", ["x"], 0, ["train"])
+        client.create_snapshot("a")
+        host = Host(server, f"{tmp_path}/dataplane.sock.local", client)
+        direct = Direct(host)
+        direct.reserve(10)
+        restore = plane_pb.RestoreSnapshotRequest(snapshot="a", request_id="r")
+        host.join().call(pb.LOCAL_METHOD_RESTORE_SNAPSHOT, restore)
+        server.stop()
+        direct.close()
+        host.close()
 
 
 # -- values that go ----------------------------------------------------------------------------------------------------

@@ -261,7 +261,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
             async for frame in self._values.frames(translate.rows.read_header(plan), plan.runs):
                 yield frame
         finally:
-            self._shell.apply(EndRead(plan.ticket))
+            self._shell.give_back(EndRead(plan.ticket))
         self._metrics.carried("ReadColumns", "grpc", plan.size_bytes)
 
     async def GetSample(self, request: pb.GetSampleRequest, context: object) -> pb.GetSampleResponse:

@@ -93,7 +93,7 @@ class DirectCalls(LocalCalls):
             return self._finish(reservation, shared.applied, once, value_digests)
 
     def _lend(self, plan: ReadPlan, handle: int, session: LocalSession) -> None:
-        end = partial(self._shell.apply, EndRead(plan.ticket))
+        end = partial(self._shell.give_back, EndRead(plan.ticket))
         cast("DirectSession", session).reading = Reading(plan.runs, self._values.pieces, end)
 
     def _located(self, runs: Sequence[Run]) -> pb.ArenaRuns:

@@ -65,6 +65,6 @@ class LocalSession(Handles[Lease | SharedReservation]):
 
     def _end(self, held: Lease | SharedReservation) -> None:
         if isinstance(held, Lease):
-            self._shell.apply(EndRead(held.ticket))
+            self._shell.give_back(EndRead(held.ticket))
         else:
-            self._shell.apply(AbortWrite(held.reservation.ticket))
+            self._shell.give_back(AbortWrite(held.reservation.ticket))
