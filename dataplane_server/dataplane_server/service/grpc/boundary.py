@@ -84,8 +84,7 @@ class Boundary(grpc.aio.ServerInterceptor):
                 await self._stable()
                 call.end()
                 return response
-            await self._stable()
-            return await _abort(context, call)
+            return await self._abort(context, call)
 
         return behaviour
 
@@ -104,7 +103,7 @@ class Boundary(grpc.aio.ServerInterceptor):
                         yield response
                 call.end()
                 return
-            await _abort(context, call)
+            await self._abort(context, call)
 
         return behaviour
 
@@ -121,9 +120,17 @@ class Boundary(grpc.aio.ServerInterceptor):
                 call.end()
                 await opened
                 return
-            await _abort(context, call)
+            await self._abort(context, call)
 
         return behaviour
+
+    async def _abort(self, context: Context, call: CallScope) -> None:
+        await self._stable()
+        left_s: float | None = context.time_remaining()  # None for no deadline, unlike the type stubs say
+        if context.cancelled() or (left_s is not None and left_s <= 0):
+            raise asyncio.CancelledError  # the caller has gone; gRPC would log that it cannot be told
+        details = ((DETAILS_KEY, call.status.SerializeToString()),)
+        await context.abort(_CODES[call.status.code], call.status.message, trailing_metadata=details)
 
     async def _stable(self) -> None:
         if (pending := self._unstable()) is not None:
@@ -163,11 +170,3 @@ def _certificate(context: Context) -> tuple[str, ...] | None:
     found = context.auth_context()
     names = found.get("x509_subject_alternative_name") or found.get("x509_common_name")
     return None if names is None else tuple(name.decode(errors="replace") for name in names)
-
-
-async def _abort(context: Context, call: CallScope) -> None:
-    left_s: float | None = context.time_remaining()  # None for no deadline, unlike the type stubs say
-    if context.cancelled() or (left_s is not None and left_s <= 0):
-        raise asyncio.CancelledError  # the caller has gone; gRPC would log that it cannot be told
-    details = ((DETAILS_KEY, call.status.SerializeToString()),)
-    await context.abort(_CODES[call.status.code], call.status.message, trailing_metadata=details)
