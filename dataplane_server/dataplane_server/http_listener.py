@@ -137,7 +137,11 @@ class HttpListener:
                 return error_answer(status_of(refusal))
             if not request.can_read_body:  # all of it is here, so its connection keeps its place
                 self._arriving.pop(request.protocol, None)
-            return await handler(request)
+            try:
+                return await handler(request)
+            except web.HTTPException as answer:  # such as 404
+                answer.force_close()
+                raise
 
         return front
 

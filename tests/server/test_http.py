@@ -60,6 +60,11 @@ async def test_other_calls_are_served_while_a_long_scrape_goes_on() -> None:
         assert healthy > 5
 
 
+async def test_a_connection_ends_with_its_answer_also_if_that_is_404() -> None:
+    async with serving(DataPlane(Limits()), 60.0) as (_, ask):
+        assert (await ask(b"GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n")).startswith(b"HTTP/1.1 404")
+
+
 @pytest.mark.long
 def test_a_partition_that_goes_while_it_is_scraped_is_there_with_all_of_its_series_or_not_at_all() -> None:
     plane = big_plane()
