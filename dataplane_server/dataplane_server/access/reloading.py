@@ -1,7 +1,7 @@
 """Files that are replaced while the server serves, as Kubernetes replaces those of a Secret.
 
-A file is looked at when it is needed, at most once a second. While a new one cannot be read or makes no sense, the last
-good one stays in force, and the log says so once.
+A file is looked at when it is needed, at most once a second. While a new one cannot be read or makes no sense, it is
+tried again at each look, the last good one stays in force, and the log says so once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from dataplane_server.observe.log import get_log
 _LOOK_S = 1.0
 
 T = TypeVar("T")
+Stamp = list[tuple[int, ...] | None]
+"""Of each file, what changes when it is replaced; None if it is not there."""
 
 
 class Reloaded(Generic[T]):
@@ -32,7 +34,7 @@ class Reloaded(Generic[T]):
         self._load = load
         self._named = named
         self._value = load()
-        self._seen = self._stamp()
+        self._seen = self._failed = self._stamp()
         self._looked = time.monotonic()
 
     def now(self) -> T:
@@ -40,20 +42,22 @@ class Reloaded(Generic[T]):
         if time.monotonic() - self._looked >= _LOOK_S:
             self._looked = time.monotonic()
             if (stamp := self._stamp()) != self._seen:
-                self._seen = stamp
-                self._reload()
+                self._reload(stamp)
         return self._value
 
-    def _reload(self) -> None:
+    def _reload(self, stamp: Stamp) -> None:
         names = [str(file) for file in self._files]
         try:
             self._value = self._load()
         except (OSError, ValueError) as error:
-            get_log().error("reload_failed", files=names, why=str(error))
+            if stamp != self._failed:
+                get_log().error("reload_failed", files=names, why=str(error))
+            self._failed = stamp
         else:
+            self._seen = stamp
             get_log().info("reloaded", files=names)
 
-    def _stamp(self) -> list[tuple[int, ...] | None]:
+    def _stamp(self) -> Stamp:
         return [_stamp_of(file) for file in (*self._files, *self._named(self._value))]
 
 

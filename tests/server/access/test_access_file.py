@@ -14,6 +14,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from dataplane_server.access import reloading
 from dataplane_server.access.access_file import AccessRules, key_files, load_access_file
 from dataplane_server.access.gate import Credentials, Gate
 from dataplane_server.access.reloading import Reloaded
@@ -141,6 +142,19 @@ def test_keys_are_read_again_when_their_file_changes(gate: Gate, tmp_path: Path)
     with pytest.raises(Refusal) as refused:
         gate.at_port(Credentials(PEER, token(exp=time.time() + 61)))
     assert refused.value.reason is Reason.UNAUTHENTICATED
+
+
+def test_a_file_that_cannot_be_read_is_tried_again_and_logged_once(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reloading, "_LOOK_S", 0.0)
+    file = write({"callers": []})
+    rules: Reloaded[AccessRules] = Reloaded([file], lambda: load_access_file(file), key_files)
+    write({"jwt": {"keys": "keys.json", "issuer": ISSUER, "audience": AUDIENCE}})
+    assert [rules.now().jwt for _ in range(3)] == [None] * 3
+    (tmp_path / "keys.json").write_text(key_set())
+    assert rules.now().jwt is not None
+    assert caplog.text.count("reload_failed") == 1
 
 
 @pytest.mark.parametrize(
