@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import socket
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -12,6 +15,8 @@ import pytest
 
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
+from dataplane_server.service import sidecar
+from dataplane_server.service.lives import next_life
 from dataplane_server.testing import ServerThread, running_server
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
@@ -98,6 +103,30 @@ def test_bad_settings_are_refused_before_anything_listens(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="can be reached from other hosts"):
         ServerThread(config(f"unix://{tmp_path}/a.sock", "0.0.0.0:0"))
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_what_is_wrong_with_an_access_file_is_told_before_a_life_begins_or_is_awaited(tmp_path: Path) -> None:
+    file = tmp_path / "access.json"
+    file.write_text("{")
+    good = ServerConfig(listen=("127.0.0.1:0",), data_dir=tmp_path / "data", limits=LIMITS)
+    for standby in (True, False):
+        with pytest.raises(OSError, match=f"access file {file}"):
+            await next_life(replace(good, access=file, standby=standby), threading.Event())
+    ServerThread(good).stop()
+
+
+def test_a_program_that_cannot_be_started_beside_the_server_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, again = threading.Event(), threading.Event()
+
+    async def fail(*command: str, **settings: object) -> None:
+        (again if first.is_set() else first).set()
+        raise BlockingIOError("no process for now")
+
+    monkeypatch.setattr(sidecar, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
+    server = ServerThread(ServerConfig(("127.0.0.1:0",), http_door="127.0.0.1:0", limits=LIMITS))
+    assert again.wait(60)
+    server.stop()
 
 
 def test_running_server_yields_an_address_and_ends_with_its_block(tmp_path: Path) -> None:

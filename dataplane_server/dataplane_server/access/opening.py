@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dataplane_server.access.access_file import key_files, load_access_file
+from dataplane_server.access.access_file import AccessRules, key_files, load_access_file
 from dataplane_server.access.gate import Gate
 from dataplane_server.access.peers import AllowedPeers
 from dataplane_server.access.reloading import Reloaded
@@ -23,14 +23,19 @@ def open_tls(config: ServerConfig) -> Tls | None:
         raise OSError(str(error)) from None
 
 
-def open_gate(config: ServerConfig, plane: DataPlane, repeats: Callable[[Any], bool]) -> Gate:
-    """repeats: see `Gate`. Raises OSError that names the file and what is wrong with it."""
-    file, rules = config.access, None
+def open_rules(config: ServerConfig) -> Reloaded[AccessRules] | None:
+    """Raises OSError that names the file and what is wrong with it."""
+    if config.access is None:
+        return None
     try:
-        if file is not None:
-            rules = Reloaded([file], partial(load_access_file, file), key_files)
+        return Reloaded([config.access], partial(load_access_file, config.access), key_files)
     except ValueError as error:
         raise OSError(str(error)) from None
+
+
+def open_gate(config: ServerConfig, plane: DataPlane, repeats: Callable[[Any], bool]) -> Gate:
+    """repeats: see `Gate`. Raises OSError as `open_rules`."""
+    rules = open_rules(config)
     users = None if config.insecure else AllowedPeers(config.allowed_users, config.allowed_groups)
     certificates = config.tls is not None and config.tls.client_ca is not None
     return Gate(rules, plane.partition_of, plane.owner_of, repeats, certificates=certificates, users=users)

@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+from dataplane_server.access.opening import open_rules, open_tls
 from dataplane_server.config import ServerConfig
 from dataplane_server.durability.life import DataDirDurability, Life, Terms, begin_life
 from dataplane_server.durability.standby import take_over
@@ -44,6 +45,8 @@ def life_now(config: ServerConfig) -> Life | None:
 
 
 def _terms(config: ServerConfig, folder: Path) -> Terms:
+    """Raises OSError that says what is wrong with the files of TLS and access, before a life begins or is awaited."""
+    open_tls(config), open_rules(config)
     kind: DataDirDurability = "disk" if config.durability == "disk" else "process"
     return Terms(folder, config.limits, config.share_memory, kind, _log_failed, config.accept_loss)
 

@@ -76,20 +76,25 @@ class Sidecar:
 
     async def _run(self) -> None:
         while True:
-            environment = {key: value for key, value in os.environ.items() if not key.startswith("DATAPLANE_")}
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.DEVNULL,
-                pass_fds=[self._listener.fileno()],
-                env=environment,
-            )
             try:
-                status = await process.wait()
-            finally:
-                await _ended(process)
+                status: int | str = await self._run_once()
+            except OSError as error:  # no memory or descriptor for a process, for now
+                status = str(error)
             get_log().error("sidecar_ended", name=self._name, status=status)
             await asyncio.sleep(_PAUSE_S)
+
+    async def _run_once(self) -> int:
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            pass_fds=[self._listener.fileno()],
+            env={key: value for key, value in os.environ.items() if not key.startswith("DATAPLANE_")},
+        )
+        try:
+            return await process.wait()
+        finally:
+            await _ended(process)
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:
