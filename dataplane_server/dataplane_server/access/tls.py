@@ -49,6 +49,10 @@ class Tls:
         pair = (files.key.read_bytes(), files.certificate.read_bytes())
         return context, grpc.ssl_server_certificate_configuration([pair], ca)
 
+    def _refuse_encrypted(self) -> str:
+        """Else OpenSSL would ask at the terminal for the pass phrase, and halt the server until somebody answers."""
+        raise ValueError(f"TLS: {self._files.key} is encrypted; it must be a key without a pass phrase")
+
     def _load_context(self) -> ssl.SSLContext:
         files = self._files
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -57,7 +61,7 @@ class Tls:
         for file in files.all:
             file.open("rb").close()  # an OSError that names the file
         try:
-            context.load_cert_chain(files.certificate, files.key)
+            context.load_cert_chain(files.certificate, files.key, self._refuse_encrypted)
         except ssl.SSLError as error:
             text = f"TLS: {files.certificate} and {files.key} are not a certificate and its key: {error}"
             raise ValueError(text) from None

@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives import serialization
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.client.cli.reading import run
 from tests.hostile.attacks.http2 import Http2Peer
@@ -101,6 +102,16 @@ def test_clients_and_commands_say_which_side_speaks_tls(secured: ServerThread, s
         connect(plain.addresses[0], credentials=Credentials(ca=str(pki.ca)), connect_timeout_s=5.0)
     code, text = run("status", "-s", plain.addresses[0], DATAPLANE_TLS_CA=str(pki.ca))
     assert (code, "the server does not speak TLS: unset DATAPLANE_TLS_CA" in text) == (1, True), text
+
+
+def test_a_key_with_a_pass_phrase_is_refused_and_not_asked_for(start: Start, pki: Pki) -> None:
+    tls = pki.issue("server", "127.0.0.1")
+    key = serialization.load_pem_private_key(tls.key.read_bytes(), None)
+    encryption = serialization.BestAvailableEncryption(b"pass phrase")
+    form = serialization.PrivateFormat.PKCS8
+    tls.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, encryption))
+    with pytest.raises(OSError, match=f"TLS: {tls.key} is encrypted"):
+        start(tls=tls)
 
 
 def test_a_client_refuses_a_server_that_another_ca_has_signed(secured: ServerThread, tmp_path: Path) -> None:
