@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from dataplane_server.access.opening import open_rules, open_tls
@@ -26,11 +27,11 @@ async def next_life(config: ServerConfig, stopping: threading.Event, arena: Aren
     if config.data_dir is None:
         return None
     terms = replace(_terms(config, config.data_dir), arena=arena)
-    waits = (lambda: get_log().info("standing_by", folder=str(terms.folder))) if config.standby else None
-    if waits is None:
-        life: Life | None = await asyncio.to_thread(begin_life, terms)
-    else:
+    if config.standby:
+        waits = partial(get_log().info, "standing_by", folder=str(terms.folder))
         life = await asyncio.to_thread(take_over, terms, stopping, waits)
+    else:
+        life = await asyncio.to_thread(begin_life, terms)
     if life is not None:
         _report(life)
     return life

@@ -230,7 +230,7 @@ class Server:
         for address in self.config.listen:
             self.addresses.append(bind(self._grpc, address, self.config.socket_mode, tls=credentials))
             if address.startswith("unix:"):
-                self._files.append(SocketFile.at(Path(unix_path(address))))
+                self._files.append(SocketFile(Path(unix_path(address))))
             else:
                 self.gate.grpc_listens(*host_and_port("listen", self.addresses[-1]))
 

@@ -82,10 +82,7 @@ class Shell:
         attempt.
         """
         try:
-            answer = self.plane.apply(call, self.now())
-            if isinstance(answer, Waiting):
-                self._waiters.expect(answer.ticket)
-            return answer
+            return self._expected(self.plane.apply(call, self.now()))
         finally:
             self._carry_out_effects()
 
@@ -94,12 +91,14 @@ class Shell:
     ) -> Stored | Reservation | Waiting | PutResult | CommitResult:
         """As `apply`, of a write whose values are at hand; see `DataPlane.store`."""
         try:
-            answer = self.plane.store(call, self.now(), fill)
-            if isinstance(answer, Waiting):
-                self._waiters.expect(answer.ticket)
-            return answer
+            return self._expected(self.plane.store(call, self.now(), fill))
         finally:
             self._carry_out_effects()
+
+    def _expected(self, answer: A) -> A:
+        if isinstance(answer, Waiting):
+            self._waiters.expect(answer.ticket)
+        return answer
 
     def unstable(self) -> Awaitable[None] | None:
         """What every answer waits for before it leaves, so that it tells of nothing that a crash could undo. None if
@@ -129,7 +128,8 @@ class Shell:
         began = time.monotonic()
         try:
             with self.aborted_on_error(begun.ticket):
-                return await self._waiters.wait(begun.ticket, Reservation, wait_s, self._give_up_write)
+                reservation: Reservation = await self._waiters.wait(begun.ticket, wait_s, self._give_up_write)
+                return reservation
         finally:
             self._metrics.put_waited(time.monotonic() - began)
 
@@ -143,7 +143,7 @@ class Shell:
             self.give_back(AbortWrite(ticket))
             raise
 
-    async def answer(self, begun: T | Waiting, kind: type[T], wait_s: float) -> T:
+    async def answer(self, begun: T | Waiting, wait_s: float) -> T:
         """The answer of a claim, a group or a draw, at once or within wait_s.
 
         A caller that disconnects while it waits may repeat the request (same request_id): it then waits again, or gets
@@ -152,7 +152,8 @@ class Shell:
         if not isinstance(begun, Waiting):
             return begun
         try:
-            return await self._waiters.wait(begun.ticket, kind, wait_s, self._give_up_claim)
+            answer: T = await self._waiters.wait(begun.ticket, wait_s, self._give_up_claim)
+            return answer
         except asyncio.CancelledError:
             self.give_back(AbandonClaim(begun.ticket))
             raise

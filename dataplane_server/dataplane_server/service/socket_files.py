@@ -11,29 +11,24 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 _TICK_S = 0.001
 _REMOVED_S = 1.0
 
 
-@dataclass(frozen=True)
 class SocketFile:
     """A file that this server has made. Make this when it has; raises OSError if it has not."""
 
-    path: Path
-    inode: tuple[int, int]
-
-    @classmethod
-    def at(cls, path: Path) -> SocketFile:
-        return cls(path, _inode(path))
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._inode = _inode(path)
 
     @property
     def is_there(self) -> bool:
         """Whether it is still the file at its path."""
         with contextlib.suppress(OSError):
-            return _inode(self.path) == self.inode
+            return _inode(self.path) == self._inode
         return False
 
     def remove(self) -> None:

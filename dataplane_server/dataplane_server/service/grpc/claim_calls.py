@@ -26,17 +26,16 @@ class ClaimCalls:
         self._metrics = metrics
 
     async def claim_samples(self, request: pb.ClaimSamplesRequest) -> pb.ClaimSamplesResponse:
-        began, call = time.monotonic(), translate.claims.claim(request)
-        grant = await self._shell.answer(self._shell.apply(call), Grant, seconds(request.wait_timeout))
-        response = translate.claims.grant(grant)
-        self._check_fits(response, grant, call)
-        self._metrics.claim_waited(time.monotonic() - began)
-        return response
+        return await self._claim(translate.claims.claim(request), seconds(request.wait_timeout))
 
     async def claim_shard(self, request: pb.ClaimShardRequest) -> pb.ClaimShardResponse:
-        began, call = time.monotonic(), translate.claims.shard(request)
-        grant = await self._shell.answer(self._shell.apply(call), Grant, seconds(request.wait_timeout))
-        response = pb.ClaimShardResponse(claim=translate.claims.grant(grant))
+        claim = await self._claim(translate.claims.shard(request), seconds(request.wait_timeout))
+        return pb.ClaimShardResponse(claim=claim)
+
+    async def _claim(self, call: ClaimSamples | ClaimShard, wait_s: float) -> pb.ClaimSamplesResponse:
+        began = time.monotonic()
+        grant: Grant = await self._shell.answer(self._shell.apply(call), wait_s)
+        response = translate.claims.grant(grant)
         self._check_fits(response, grant, call)
         self._metrics.claim_waited(time.monotonic() - began)
         return response

@@ -6,13 +6,13 @@ in `claim_calls` and `session_calls`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 
 from dataplane_server.access.gate import OPEN_GATE, Gate, current_caller
-from dataplane_server.core.calls.answers import CommitResult, Drawn, PutResult, Reservation, Reserved, Stored, Waiting
+from dataplane_server.core.calls.answers import CommitResult, PutResult, Reservation, Stored, Waiting
 from dataplane_server.core.calls.refusal import Reason, Refusal, superseded
 from dataplane_server.core.calls.requests import (
     AdoptClaim,
@@ -33,7 +33,7 @@ from dataplane_server.service.recent import Recent
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.snapshots import Snapshots
 from dataplane_server.service.translate.filters import rows_that_fit
-from dataplane_server.service.values import Begun, Values, begin_write
+from dataplane_server.service.values import Begun, Values, Write, begin_write
 from dataplane_server.version import VERSION
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
@@ -185,31 +185,30 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
         self, request_iterator: AsyncIterator[bytes], context: object
     ) -> pb.PutSamplesResponse:
         frames = FrameReader(request_iterator, pb.PutSamplesHeader, self._messages)
-        header = await frames.first()
-        self._gate.permit("PutSamples", header)
-        wait_s, digests = seconds(header.wait_timeout), header.digests
-        at_hand = frames.only_chunk() if header.one_frame else None
-        begun = begin_write(self._shell, self._values, translate.rows.put(header), at_hand, digests)
-        del header, at_hand  # which may be large, and the write may wait
-        result = await self._write(begun, wait_s, frames, digests, self._put_streams)
-        self._metrics.carried("PutSamples", "grpc", frames.received_bytes)
+        result = await self._write("PutSamples", frames, translate.rows.put, self._put_streams)
         return translate.rows.put_result(cast("PutResult", result))  # a write finishes as it began
 
     async def CommitClaim(  # type: ignore[override]  # likewise
         self, request_iterator: AsyncIterator[bytes], context: object
     ) -> pb.CommitClaimResponse:
         frames = FrameReader(request_iterator, pb.CommitClaimHeader, self._messages)
-        header = await frames.first()
-        self._gate.permit("CommitClaim", header)
-        wait_s, digests = seconds(header.wait_timeout), header.digests
-        at_hand = frames.only_chunk() if header.one_frame else None
-        begun = begin_write(self._shell, self._values, translate.rows.commit(header), at_hand, digests)
-        del header, at_hand
-        result = await self._write(begun, wait_s, frames, digests, self._commit_streams)
-        self._metrics.carried("CommitClaim", "grpc", frames.received_bytes)
+        result = await self._write("CommitClaim", frames, translate.rows.commit, self._commit_streams)
         return pb.CommitClaimResponse(consumed_rows=cast("CommitResult", result).consumed_rows)
 
     async def _write(
+        self, verb: str, frames: FrameReader[Header], call_of: Callable[[Header], Write], streams: ValueStreams
+    ) -> PutResult | CommitResult:
+        header = await frames.first()
+        self._gate.permit(verb, header)
+        wait_s, digests = seconds(header.wait_timeout), header.digests
+        at_hand = frames.only_chunk() if header.one_frame else None
+        begun = begin_write(self._shell, self._values, call_of(header), at_hand, digests)
+        del header, at_hand  # which may be large, and the write may wait
+        result = await self._complete(begun, wait_s, frames, digests, streams)
+        self._metrics.carried(verb, "grpc", frames.received_bytes)
+        return result
+
+    async def _complete(
         self,
         begun: Begun,
         wait_s: float,
@@ -312,13 +311,13 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
 
     async def DrawSamples(self, request: pb.DrawSamplesRequest, context: object) -> pb.DrawSamplesResponse:
         begun, wait_s = self._shell.apply(translate.claims.draw(request)), seconds(request.wait_timeout)
-        return translate.claims.drawn(await self._shell.answer(begun, Drawn, wait_s), request.partition_id)
+        return translate.claims.drawn(await self._shell.answer(begun, wait_s), request.partition_id)
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
     async def ReserveGroup(self, request: pb.ReserveGroupRequest, context: object) -> pb.ReserveGroupResponse:
         begun, wait_s = self._shell.apply(translate.claims.reserve(request)), seconds(request.wait_timeout)
-        return translate.claims.reserved(await self._shell.answer(begun, Reserved, wait_s))
+        return translate.claims.reserved(await self._shell.answer(begun, wait_s))
 
     async def FinishGroup(self, request: pb.FinishGroupRequest, context: object) -> pb.FinishGroupResponse:
         return pb.FinishGroupResponse(rows=self._shell.apply(translate.claims.finish_group(request)).rows)

@@ -78,14 +78,10 @@ class ValueStreams:
         return sum(one == caller for one in self._waiting.values())
 
     def _full(self, caller: str) -> Refusal:
-        most, carry, waiting = self._most, f"{self._held.total()} streams", len(self._waiting)
+        most, held, waiting, whose = self._most, self._held.total(), len(self._waiting), ""
         if self._most_of_one < most and self._held[caller] == self._most_of_one:
-            most, carry, waiting = (
-                self._most_of_one,
-                f"{self._most_of_one} streams of {caller}",
-                self._waiting_of(caller),
-            )
-        message = f"{carry} carry values already, and {waiting} wait: try again, with fewer at a time"
+            most, held, waiting, whose = self._most_of_one, self._most_of_one, self._waiting_of(caller), f" of {caller}"
+        message = f"{held} streams{whose} carry values already, and {waiting} wait: try again, with fewer at a time"
         return Refusal(Reason.LIMIT_REACHED, message, max_streams=most)
 
 

@@ -75,7 +75,7 @@ class FrameEndpoint(Generic[S]):
         self.buffers = LocalBuffers()
         self.messages = Messages(Limits() if shell is None else shell.plane.limits)
         self.draining = False
-        self.unstable: Callable[[], Awaitable[None] | None] = _stable if shell is None else shell.unstable
+        self.unstable: Callable[[], Awaitable[None] | None] = (lambda: None) if shell is None else shell.unstable
         self.turns = Turns() if shell is None else shell.turns
         self.traces = tracing is not None
         self._metrics = metrics
@@ -168,7 +168,3 @@ def refuse(peer: socket.socket, refusal: Refusal) -> None:
     body = status_of(refusal).SerializeToString()
     with peer, contextlib.suppress(OSError):
         peer.send(frame_of(pb.LOCAL_OUTCOME_ERROR, body))
-
-
-def _stable() -> None:
-    """Nothing to wait for."""

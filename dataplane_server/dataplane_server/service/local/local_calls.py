@@ -11,19 +11,13 @@ from typing import NamedTuple, cast
 
 from dataplane_server.core.calls.answers import CommitResult, PutResult, ReadPlan, Reservation, Stored, Waiting
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import (
-    CommitClaim,
-    EndRead,
-    FinishWrite,
-    PutSamples,
-    ShareReservation,
-)
+from dataplane_server.core.calls.requests import EndRead, FinishWrite, ShareReservation
 from dataplane_server.core.calls.values import Run, Runs
 from dataplane_server.observe.metrics import Metrics, Transport
 from dataplane_server.service import translate
 from dataplane_server.service.local.local_session import Applied, Lease, LocalSession, Result, SharedReservation
 from dataplane_server.service.shell import Shell
-from dataplane_server.service.values import MAX_INLINE_BYTES, Begun, Values, begin_write, write_to
+from dataplane_server.service.values import MAX_INLINE_BYTES, Begun, Values, Write, begin_write, write_to
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.records import seconds
@@ -57,24 +51,17 @@ class LocalCalls:
         self._waiting_bytes = 0
 
     def put(self, request: pb.LocalPutRequest, session: LocalSession) -> Answer:
-        begun = self._begin(translate.rows.put(request.header), request)
-        return self._go_on(begun, self._put_applied, request, session)
+        return self._write(translate.rows.put(request.header), self._put_applied, request, session)
 
     def commit(self, request: pb.LocalCommitRequest, session: LocalSession) -> Answer:
-        begun = self._begin(translate.rows.commit(request.header), request)
-        return self._go_on(begun, self._commit_applied, request, session)
+        return self._write(translate.rows.commit(request.header), self._commit_applied, request, session)
 
-    def _begin(self, write: PutSamples | CommitClaim, request: WriteRequest) -> Begun:
+    def _write(self, write: Write, applied: Applied, request: WriteRequest, session: LocalSession) -> Answer:
         at_hand = request.values if request.HasField("values") else None
-        return begin_write(self._shell, self._values, write, at_hand, request.header.digests)
+        begun = begin_write(self._shell, self._values, write, at_hand, request.header.digests)
+        return self._go_on(begun, applied, request, session)
 
-    def _go_on(
-        self,
-        begun: Begun,
-        applied: Applied,
-        request: WriteRequest,
-        session: LocalSession,
-    ) -> Answer:
+    def _go_on(self, begun: Begun, applied: Applied, request: WriteRequest, session: LocalSession) -> Answer:
         """Complete a write that has begun, or give its reservation to the client: at once, or when space is free."""
         if isinstance(begun, Stored):
             return applied(begun.result, len(request.values))
@@ -87,12 +74,7 @@ class LocalCalls:
         return applied(begun, 0)
 
     async def _use_later(
-        self,
-        waiting: Waiting,
-        wait_s: float,
-        applied: Applied,
-        sent: Sent,
-        session: LocalSession,
+        self, waiting: Waiting, wait_s: float, applied: Applied, sent: Sent, session: LocalSession
     ) -> pb.LocalWriteResponse:
         """Use the reservation when there is one. Until then only the values of the request are kept."""
         size_bytes = len(sent.values or b"")
@@ -140,8 +122,8 @@ class LocalCalls:
         write_to(self._values, values, reservation.runs)
 
     def finish_write(self, request: pb.FinishWriteRequest, session: LocalSession) -> Answer:
-        digests = self._values.digests(session.reservation(request.handle).reservation)
         shared = session.take_reservation(request.handle)
+        digests = self._values.digests(shared.reservation)
         if isinstance(digests, bytes):
             return self._finish(shared.reservation, shared.applied, digests, request.digests)
         return self._finish_later(shared, digests, request.digests)

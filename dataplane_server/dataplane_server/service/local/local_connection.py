@@ -112,7 +112,7 @@ class LocalConnection(asyncio.Protocol):
         if head is not None and self._received and not self._unsent:
             self._scheduled = True
             transport.pause_reading()
-            asyncio.get_running_loop().call_soon(self._serve_scheduled)
+            asyncio.get_running_loop().call_soon(self._serve_in_turn)
         elif not self._unsent:
             transport.resume_reading()
         self._note_held()
@@ -128,10 +128,6 @@ class LocalConnection(asyncio.Protocol):
         """Whether its first request was taken."""
         return self.session is not None
 
-    def _serve_scheduled(self) -> None:
-        self._scheduled = False
-        self._serve_next()
-
     def _turn(self, number: int) -> Turn:
         """When to serve the next request."""
         if self.session is None:
@@ -141,7 +137,7 @@ class LocalConnection(asyncio.Protocol):
         method = self._endpoint.methods.get(number & ~TRACED, UNKNOWN_METHOD)
         return self._endpoint.turns.enter(self._serve_in_turn, urgent=method.is_urgent)
 
-    def _serve_in_turn(self, turn: Turn) -> None:
+    def _serve_in_turn(self, turn: Turn | None = None) -> None:
         self._scheduled = False
         self._serve_next(turn)
 

@@ -94,7 +94,7 @@ class LocalEndpoint(FrameEndpoint[Handles[Any]]):
             file.unlink()
         with files_of_mode(mode):
             self._listen(str(file), self._peers)
-        self._files.append(SocketFile.at(file))
+        self._files.append(SocketFile(file))
 
     def _listen(self, address: str, allowed: AllowedPeers) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

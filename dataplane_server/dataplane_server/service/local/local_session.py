@@ -50,16 +50,11 @@ class LocalSession(Handles[Lease | SharedReservation]):
     def writes(self) -> int:
         return sum(isinstance(held, SharedReservation) for held in self._held.values())
 
-    def reservation(self, handle: int) -> SharedReservation:
-        """The reservation that a handle holds."""
+    def take_reservation(self, handle: int) -> SharedReservation:
+        """Remove and return the reservation that the caller finishes."""
         held = self._held.get(handle)
         if not isinstance(held, SharedReservation):
             raise Refusal(Reason.INVALID_REQUEST, f"handle {handle} holds no reservation", handle=handle)
-        return held
-
-    def take_reservation(self, handle: int) -> SharedReservation:
-        """Remove and return the reservation that the caller finishes."""
-        held = self.reservation(handle)
         del self._held[handle]
         return held
 
