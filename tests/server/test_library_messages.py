@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dataplane_server.observe.log import FewOfLibraries, JsonLines
+from dataplane_server.observe.log import FewOfLibraries, JsonLines, PlainLines, event_line
 
 Log = Callable[[str, float], None]
 
@@ -51,3 +51,10 @@ def test_events_of_the_server_are_all_written_whole(log: Log, stream: io.StringI
     for number in range(100):
         log("dataplane_server", 1000.0 + number / 10)
     assert [len(json.loads(line)["event"]) for line in stream.getvalue().splitlines()] == [100_000] * 100
+
+
+def test_a_plain_line_of_a_terminal_is_one_line_without_control_characters() -> None:
+    event = {"event": "session_expired", "client": "ä\n12:00:00  info\x1b[2J\x9b", "exception": "Traceback:\n  in f"}
+    record = logging.LogRecord("dataplane_server", logging.INFO, "", 0, event_line(event, "info", 0.0), None, None)
+    line = r"00:00:00  info     session_expired  client=ä\n12:00:00  info\x1b[2J\x9b"
+    assert PlainLines().format(record) == f"{line}\nTraceback:\n  in f"

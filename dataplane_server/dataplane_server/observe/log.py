@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 import traceback
@@ -19,6 +20,7 @@ _NAME = "dataplane_server"
 _LIBRARY_MESSAGES = 60
 _LIBRARY_EVERY_S = 60.0
 _LIBRARY_CHARACTERS = 2000
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class EventLog:
@@ -98,14 +100,17 @@ class JsonLines(logging.Formatter):
 
 
 class PlainLines(JsonLines):
-    """The same, for readers: time (UTC), level, event, other fields; then the stack of an exception."""
+    """The same, for readers: time (UTC), level, event, other fields; then the stack of an exception. Control characters
+    are escaped: callers choose some of the names.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         fields = json.loads(super().format(record))
         stack = fields.pop("exception", None)
         words = [fields.pop("at")[11:19], f"{fields.pop('level'):7}", fields.pop("event")]
         words += [f"{name}={value}" for name, value in fields.items()]
-        return "  ".join(words) + ("" if stack is None else f"\n{stack}")
+        lines = ["  ".join(words), *([] if stack is None else stack.split("\n"))]
+        return "\n".join(_CONTROL.sub(lambda found: repr(found[0])[1:-1], line) for line in lines)
 
 
 def event_line(event: Mapping[str, object], level: str, at_s: float) -> str:

@@ -40,6 +40,8 @@ _MOST_LISTED_BYTES = 1 << 13
 """Of an object that lists show."""
 _DTYPES = {dtype.name: dtype.newbyteorder("<") for dtype in map(np.dtype, "?BHIQbhiqefd")}
 _CALLER = "the page"
+_MOST_EXACT = 1 << 53
+"""The largest number up to which JavaScript has all integers."""
 
 
 class Samples:
@@ -249,8 +251,14 @@ def _numbers(data: bytes, dtype: str) -> list[object]:
     else:
         found = np.frombuffer(data, _DTYPES[dtype])
     if found.dtype.kind != "f":
-        return [*map(int, found.tolist())]
-    return [float(f"{number:.5g}") if math.isfinite(number) else str(number) for number in found.tolist()]
+        return [_whole(int(number)) for number in found.tolist()]
+    texts = [f"{number:.5g}" for number in found.tolist()]
+    return [number if math.isfinite(number := float(text)) else text for text in texts]
+
+
+def _whole(number: int) -> int | str:
+    """A number, or its digits if JavaScript would change them."""
+    return number if abs(number) <= _MOST_EXACT else str(number)
 
 
 def _object(data: bytes) -> str:
@@ -263,7 +271,7 @@ def _object(data: bytes) -> str:
 
 
 def _plain(tags: Any) -> dict[str, object]:
-    return {str(key): value if isinstance(value, (str, int, bool)) else str(value) for key, value in tags.items()}
+    return {name: _whole(value) if isinstance(value, int) else str(value) for name, value in tags.items()}
 
 
 def _check(caller: Caller, verb: str, partition_id: str) -> None:

@@ -185,6 +185,7 @@ def _node(node: pb.Node) -> dict[str, object]:
         "number": node.number,
         "host": node.host,
         "up": node.up,
+        "ended": node.ended,
         "used": node.memory_used_bytes,
         "clients": node.clients,
     }

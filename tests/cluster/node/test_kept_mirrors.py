@@ -126,6 +126,14 @@ async def test_a_mirror_that_was_removed_follows_and_fills_no_more(mirrors: Kept
     assert mirrors.arena_of(3) is None
 
 
+async def test_a_mirror_that_is_removed_while_it_is_made_leaves_nothing(mirrors: KeptMirrors, tmp_path: Path) -> None:
+    making = asyncio.create_task(mirrors.make("late", 4, SIZE))
+    await asyncio.sleep(0)
+    mirrors.drop("late")
+    await making
+    assert (mirrors.names, names_in(tmp_path)) == (("m",), ["mirror-3-m"])
+
+
 async def test_the_next_life_of_the_actor_has_the_mirrors(mirrors: KeptMirrors, source: Source, tmp_path: Path) -> None:
     await mirrors.follow("m", PLACE, source.write(16, b"one"))
     mirrors.close()

@@ -8,8 +8,9 @@ import http.client
 import json
 import re
 from collections.abc import Callable, Iterator
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlencode
 
 import numpy as np
@@ -20,6 +21,9 @@ from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.options import Credentials
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.state.partition import REASONS
+from dataplane_server.core.tasks.task_states import TASK_STATES
+from dataplane_server.observe.metrics import Transport
 from dataplane_server.page.page import MAX_VIEWERS
 from dataplane_server.testing import ServerThread
 
@@ -133,6 +137,15 @@ def test_the_page_and_its_files_come_from_the_server_alone(server: ServerThread)
     assert Asked(server, "/page/page.py").status == 404
 
 
+@pytest.mark.parametrize(
+    ("table", "told"), [("NOW", TASK_STATES), ("REMOVED", REASONS), ("TRANSPORT", get_args(Transport))]
+)
+def test_the_page_has_words_for_all_that_the_server_tells(table: str, told: tuple[str, ...]) -> None:
+    views = files("dataplane_server.page").joinpath("assets/views.js").read_text()
+    (words,) = re.findall(rf"^const {table} = {{(.*)}};$", views, re.MULTILINE)
+    assert set(re.findall(r" (\w+):", words)) == set(told)
+
+
 # -- the stream --------------------------------------------------------------------------------------------------------
 
 
@@ -217,6 +230,19 @@ def test_rows_are_listed_with_states_numbers_text_and_their_group(server: Server
         gone = Asked(server, "/page/samples", partition="train", group="g9").json()
         assert (gone["group"], gone["rows"]) == (None, [])
         assert (told["group"]["reserved"], [row["values"]["reward"] for row in told["rows"]]) == (False, [0.5, 0.25])
+
+
+def test_numbers_that_json_or_javascript_cannot_hold_are_text(server: ServerThread) -> None:
+    with connect(server.addresses[0]) as client:
+        client.register_partition("train", ["least", "seed"], 0, ["policy"])
+        least = torch.full((1,), torch.finfo(torch.float64).min, dtype=torch.float64)
+        client.put_samples(
+            ["a"], "train", {"least": least, "seed": torch.tensor([2**53 + 1])}, [{"hash": -(2**53) - 1}]
+        )
+    text = Asked(server, "/page/sample", id="a").text()
+    told = json.loads(text, parse_constant=pytest.fail)
+    assert [one["value"] for one in told["values"]] == [["-1.7977e+308"], [str(2**53 + 1)]]
+    assert told["row"]["tags"] == {"hash": str(-(2**53) - 1)}
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ class KeptMirrors:
         self._folder = folder
         self._lines = lines
         self._kept: dict[str, _KeptMirror] = {}
+        self._making: set[str] = set()
         for path in folder.glob(f"{_PREFIX}*"):
             self._take(path)
 
@@ -61,8 +62,14 @@ class KeptMirrors:
 
     async def make(self, name: str, node: int, size_bytes: int) -> None:
         """A mirror without bytes. Takes about a second for 10 GiB. OSError if there is no space."""
-        arena = await asyncio.to_thread(Arena, size_bytes, file=self._path(name, node))
-        self._kept[name] = _KeptMirror(node, arena)
+        self._making.add(name)
+        try:
+            arena = await asyncio.to_thread(Arena, size_bytes, file=self._path(name, node))
+            self._kept[name] = _KeptMirror(node, arena)
+            if name not in self._making:
+                self.drop(name)
+        finally:
+            self._making.discard(name)
 
     async def fill(self, name: str, source: BytePlace, end: int) -> Mirrored:
         """Fetch all bytes of a node up to an offset."""
@@ -98,7 +105,8 @@ class KeptMirrors:
         return Mirrored.DONE
 
     def drop(self, name: str) -> None:
-        """Remove a mirror, if there is one of this name. Reads of it that are under way go on."""
+        """Remove a mirror, if there is one of this name, or is to be. Reads of it that are under way go on."""
+        self._making.discard(name)
         kept = self._kept.pop(name, None)
         if kept is not None:
             self._path(name, kept.node).unlink(missing_ok=True)

@@ -4,7 +4,8 @@ import { age, bar, bytes, count, h, rate, show, spark, time } from "./dom.js";
 import { history, latencies, now, recent, state } from "./model.js";
 
 const STATES = [["claimed", "claimed"], ["untaken", "untaken"], ["delayed", "delayed"], ["dead", "dead letters"], ["consumed", "consumed"]];
-const REMOVED = { consumed: "consumed by all", cleared: "cleared", stale: "too stale", filtered: "filtered out", evicted: "evicted for new rows", retired: "retired with their version", rolled_back: "rolled back", lost: "lost with a node" };
+const REMOVED = { consumed: "consumed by all", cleared: "cleared", stale: "too stale", filtered: "filtered out", evicted: "evicted for new rows", retired: "retired with their version", rolled_back: "rolled back", lost: "lost with a node", failed: "failed, or late for their group" };
+const TRANSPORT = { shm: "shared memory", grpc: "gRPC", direct: "the direct port" };
 const NOW = { serving: ["serving", "ok"], waiting: ["waits", "warn"], waiting_for_consumers: ["waits for consumers", "warn"], idle: ["idle", ""] };
 const MOST_WAITS = 8; // that are open at first
 const USUAL_WAIT_S = 2; // consumers of a healthy flow wait for moments
@@ -50,7 +51,7 @@ function figures() {
     figure("Rows consumed", rate(recent("out")), "/s", spark(history("out"), "Rows consumed a second, last ten minutes"), `${count(claims)} open claims, ${count(sessions)} sessions`),
     figure("Values", bytes(recent("written") + recent("read")), "/s", spark(history("written").map((value, place) => value + (history("read")[place] ?? 0)), "Bytes of values a second, last ten minutes"), `${bytes(recent("written"))} put, ${bytes(recent("read"))} read`),
     figure("Waiting calls", count(sum(waiting)), "", spark(history("waiting"), "Waiting calls, last ten minutes"), `claims ${byClaims} · memory ${byPuts} · room ${byRoom}`),
-    figure("Slowest calls", slowest ? time(slowest[4]) : "–", "p99", null, slowest ? `${slowest[0]} over ${slowest[1] === "shm" ? "shared memory" : "gRPC"}` : "none has ended in the last minute"),
+    figure("Slowest calls", slowest ? time(slowest[4]) : "–", "p99", null, slowest ? `${slowest[0]} over ${TRANSPORT[slowest[1]]}` : "none has ended in the last minute"),
     figure("Memory", `${Math.round((100 * used) / budget)} %`, `of ${bytes(budget)}`,
       bar([["claimed", used - held, "bytes of rows"], ["delayed", held, "bytes held by clients"]], budget, "Memory"), `${bytes(used)} used, ${bytes(held)} held by clients`));
 }
@@ -198,8 +199,6 @@ function people(rows, everywhere) {
 
 // -- more -------------------------------------------------------------------------------------------------------------
 
-const TRANSPORT = { shm: "shared memory", grpc: "gRPC" };
-
 function more() {
   const { claims, sessions, memory } = state.holders ?? { claims: [], sessions: [], memory: [] };
   const panel = (title, note, content, kind = "") => h("section", { class: `panel ${kind}`, "data-key": title, "aria-label": title }, head(title, note), h("div", { class: "scroll" }, content));
@@ -216,5 +215,5 @@ function more() {
     panel("What went otherwise", "dead letters, ended sessions, drops", table("Events", [["What", ""], ["Rows", "num"], ["Partition, task", ""], ["Ago", "num"]],
       state.events.map(([what, partition, task, who, reason, at, rows]) => [h("span", {}, badge(what.replaceAll("_", " "), what === "dead_letter" || what === "expired" ? "bad" : ""), " ", h("span", { class: "quiet" }, [who, reason].filter(Boolean).join(": "))), rows ? count(rows) : "all", [partition, task].filter(Boolean).join(" › "), ago(at)]), "Nothing: no dead letter, no expired session, no row dropped."), "double"),
     state.server.nodes.length > 0 && panel("Nodes", null, table("Nodes", [["Node", ""], ["Host", ""], ["Clients", "num"], ["Memory", "num"]],
-      state.server.nodes.map((one) => [h("span", {}, `${one.number} `, badge(one.up ? "up" : "away", one.up ? "ok" : "bad")), one.host, count(one.clients), bytes(one.used)]), "")));
+      state.server.nodes.map((one) => [h("span", {}, `${one.number} `, badge(...(one.ended ? ["gone, in its mirrors", "warn"] : one.up ? ["up", "ok"] : ["away", "bad"]))), one.host, count(one.clients), bytes(one.used)]), "")));
 }
