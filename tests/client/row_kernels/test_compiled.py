@@ -1,12 +1,15 @@
 """The compiled kernel is what runs where a compiler is, in forked processes and where no thread can be started too."""
 
+import ctypes
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from dataplane_client._values import row_kernels
 from dataplane_client._values.row_kernels import default_threads, kernel_name
 
 # Both stories are told by processes of their own: a fork wants one without threads, a limit one without cached stacks.
@@ -43,7 +46,19 @@ assert memoryview(copy.target) == memoryview(source)
 """
 
 
-@pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler")
+COMPILER = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), "")
+with_compiler = pytest.mark.skipif(not COMPILER, reason="no C compiler")
+
+
+@with_compiler
+def test_the_kernel_can_be_loaded_where_the_processor_has_no_sse2(tmp_path: Path) -> None:
+    source, library = Path(row_kernels.__file__).with_name("row_kernels.c"), tmp_path / "kernels.so"
+    flags = ["-fPIC", "-shared", "-pthread", "-std=c11", "-U__SSE2__"]
+    subprocess.run([COMPILER, *flags, "-o", library, source], check=True, capture_output=True)
+    assert ctypes.CDLL(str(library)).row_kernels_version()
+
+
+@with_compiler
 def test_where_a_compiler_is_the_kernel_is_compiled() -> None:
     assert kernel_name == "c", "install the package again: the row kernels are missing or of another version"
 

@@ -76,14 +76,15 @@ static void repeat(uint8_t *target, int64_t size, const uint8_t *pattern)
     memcpy(target, pattern, (size_t)size);
 }
 
-#ifdef __SSE2__
-/* The same two, past the caches; the caller fences. */
+/* Bytes before the first place that is aligned. */
 static int64_t unaligned(const uint8_t *target, int64_t size)
 {
     int64_t head = -(intptr_t)target & (PATTERN - 1);
     return head < size ? head : size;
 }
 
+#ifdef __SSE2__
+/* The same two, past the caches; the caller fences. */
 static void stream_move(uint8_t *target, const uint8_t *source, int64_t size)
 {
     int64_t head = unaligned(target, size);
