@@ -87,6 +87,11 @@ def test_an_array_of_foreign_byte_order_comes_back_in_the_order_of_the_wire() ->
     assert (got.tolist(), got.dtype) == ([0, 1, 2], np.dtype("<i4"))
 
 
+def test_an_array_of_texts_of_more_than_ten_million_bytes_comes_back() -> None:
+    (got,) = round_trip({"o": stack([np.array([b"x" * 10_000_000])])}, 1).get("o").tolist()
+    assert (got.dtype, len(got[0])) == (np.dtype("S10000000"), 10_000_000)
+
+
 def nested_lists(depth: int) -> list[object]:
     value: list[object] = []
     for _ in range(depth):

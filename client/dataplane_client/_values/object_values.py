@@ -310,7 +310,7 @@ def _parts(items: list[object]) -> tuple[str, bytes, tuple[int, ...]]:
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:
-    if name[:1] in ("U", "S") and name[1:].isdecimal() and name.isascii() and 0 < len(name) < 9:
+    if name[:1] in ("U", "S") and name[1:].isdecimal() and name.isascii() and len(name) <= len("S2147483647"):
         return np.dtype(f"<{name}")
     if name not in _NUMBERS:
         raise ValueError(f"an array of the unknown element type {name!r}")
