@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -176,6 +177,13 @@ def test_concatenative_closes_a_bin_that_holds_the_most_sequences_allowed() -> N
 @pytest.mark.parametrize("algorithm", [a for a in PackingAlgorithm if a is not MFFD])
 def test_an_empty_sequence_takes_no_room(algorithm: PackingAlgorithm) -> None:
     assert sorted(get_packer(algorithm, 5).pack([0, 5, 0])[0]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("algorithm", list(PackingAlgorithm))
+def test_lengths_in_an_array_of_small_integers_do_not_overflow(algorithm: PackingAlgorithm) -> None:
+    lengths = [200, 100, 50, 150]
+    for b in get_packer(algorithm, 250).pack(np.array(lengths, np.uint8)):  # type: ignore[arg-type]
+        assert load(b, lengths) <= 250
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -38,7 +39,7 @@ class SequencePacker(ABC):
         No sequences give no bins, whatever min_bin_count says. Raises ValueError for a length that no bin can hold, and
         when there are fewer sequences than the bins asked for.
         """
-        lengths = list(sequence_lengths)
+        lengths = list(map(operator.index, sequence_lengths))  # those of NumPy would overflow
         if not lengths:
             return []
         self._check_lengths(lengths)
