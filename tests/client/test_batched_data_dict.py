@@ -266,6 +266,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "slice backwards": (lambda: four_rows().slice(3, 2), ValueError, "0 <= start <= end"),
     "select by a mask": (lambda: four_rows().select_indices([True, False]), TypeError, NOT_FLAT),
     "select by a tensor mask": (lambda: four_rows().select_indices(torch.tensor([True])), TypeError, NOT_FLAT),
+    "select by a list of bools": (lambda: four_rows().select_indices([*torch.tensor([True])]), TypeError, NOT_FLAT),
     "select in two dims": (lambda: four_rows().select_indices(torch.tensor([[0]])), TypeError, NOT_FLAT),
     "select a scalar": (lambda: four_rows().select_indices(torch.tensor(0)), TypeError, NOT_FLAT),
     "select by a float": (lambda: four_rows().select_indices([0.0]), TypeError, NOT_FLAT),  # type: ignore[list-item]

@@ -70,6 +70,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a str": (lambda: PackedTensor("rows", 0), TypeError, NO_LIST),  # type: ignore[arg-type]
     "an int": (lambda: PackedTensor([torch.zeros(1), 3], 0), TypeError, NO_ROW),  # type: ignore[list-item]
     "slice beyond": (lambda: shaped(1, 2).slice([2]), IndexError, "index"),
+    "slice by a mask": (lambda: shaped(1, 2).slice(torch.tensor([False, True])), TypeError, "integers"),
     "concat": (lambda: PackedTensor.concat(DIFFERENT), AssertionError, ONE_DIM),
     "flattened_concat": (lambda: PackedTensor.flattened_concat(DIFFERENT), AssertionError, ONE_DIM),
 }

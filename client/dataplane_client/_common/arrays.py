@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,16 @@ def int64_bytes(values: Sequence[int] | Int64Array) -> bytes:
 
 def int64s(data: bytes) -> Int64Array:
     return np.frombuffer(data, "<i8").astype(np.int64, copy=False)
+
+
+def as_ints(values: Iterable[Any], name: str) -> list[int]:
+    """Row indices or lengths as Python ints. Raises TypeError for masks, whose bools would be used as rows 0 and 1."""
+    given: object = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(given, Iterable):
+        ints = [each.tolist() if hasattr(each, "tolist") else each for each in given]
+        if all(type(each) is int for each in ints):
+            return ints
+    raise TypeError(f"{name} must be a flat sequence of integers")
 
 
 def generations_of(packed: bytes, n_rows: int) -> list[int] | None:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 import numpy as np
 import torch
 
+from dataplane_client._common.arrays import as_ints
 from dataplane_client._common.displays import html_table
 from dataplane_client.batched_data_dict import _sharding
 from dataplane_client.batched_data_dict._args import DynamicBatchingArgs, SequencePackingArgs
 from dataplane_client.batched_data_dict._columns import (
-    as_ints,
     describe,
     first_column_rows,
     require_equal_rows,

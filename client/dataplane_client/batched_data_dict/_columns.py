@@ -9,7 +9,7 @@ Access to the rows of any other value raises a TypeError that names the column.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -56,14 +56,6 @@ def require_equal_rows(columns: Columns, complaint: str) -> int:
     if len(sizes) > 1:
         raise AssertionError(f"{complaint}, found sizes: {sizes} ({rows})")
     return sizes[0] if sizes else 0
-
-
-def as_ints(values: Sequence[int] | torch.Tensor | np.ndarray[Any, Any], name: str) -> list[int]:
-    """Row indices or lengths as Python ints. Raises TypeError for masks, whose bools would be used as rows 0 and 1."""
-    ints = values.tolist() if isinstance(values, (torch.Tensor, np.ndarray)) else list(values)
-    if not isinstance(ints, list) or any(isinstance(i, (bool, list, float)) for i in ints):
-        raise TypeError(f"{name} must be a flat sequence of integers")
-    return ints
 
 
 def slice_rows(columns: Columns, start: int, end: int) -> dict[str, Any]:

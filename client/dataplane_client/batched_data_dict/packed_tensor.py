@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from dataplane_client._common.arrays import as_ints
+
 
 class PackedTensor:
     """Rows `tensors`, each a tensor or None; all tensors agree in every dimension but dim_to_pack."""
@@ -57,8 +59,7 @@ class PackedTensor:
 
     def slice(self, indices: Iterable[int] | torch.Tensor) -> PackedTensor:
         """The rows at indices, in that order. No indices give length 0, and as_tensor() None."""
-        rows = indices.tolist() if isinstance(indices, torch.Tensor) else indices
-        return self._of_rows([self.tensors[i] for i in rows], self.dim_to_pack)
+        return self._of_rows([self.tensors[i] for i in as_ints(indices, "row indices")], self.dim_to_pack)
 
     @classmethod
     def empty_like(cls, other: PackedTensor) -> PackedTensor:
