@@ -64,10 +64,12 @@ def test_lengths_of_ragged_columns_are_in_the_meta_of_a_claim_alone(flow: DataPl
 def test_padding_that_nothing_tells_apart_is_refused_and_nothing_is_stored(flow: DataPlaneClient) -> None:
     told = (
         "'p', sample 'a': field 'tokens' is per-token, and the put has 5 tokens for every row, padding included; .* "
-        r"pack_per_token_field\(value, lengths\), .* sequence_lengths= \(rows without padding: \[5\] \* 2\)"
+        r"pack_per_token_field\(value, lengths\), .* sequence_lengths= \(rows without padding: \[5\] \* len\(sample_ids"
     )
     with pytest.raises(InvalidArgumentError, match=told):
         flow.put_samples(IDS, "p", {"tokens": PADDED})
+    with pytest.raises(InvalidArgumentError, match=r"rows without padding: \[5\] \* len"):
+        flow.put_samples(IDS, "p", {"tokens": torch.zeros(2, 5, 0)})
     assert flow.partition("p").rows == 0
 
 

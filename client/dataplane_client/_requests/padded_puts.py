@@ -78,10 +78,9 @@ def may_be_padded(error: DataPlaneError, columns: Sequence[WireColumn], lengths:
     width = None if column is None else _width(column)
     if column is None or not width:
         return False
-    n_rows = column.values.nbytes // (width * column.entry_bytes)
     message = (
         f"{error.message}. Strip the padding with pack_per_token_field(value, lengths), or put the rows with "
-        f"sequence_lengths= (rows without padding: [{width}] * {n_rows})"
+        f"sequence_lengths= (rows without padding: [{width}] * len(sample_ids))"
     )
     raise InvalidArgumentError(message, reason=error.reason, details=error.details) from None
 
