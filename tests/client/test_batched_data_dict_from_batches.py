@@ -50,6 +50,13 @@ def test_padding_keeps_the_dtype(dtype: torch.dtype) -> None:
     assert joined.to(torch.float32).tolist() == [[1, 0, 0], [1, 1, 1]]
 
 
+def test_pad_values_are_those_of_the_dtype_or_refused_by_the_name_of_the_column() -> None:
+    batches = [{"a": torch.zeros(1, 1, dtype=torch.int64)}, {"a": torch.zeros(1, 2, dtype=torch.int64)}]
+    assert join(batches, {"a": 2**53 + 1})["a"].tolist() == [[0, 2**53 + 1], [0, 0]]
+    with pytest.raises(ValueError, match=r"'a'.*0\.5"):
+        join(batches, {"a": 0.5})
+
+
 @pytest.mark.parametrize("empty", [{}, {"a": torch.zeros(0, 9)}], ids=["no_columns", "no_rows"])
 def test_a_batch_without_rows_may_lack_columns_and_sets_no_width(empty: dict[str, Any]) -> None:
     joined = join([empty, {"a": torch.ones(1, 2), "b": [3]}])

@@ -130,7 +130,7 @@ EXACT += [("uint64", 2**64 - 1), ("uint64", 2**53 + 1), ("int32", -100.0)]
 EXACT += [(name, float(n)) for name in ("float16", "bfloat16", "float32", "float64") for n in ("inf", "-inf", "nan")]
 OUTSIDE: list[tuple[str, float]] = [("uint8", -1), ("uint8", 256), ("int64", 0.5), ("int64", 2**63), ("uint64", -1)]
 OUTSIDE += [("int32", float("nan")), ("int32", float("inf")), ("bool", 2), ("float4_e2m1fn_x2", 1)]
-OUTSIDE += [("float16", 70_000.0), ("bfloat16", -1e39), ("float8_e4m3fn", 1000)]
+OUTSIDE += [("float16", 70_000.0), ("bfloat16", -1e39), ("float8_e4m3fn", 1000), ("complex64", 1e39)]
 
 
 @pytest.mark.parametrize(("name", "pad_value"), EXACT)

@@ -40,7 +40,9 @@ def pad_every_dim(field: str, rows: Sequence[torch.Tensor], pad_value: float, mi
     return padded if keeps_gradients else padded.view(element.dtype)
 
 
-def widen(field: str, tensor: torch.Tensor, pad_value: float, width: int, later: list[RowCopy]) -> torch.Tensor:
+def widen(
+    field: str, tensor: torch.Tensor, pad_value: float, width: int, later: list[RowCopy] | None = None
+) -> torch.Tensor:
     """The tensor with dim 1 extended to width, which must not be smaller; later as in pad_rows."""
     n_rows, old_width = tensor.shape[:2]
     values = tensor.reshape(n_rows * old_width, *tensor.shape[2:])
@@ -51,11 +53,11 @@ def widen(field: str, tensor: torch.Tensor, pad_value: float, width: int, later:
 
 def pad_element(field: str, dtype: torch.dtype, pad_value: float) -> torch.Tensor:
     """The pad value as a tensor of one element. Raises ValueError, naming the field, if dtype cannot hold it."""
-    if dtype.is_complex:
-        return torch.tensor([pad_value, 0], dtype=dtype.to_real()).view(dtype)
-    if dtype.is_floating_point and dtype is not _TWO_IN_A_BYTE:
+    if (dtype.is_floating_point or dtype.is_complex) and dtype is not _TWO_IN_A_BYTE:
         if math.isfinite(pad_value) and abs(pad_value) > torch.finfo(dtype).max:
             raise ValueError(f"field {field!r}: pad value {pad_value!r} is beyond the values of {dtype}")
+        if dtype.is_complex:
+            return torch.tensor([pad_value, 0], dtype=dtype.to_real()).view(dtype)
         return torch.tensor([pad_value], dtype=dtype)
     low, high = _integer_range(dtype)
     if not low <= pad_value <= high or int(pad_value) != pad_value:

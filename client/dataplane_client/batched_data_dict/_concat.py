@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dataplane_client._values.padding import widen
 from dataplane_client.batched_data_dict._columns import Columns, count_rows, first_column_rows
 from dataplane_client.batched_data_dict._jagged import JaggedConcat
 from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
@@ -67,12 +68,4 @@ def _concat_tensors(key: str, tensors: list[torch.Tensor], pad_value: float) -> 
     if tensors[0].ndim == 1:
         return torch.cat(tensors)
     width = max(tensor.shape[1] for tensor in tensors)
-    return torch.cat([_widen(tensor, width, pad_value) for tensor in tensors])
-
-
-def _widen(tensor: torch.Tensor, width: int, pad_value: float) -> torch.Tensor:
-    missing = width - tensor.shape[1]
-    if not missing:
-        return tensor
-    behind_dim_1 = [0, 0] * (tensor.ndim - 2)  # pad() counts dimensions from the last one
-    return torch.nn.functional.pad(tensor, [*behind_dim_1, 0, missing], value=pad_value)
+    return torch.cat([one if one.shape[1] == width else widen(key, one, pad_value, width) for one in tensors])
