@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -16,9 +17,10 @@ import pytest
 
 from dataplane_client import aio
 from dataplane_client._connect.deadline import backoff_pauses
+from dataplane_client._connect.secured import Secured
 from dataplane_client.client import connect
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
-from dataplane_client.options import ClientOptions, TransportChoice
+from dataplane_client.options import ClientOptions, Credentials, TransportChoice
 from dataplane_server.testing import running_server
 
 WORDS = ("transport", "client_name", "credentials")
@@ -80,6 +82,26 @@ def test_the_options_of_connect_are_those_of_a_client(call: Callable[..., object
     assert {name: option.default for name, option in options.items()} == dataclasses.asdict(ClientOptions())
     documented = inspect.getdoc(call) or ""
     assert [name for name in options if f"{name}:" not in documented and f"{name}," not in documented] == []
+
+
+def test_a_token_stays_while_its_file_has_none(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("first")
+    secured = Secured(f"unix://{tmp_path}/s", Credentials(token_file=str(file)))
+    assert secured.metadata() == (("authorization", "Bearer first"),)
+
+    def after_a_second() -> object:
+        time.sleep(1.1)  # a file is looked at once a second
+        return secured.metadata()
+
+    file.write_text("")  # as a writer leaves it for a moment
+    assert after_a_second() == (("authorization", "Bearer first"),)
+    file.unlink()
+    file.mkdir()
+    assert after_a_second() == (("authorization", "Bearer first"),)
+    file.rmdir()
+    file.write_text("second\n")
+    assert after_a_second() == (("authorization", "Bearer second"),)
 
 
 # -- pauses ------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import time
 from pathlib import Path
@@ -71,10 +72,13 @@ class Secured:
         return _stamps(self._credentials.files) not in (self._seen, [])
 
     def _read_token(self, file: Path) -> None:
+        """Leaves the token as it was while its file is missing, empty or unreadable, as when it is written anew."""
         stamp = _stamp(file)
-        if stamp is not None and stamp != self._token_seen:
-            self._token, self._token_seen = _bearer((_bytes_of(str(file)) or b"").decode("ascii", "replace")), stamp
-        elif not self._token:
+        if stamp != self._token_seen:
+            with contextlib.suppress(OSError):
+                if token := file.read_bytes().decode("ascii", "replace").strip():
+                    self._token, self._token_seen = _bearer(token), stamp
+        if not self._token:
             raise InvalidArgumentError(f"credentials: there is no file {file} with a token")
 
 
