@@ -213,6 +213,21 @@ def test_a_session_that_the_server_refuses_is_refused_at_once(session: LivenessS
     assert opened(session) == "s1"
 
 
+def test_a_session_can_be_opened_once_a_thread_can_be_started(
+    session: LivenessSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="can't start"):
+            session.open_session("", Deadline(20.0))
+    assert opened(session) == "s1"
+
+
+def no_thread(_: threading.Thread) -> None:
+    """As Python's, where the system has no thread left."""
+    raise RuntimeError("can't start new thread")
+
+
 # -- staying alive -----------------------------------------------------------------------------------------------------
 
 

@@ -97,8 +97,9 @@ class SessionThread:
             if self._closing:
                 return False
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="dataplane-session", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="dataplane-session", daemon=True)
+                thread.start()  # raises RuntimeError where the system has no thread left
+                self._thread = thread
                 _started[id(self)] = self
             self.mailbox.put(message)
             return True
