@@ -16,11 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dataplane_client._memory.placement import ReadBuffers
 from dataplane_client._memory.read_batches import DeviceBatch
-from dataplane_client._values.columns_layout import Layout, join_values
+from dataplane_client._values.columns_layout import ColumnLayout, Layout, join_values
 from dataplane_client._values.wire_columns import encode_columns
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.client import connect
 from dataplane_client.codec import materialize
+from dataplane_client.errors import InternalError
 from dataplane_client.options import TransportChoice
 from dataplane_server.testing import running_server
 
@@ -77,6 +78,14 @@ def test_the_host_reads_nothing_back_from_the_device(layout: Layout) -> None:
     for name, value in materialize(FIELDS, layout, {"tokens": 9}, 7).items():
         if isinstance(value, torch.Tensor) and not value.is_nested:
             assert (got[name].shape, got[name].dtype, got[name].device.type) == (value.shape, value.dtype, "meta")
+
+
+def test_objects_that_cannot_be_decoded_are_an_error_of_the_server() -> None:
+    made = DeviceBatch(torch.device("meta"), "padded", {}, 0)
+    buffers = ReadBuffers([ColumnLayout("text", "object", "", (), np.array([1]))], 1, made.destination)
+    buffers.copy_all(b"\xc1")
+    with pytest.raises(InternalError, match="'text'"):
+        made.of(buffers.columns, 1)
 
 
 class CopiesToMeta(TorchDispatchMode):

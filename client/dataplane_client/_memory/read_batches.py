@@ -202,11 +202,12 @@ class DeviceBatch:
         leaves: dict[str, torch.Tensor | NonTensorStack | NonTensorData] = {}
         for column in columns:
             name, lengths = column.layout.name, column.layout.lengths
-            if column.layout.kind == "object" and lengths is not None:
-                leaves[name] = object_leaf(unpack_objects(name, lengths, column.values.data))
-                continue
             (placed,) = in_layout([column], self._layout)
-            values = _viewed(placed, n_rows, next(sent[column.layout.kind]))
+            with blame_server(_UNDECODABLE):
+                if column.layout.kind == "object" and lengths is not None:
+                    leaves[name] = object_leaf(unpack_objects(name, lengths, column.values.data))
+                    continue
+                values = _viewed(placed, n_rows, next(sent[column.layout.kind]))
             if placed.layout.lengths is None or lengths is None:
                 leaves[name] = values
             elif self._layout == "padded":
