@@ -67,6 +67,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[DataPlaneError], list[str]]] = {
         ["input_lengths", "torch.bool"],
     ),
     "ids": ({"sample_ids": IDS[:2]}, InvalidArgumentError, ["2 sample_ids", "3"]),
+    "a str of ids": ({"sample_ids": "abc"}, UnsupportedTypeError, ["sample ids", "'abc'"]),
     "tags": ({"tags": [{}] * 4}, InvalidArgumentError, ["4 tags", "3"]),
     "multiple 0": ({"pad_to_multiple": 0}, InvalidArgumentError, ["pad_to_multiple", "0"]),
     "multiple -8": ({"pad_to_multiple": -8}, InvalidArgumentError, ["pad_to_multiple", "-8"]),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from dataplane_client._common.arguments import checked_names
 from dataplane_client._values.codec import with_padded_rows
 from dataplane_client._values.plain_columns import plain_column
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
@@ -25,15 +26,15 @@ class FirstWrite:
     ) -> None:
         if not isinstance(batch, Mapping):
             raise UnsupportedTypeError(f"kv_first_write: the batch must be a mapping, got {type(batch).__name__}")
+        self.sample_ids = checked_names("sample id", sample_ids, "kv_first_write")
         columns = _columns(batch)
         lengths = _checked_lengths(columns)
         rows = lengths.shape[0]
-        for what, count in (("sample_ids", len(sample_ids)), ("tags", rows if tags is None else len(tags))):
+        for what, count in (("sample_ids", len(self.sample_ids)), ("tags", rows if tags is None else len(tags))):
             if count != rows:
                 raise InvalidArgumentError(f"kv_first_write: {count} {what} must match batch size {rows}")
         if pad_to_multiple < 1:
             raise InvalidArgumentError(f"kv_first_write: pad_to_multiple must be at least 1, got {pad_to_multiple}")
-        self.sample_ids = list(sample_ids)
         self.lengths: list[int] = lengths.tolist()
         longest = max(self.lengths, default=0)
         self.pad_target = -(-longest // pad_to_multiple) * pad_to_multiple
