@@ -26,10 +26,11 @@ from dataplane_client._values.wire_columns import decode_columns, encode_columns
         (np.zeros(2, "M8[s]"), "ndarray"),
         (torch.eye(2).to_sparse(), "sparse"),
         (torch.ones(2, device="meta"), "meta"),
+        ([torch.ones(2, device="meta")] * 2, "meta"),
         (torch.zeros(2, dtype=torch.uint8).view(torch.bits8), "torch.bits8"),
         (torch.zeros(2, dtype=torch.uint8).view(vars(torch)["uint4"]), "torch.uint4"),
     ],
-    ids=["tensordict", "str", "none", "set", "ndarray", "sparse", "meta", "bits", "shell"],
+    ids=["tensordict", "str", "none", "set", "ndarray", "sparse", "meta", "meta rows", "bits", "shell"],
 )
 def test_leaf_that_does_not_travel_is_refused_naming_field_and_type(leaf: object, found: str) -> None:
     with pytest.raises(TypeError, match=rf"'bad'.*{found}"):

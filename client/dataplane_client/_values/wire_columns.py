@@ -187,7 +187,7 @@ def _encode_tensor(name: str, tensor: torch.Tensor) -> WireColumn:
         jagged = read_jagged(tensor, name)
         values = jagged.packed()
         return WireColumn(name, "jagged", dtype, tuple(values.shape[1:]), jagged.lengths, _bytes_of(name, values))
-    if tensor.layout is not torch.strided or tensor.is_meta:
+    if tensor.layout is not torch.strided:
         raise TypeError(f"field {name!r}: unsupported {tensor.layout} tensor on {tensor.device}; make it dense first")
     return WireColumn(name, "dense", dtype, tuple(tensor.shape[1:]), None, _bytes_of(name, tensor))
 
@@ -201,6 +201,8 @@ def _encode_padded(name: str, leaf: PaddedRows) -> WireColumn:
 
 
 def _bytes_of(name: str, tensor: torch.Tensor) -> memoryview:
+    if tensor.is_meta:
+        raise TypeError(f"field {name!r}: a tensor on the device meta has no values")
     flat: ByteArray = bits(tensor).contiguous().cpu().numpy().reshape(-1).view(np.uint8)
     if tensor.dtype is torch.bool:
         _check_bools(name, flat)
