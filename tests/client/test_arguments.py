@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,7 @@ WRONG: dict[type[Exception], list[tuple[Call, str]]] = {
         *((put(lengths=x), "'p': sequence_lengths") for x in ([1.0, 2], ["1", 2], [None, 1])),
         (put(lengths=torch.tensor([1.5, 2.0])), "'p': sequence_lengths"),
         (clear([1, 2.0]), "clear_samples in 'p': generations"),
+        (lambda c: c.get_data(replace(META, generations=[1.5]), ["x"]), "get_data from 'p': generations"),  # type: ignore[list-item]
         (lambda c: c.put_samples("p", ["a"]), "sample ids"),  # type: ignore[arg-type]
         (lambda c: c.claim("p", "t", ["x"], 1, whole_groups=8), "whole_groups .* 8"),  # type: ignore[arg-type]
         (lambda c: c.read_columns(META, ["x"], pad_value_dict="x"), "pad_value_dict .* 'x'"),  # type: ignore[arg-type]

@@ -348,12 +348,13 @@ def read_request(
         raise InvalidArgumentError(f"{where}: select_fields is empty; name the fields to read")
     if not ids:
         raise InvalidArgumentError(f"{where}: sample_ids is empty; name the samples to read")
+    named = checked_generations(generations, ids, where)
     bounds = _token_bounds(token_range, token_ranges, ids, where)
     return pb.ReadColumnsRequest(
         partition_id=checked_name("partition id", partition_id, where),
         sample_ids=ids,
         fields=names,
-        generations=b"" if generations is None else int64_bytes(generations),
+        generations=b"" if named is None else int64_bytes(named),
         token_starts=int64_bytes([start for start, _ in bounds]),
         token_ends=int64_bytes([end for _, end in bounds]),
     )
