@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from dataplane_client.client import DataPlaneClient
+from dataplane_client.codec import with_padded_rows
 from dataplane_client.errors import DataPlaneError, PreconditionError
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -50,6 +52,12 @@ def test_a_put_with_a_name_is_applied_once_and_another_one_is_refused(
         put(**change)
     assert refused.value.reason == "REQUEST_ID_USED"
     assert client.partition(partition).rows == 1
+
+
+def test_padding_that_is_not_put_is_no_part_of_what_is_compared(client: DataPlaneClient, partition: str) -> None:
+    for padding in (0, 9):
+        fields = with_padded_rows({"x": torch.tensor([[1, padding], [2, 3]])}, [1, 2], {"x"})
+        assert client.put_samples(["a", "b"], partition, fields, request_id="padded").outcomes == ["created"] * 2
 
 
 def test_a_group_that_is_put_whole_is_shown_whole(client: DataPlaneClient, partition: str) -> None:

@@ -155,7 +155,8 @@ class Put:
             asked.ClearField(name)
         found = blake2b(repr(others).encode() + asked.SerializeToString(deterministic=True), digest_size=16)
         for column in self.write.columns:
-            found.update(column.values)
+            for piece in column.pieces():
+                found.update(piece)
         return found.digest()
 
     def receipt(self, response: pb.PutSamplesResponse) -> KVBatchMeta:
