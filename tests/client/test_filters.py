@@ -53,6 +53,7 @@ def _parts(term: pb.FilterTerm) -> tuple[object, ...]:
         ("age_s > 60 and tags['age_s'] > 60", ["GREATER FACT_AGE_S [60]", "GREATER 'age_s' [60]", "AND"]),
         ('tags["mean reward/\u00e9"] == "\u00e9"', ["EQUAL 'mean reward/\u00e9' ['\u00e9']"]),
         ("(a == 1 and\n b == 2)", ["EQUAL 'a' [1]", "EQUAL 'b' [2]", "AND"]),
+        ("(\u00e9 > 1 and\n \u00b5 > 2)", ["GREATER '\u00e9' [1]", "GREATER '\u00b5' [2]", "AND"]),
     ],
 )
 def test_an_expression_becomes_terms_in_postfix_order(expression: str, terms: list[str]) -> None:

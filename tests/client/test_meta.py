@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from dataplane_client.errors import UnsupportedTypeError
 from dataplane_client.records.meta import KVBatchMeta
@@ -122,6 +124,14 @@ def test_metas_of_equal_content_are_equal_whatever_their_generations(meta: KVBat
 def test_positions_outside_the_rows_are_refused(meta: KVBatchMeta, verb: str, index: int) -> None:
     with pytest.raises(IndexError, match=f"row {index} .* 4 rows"):
         getattr(meta, verb)([0, index])
+
+
+@pytest.mark.parametrize("verb", ["subset", "drop"])
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_a_mask_is_no_list_of_positions(meta: KVBatchMeta, verb: str, kind: Callable[[list[bool]], Any]) -> None:
+    assert getattr(meta, verb)(kind([1, 3])).sample_ids == {"subset": ["b", "d"], "drop": ["a", "c"]}[verb]
+    with pytest.raises(UnsupportedTypeError, match=f"{verb} .*not a mask"):
+        getattr(meta, verb)(kind([True, False, True, True]))
 
 
 # -- tags and fields ---------------------------------------------------------------------------------------------------

@@ -168,8 +168,10 @@ class _Expression:
         return InvalidArgumentError(f"{self._call}: filter {text!r}, {place}: {rule}")
 
     def _refusal(self, node: ast.expr, rule: str) -> InvalidArgumentError:
-        line = re.split("\r\n|\r|\n", self._text)[node.lineno - 1].encode()
-        return self._error(node.lineno, len(line[: node.col_offset].decode()) + 1, rule)
+        return self._error(node.lineno, len(self._line_of(node)[: node.col_offset].decode()) + 1, rule)
+
+    def _line_of(self, node: ast.expr) -> bytes:
+        return re.split("\r\n|\r|\n", self._text)[node.lineno - 1].encode()
 
     def _read(self, node: ast.expr) -> list[pb.FilterTerm]:
         if isinstance(node, ast.BoolOp):
@@ -221,8 +223,8 @@ class _Expression:
         return pb.FilterTerm(operator=operator, tag=self._tag(subject), values=packed)
 
     def _tag(self, node: ast.expr) -> str:
-        if isinstance(node, ast.Name) and node.id != "tags":
-            return node.id
+        if isinstance(node, ast.Name) and node.id != "tags":  # the parser has normalized the id
+            return self._line_of(node)[node.col_offset : node.end_col_offset].decode()
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "tags":
             if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
                 return self._text_of(node.slice, node.slice.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -112,8 +113,10 @@ class KVBatchMeta:
         self.tags = [{**old, **{name: column[row] for name, column in scalars.items()}} for row, old in enumerate(held)]
 
     def subset(self, indices: Iterable[int]) -> KVBatchMeta:
-        """The rows at the given positions, in that order. Raises IndexError for a position outside 0 to size - 1."""
-        return self._rows(_At(self._positions(indices)))
+        """The rows at the given positions, in that order. Raises IndexError for a position outside 0 to size - 1, and
+        TypeError for a mask.
+        """
+        return self._rows(_At(self._positions("subset", indices)))
 
     def slice(self, start: int, end: int) -> KVBatchMeta:
         """Rows start to end - 1. Bounds beyond the rows are clipped, as for a list."""
@@ -122,9 +125,9 @@ class KVBatchMeta:
     def drop(self, indices: Iterable[int]) -> KVBatchMeta | None:
         """The rows that are not at the given positions, in their order; None when no row is left.
 
-        Raises IndexError for a position outside 0 to size - 1.
+        Raises as `subset`.
         """
-        gone = set(self._positions(indices))
+        gone = set(self._positions("drop", indices))
         rest = [index for index in range(self.size) if index not in gone]
         return self.subset(rest) if rest else None
 
@@ -172,8 +175,11 @@ class KVBatchMeta:
             outcomes=_joined([meta.outcomes for meta in metas]),
         )
 
-    def _positions(self, indices: Iterable[int]) -> list[int]:
-        chosen = list(indices)
+    def _positions(self, verb: str, indices: Iterable[int]) -> list[int]:
+        given = list(indices)
+        if any(isinstance(index, bool) or str(getattr(index, "dtype", "")).endswith("bool") for index in given):
+            raise UnsupportedTypeError(f"{verb} takes the positions of rows, not a mask")
+        chosen = [operator.index(index) for index in given]  # equal tensors are different members of a set
         wrong = [index for index in chosen if not 0 <= index < self.size]
         if wrong:
             raise IndexError(f"row {wrong[0]} is outside a meta of {self.size} rows")
