@@ -9,9 +9,10 @@ import torch
 from torch.nested import nested_tensor
 
 from dataplane_client import aio
-from dataplane_client.client import Claim, DataPlaneClient
+from dataplane_client.client import Claim, DataPlaneClient, connect
 from dataplane_client.errors import (
     ClaimFencedError,
+    NotFoundError,
     PreconditionError,
 )
 
@@ -175,3 +176,26 @@ async def test_an_asynchronous_claim_commits_on_leaving_its_block_and_releases_o
         async with await async_client.claim("p", "train", ["a"], 1) as claim:
             raise ZeroDivisionError
     assert (claim.state, states(flow)) == ("released", (1, 0, 1))
+
+
+# -- provenance --------------------------------------------------------------------------------------------------------
+
+
+def test_provenance_is_of_this_row_and_of_what_has_become_of_it(flow: DataPlaneClient, address: str) -> None:
+    """Not of a row that failed, nor of a commit that a reset has undone."""
+    with connect(address, client_name="first") as first, first.reserve_group("p", "g", ["s", "rest"]) as group:
+        group.put(["s", "rest"], {"a": torch.zeros(2), "b": torch.zeros(2)})
+        group.fail(["s"])
+    with flow.reserve_group("p", "h") as group:
+        group.put_shared({"b": torch.zeros(1)})
+        group.add(["s"], {"a": torch.zeros(1)})
+    flow.claim("p", "train", ["a"], 2).commit()
+    flow.reset("p", "train", ["s"])
+    claim = flow.claim("p", "train", ["a"], 1)
+    (row,) = claim.provenance()
+    assert (row.values["b"].producer, row.state, row.committed_by) == ("", "claimed", "")
+    claim.commit()
+    assert claim.provenance()[0].committed_by == row.values["a"].producer != ""
+    flow.register_partition("p", ["a", "b"], 4, ["eval"], replace=True)
+    with pytest.raises(NotFoundError, match=r"'s'.* 'train'"):
+        claim.provenance()

@@ -60,6 +60,15 @@ def test_a_write_that_has_to_be_sent_again_ends_at_its_deadline(client: DataPlan
         client.put_samples(["a", "b"], "p", FIELDS, sequence_lengths=[2, 3], timeout_s=1.0)
 
 
+def test_what_a_claim_consists_of_is_told_in_time_or_not_at_all(client: DataPlaneClient, proxy: FaultProxy) -> None:
+    """It takes a call for each row."""
+    client.put_samples(["a", "b"], "p", {"x": torch.zeros(2)})
+    claim = client.claim("p", "train", ["x"], 2)
+    proxy.delay_s["answers"] = 0.7
+    with pytest.raises(DeadlineError):
+        claim.provenance(timeout_s=1.0)
+
+
 def test_a_group_whose_put_gets_no_answer_is_given_up_at_the_deadline(
     client: DataPlaneClient, direct: DataPlaneClient, proxy: FaultProxy, eventually: Eventually
 ) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 
+from dataplane_client.errors import NotFoundError
 from dataplane_client.records.descriptions import SampleDescription
 
-_ENDS = ("cleared", "rolled_back", "lost")
+_ENDS = ("cleared", "rolled_back", "failed", "lost")
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class ValueProvenance:
 class RowProvenance:
     """A row of a task. weight_version: its tag of that name; None if it has none. values: by field. deliveries: how
     often the task got it. state: for the task, such as "claimed" or "consumed". committed_by: the client that committed
-    it; "" if none has, or the server's history of the row begins later. step, dp_rank: of its shard, if it is in one.
+    it; "" if it is not consumed, or the server's history of the row begins later. step, dp_rank: of its shard, if it is
+    in one.
     """
 
     sample_id: str
@@ -42,7 +44,7 @@ class RowProvenance:
 
 
 def row_provenance(sample_id: str, row: SampleDescription, task_name: str) -> RowProvenance:
-    """row: resident."""
+    """row: resident. Raises NotFoundError if the partition has no such task any more."""
     producers: dict[str, str] = {}
     committed_by = ""
     for event in row.events:
@@ -51,7 +53,9 @@ def row_provenance(sample_id: str, row: SampleDescription, task_name: str) -> Ro
         producers.update(dict.fromkeys(event.fields, event.who))
         if event.what == "committed" and event.task == task_name:
             committed_by = event.who
-    task = next(one for one in row.tasks if one.task == task_name)
+    task = next((one for one in row.tasks if one.task == task_name), None)
+    if task is None:
+        raise NotFoundError(f"provenance of sample {sample_id!r}: its partition has no task {task_name!r}")
     version = row.tags.get("weight_version")
     return RowProvenance(
         sample_id,
@@ -60,7 +64,7 @@ def row_provenance(sample_id: str, row: SampleDescription, task_name: str) -> Ro
         {name: ValueProvenance(producers.get(name, ""), row.digests.get(name, "")) for name in row.fields},
         task.deliveries,
         task.state,
-        committed_by,
+        committed_by if task.state == "consumed" else "",
         task.step,
         task.dp_rank,
     )

@@ -7,6 +7,7 @@ from typing import Literal
 
 from dataplane_client._common.arguments import checked_name
 from dataplane_client._common.tracebacks import short_tracebacks
+from dataplane_client._connect.deadline import Deadline
 from dataplane_client._requests.claim_requests import release_request
 from dataplane_client._requests.requests import GivenTag, new_request_id, put_request, wire_columns
 from dataplane_client._requests.row_write import RowWrite
@@ -167,15 +168,16 @@ class Claim(Handle):
         """What each row consists of, in the meta's order: producers, weight version, digests, deliveries, commit.
 
         Works while the rows are there, before or after the commit, at the cost of a call for each row. Raises
-        NotFoundError for a row that was cleared, ReplacedError for one that was also put again, and PreconditionError
-        if the meta has no generations, as that of an adopted claim may.
+        NotFoundError for a row that was cleared, and if the task is not registered any more, ReplacedError for a row
+        that was also put again, and PreconditionError if the meta has no generations, as that of an adopted claim may.
         """
-        found, meta = [], self.meta
+        found, meta, transport = [], self.meta, self._session.transport
+        deadline = Deadline(transport.options.timeout_s if timeout_s is None else timeout_s)
         if meta.generations is None:
             raise PreconditionError(f"the meta of {self._label} has no generations, which say what was claimed")
         for sample_id, generation in zip(meta.sample_ids, meta.generations, strict=True):
             request = pb.GetSampleRequest(partition_id=meta.partition_id, sample_id=sample_id)
-            row = sample_description(self._session.transport.unary("GetSample", request, timeout_s))
+            row = sample_description(transport.unary("GetSample", request, deadline.left_s))
             if row.generation != generation:
                 error, what = (ReplacedError, "put again") if row.resident else (NotFoundError, "cleared")
                 raise error(f"provenance of {self._label}: sample {sample_id!r} was {what} since it was claimed")
