@@ -145,6 +145,8 @@ def test_a_delay_is_finite_and_not_negative_and_a_claim_is_no_meta(client: DataP
     claim = client.claim("p", "t", ["x"], 1)
     with pytest.raises(UnsupportedTypeError, match="Claim"):
         client.read_columns(claim, ["x"])  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedTypeError, match=r"get_data: .*Claim; pass its \.meta"):
+        client.get_data(claim, ["x"])  # type: ignore[arg-type]
     for seconds in (-1.0, float("nan"), float("inf")):
         with pytest.raises(InvalidArgumentError, match=r"delay_s .* 0 to 1e\+09"):
             claim.release(delay_s=seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -32,3 +33,16 @@ async def test_what_is_opened_is_closed_at_the_end_of_its_block(client: aio.Asyn
     async with client.claim("p", "t", ["x"], 1) as claim:
         assert claim.meta.sample_ids == ["a"]
     assert (await client.partition("p")).task("t").consumed_rows == 1
+
+
+def test_a_client_that_connects_later_tells_its_transport_without_connecting() -> None:
+    """A channel that was opened here would be of another event loop than that of the first call."""
+    with running_server(memory_bytes=1 << 20) as address:
+        client = aio.connect_later(address)
+        assert client.transport == "grpc"
+
+        async def used() -> int:
+            async with client:
+                return (await client.server_status()).rows
+
+        assert asyncio.run(used()) == 0

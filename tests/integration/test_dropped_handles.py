@@ -109,6 +109,18 @@ def test_a_claim_that_was_ended_is_dropped_in_silence(flow: DataPlaneClient, end
 
 @pytest.mark.parametrize("way", ["unix"], indirect=True)
 @pytest.mark.usefixtures("silent")
+def test_a_shard_that_was_adopted_and_dropped_stays_with_the_ranks_that_share_it(
+    flow: DataPlaneClient, address: str
+) -> None:
+    shard, share = (flow.claim_shard("p", "train", ["x"], 1, step=0, dp_rank=0, dp_world=1) for _ in range(2))
+    with connect(address) as other:
+        adopted = other.adopt_claim(shard.detach(), shard.meta)
+        del adopted
+        assert share.commit() == 1
+
+
+@pytest.mark.parametrize("way", ["unix"], indirect=True)
+@pytest.mark.usefixtures("silent")
 def test_what_a_closed_client_held_is_dropped_in_silence(flow: DataPlaneClient, address: str) -> None:
     with connect(address) as other:
         held = [other.claim("p", "train", ["x"], 1), other.reserve_group("p", "g", ["g0"])]

@@ -170,7 +170,8 @@ class ClaimVerbs:
         """
         request = pb.AdoptClaimRequest(claim_id=checked_name("claim id", claim_id, "adopt_claim"))
         await self._session.request_grant("AdoptClaim", request, timeout_s)
-        return AsyncClaim(self._session, Grant(claim_id, meta, []))
+        is_shard = "dp_rank" in meta.extra_info
+        return AsyncClaim(self._session, Grant(claim_id, meta, []), gives_back=not is_shard)
 
     async def claim_meta(
         self,

@@ -224,7 +224,8 @@ class SampleVerbs:
 
         Errors as get_samples, and ReplacedError (a KeyError) for a row that was cleared and put again since.
         """
-        names = select_fields if select_fields is not None else checked_meta(meta, "get_data").fields
+        checked_meta(meta, "get_data")
+        names = meta.fields if select_fields is None else select_fields
         if not names:
             raise InvalidArgumentError(
                 f"get_data from {meta.partition_id!r}: neither select_fields nor meta.fields names a field"

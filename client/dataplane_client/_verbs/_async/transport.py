@@ -98,8 +98,9 @@ class AsyncTransport:
 
     @property
     def name(self) -> TransportName:
-        """How values travel now."""
-        return (self._local or self._grpc).transport
+        """How values travel now. Opens nothing."""
+        local = self._local
+        return "grpc" if local is None else local.transport
 
     async def close(self) -> None:
         """Close all connections; calls under way end with an error. Does nothing if closed."""

@@ -170,7 +170,8 @@ class ClaimVerbs:
         """
         request = pb.AdoptClaimRequest(claim_id=checked_name("claim id", claim_id, "adopt_claim"))
         self._session.request_grant("AdoptClaim", request, timeout_s)
-        return Claim(self._session, Grant(claim_id, meta, []))
+        is_shard = "dp_rank" in meta.extra_info
+        return Claim(self._session, Grant(claim_id, meta, []), gives_back=not is_shard)
 
     def claim_meta(
         self,
