@@ -39,10 +39,10 @@ class ClaimIterator(Iterator[LoadedBatch]):
         self._changing = threading.Lock()
         self._current: LoadedBatch | None = None
         self._is_over = False
-        self._is_closed = False
+        self.is_closed = False
 
     def __repr__(self) -> str:
-        state = "over" if self._is_over else "closed" if self._is_closed else "open"
+        state = "over" if self._is_over else "closed" if self.is_closed else "open"
         return f"<ClaimIterator {self._settings.flow} {self._prefetcher.ready_batches} batches prefetched {state}>"
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -54,7 +54,7 @@ class ClaimIterator(Iterator[LoadedBatch]):
     def __next__(self) -> LoadedBatch:
         if self._is_over:
             raise StopIteration
-        if self._is_closed:
+        if self.is_closed:
             raise ClosedError("the loader was closed")
         self._commit()
         batch = self._next()
@@ -71,7 +71,7 @@ class ClaimIterator(Iterator[LoadedBatch]):
     def close(self, reason: str = "closed") -> None:
         """Release the current batch for this reason and the prefetched ones without one. Can be called twice."""
         with self._changing:
-            was_closed, self._is_closed = self._is_closed, True
+            was_closed, self.is_closed = self.is_closed, True
         if was_closed:
             return
         batch = self._take_current()
@@ -104,9 +104,9 @@ class ClaimIterator(Iterator[LoadedBatch]):
     def _make_current(self, batch: LoadedBatch) -> bool:
         """Set the current batch. Returns False when the loader was closed meanwhile."""
         with self._changing:
-            if not self._is_closed:
+            if not self.is_closed:
                 self._current = batch
-            return not self._is_closed
+            return not self.is_closed
 
     def _commit(self) -> None:
         batch = self._take_current()
@@ -123,10 +123,10 @@ class ClaimIterator(Iterator[LoadedBatch]):
         """Raises the error of a server that is away, which says more."""
         settings = self._settings
         partition = self._client.partition(settings.partition_id, timeout_s=ANSWER_MARGIN_S)
-        task = partition.task(settings.task_name)
+        task, unit = partition.task(settings.task_name), "groups" if settings.counts_groups else "rows"
         return (
             f"partition {settings.partition_id!r}, task {settings.task_name!r}: no batch within "
-            f"{settings.idle_timeout_s:g} s; a batch needs {settings.min_batch_size} rows with the fields "
+            f"{settings.idle_timeout_s:g} s; a batch needs {settings.min_batch_size} {unit} with the fields "
             f"{', '.join(settings.required_fields)}; of {partition.num_samples} announced rows "
             f"{partition.rows_put_total} were put, {task.untaken_rows} are untaken, {task.claimed_rows} claimed, "
             f"{task.consumed_rows} consumed"
@@ -148,7 +148,7 @@ class OpenIterators:
     def add(self, iterator: ClaimIterator) -> None:
         self._open.add(iterator)
         if self._keeps:
-            self._kept.append(iterator)
+            self._kept = [*(one for one in self._kept if not one.is_closed), iterator]
 
     def keep(self) -> None:
         """Keep iterators alive from now on, until `close`."""

@@ -6,14 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from dataplane_client._common.arguments import checked_number
+from dataplane_client._common.arguments import checked_count, checked_number
 from dataplane_client._connect.channel import checked_target
 from dataplane_client._connect.options import ClientOptions
 from dataplane_client._memory.read_batches import parsed_device
+from dataplane_client._requests.claim_requests import claim_request
 from dataplane_client._values.columns_layout import Layout
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
-from dataplane_client.records.filters import filter_message
-from dataplane_client.records.tasks import BatchUnit, Selection, order_number
+from dataplane_client.records.tasks import BatchUnit, Selection
+from rl_dataplane.v1 import data_plane_pb2 as pb
+
+_MOST = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -51,20 +54,25 @@ class LoaderSettings:
             raise InvalidArgumentError("fields is empty: name the fields to read")
         if self.layout not in get_args(Layout):
             raise InvalidArgumentError(f"layout must be one of {get_args(Layout)}, got {self.layout!r}")
-        for name in ("batch_size", "prefetch", "min_size", "max_tokens", "max_batches"):
-            value: object = getattr(self, name)
-            if value is None and name not in ("batch_size", "prefetch"):
-                continue
-            if not isinstance(value, int):
-                raise UnsupportedTypeError(f"ClaimLoader: {name} must be an int, got {value!r}")
-            if value < 1:
-                raise InvalidArgumentError(f"{name} must be at least 1, got {value}")
-        if self.min_batch_size > self.batch_size:
-            raise InvalidArgumentError(f"min_size must be at most batch_size ({self.batch_size}), got {self.min_size}")
+        claim_request(
+            self.partition_id,
+            self.task_name,
+            self.required_fields,
+            self.batch_size,
+            mode=pb.CLAIM_MODE_ACKNOWLEDGED,
+            min_size=self.min_size,
+            whole_groups=self.whole_groups,
+            max_tokens=self.max_tokens,
+            unit=self.unit,
+            selection=self.selection,
+        )
+        checked_count("prefetch", self.prefetch, "ClaimLoader", least=1, most=_MOST)
+        if self.max_batches is not None:
+            checked_count("max_batches", self.max_batches, "ClaimLoader", least=1, most=_MOST)
+        if unknown := sorted(self.pad_value_dict.keys() - {*self.fields, *self.required_fields}):
+            raise InvalidArgumentError(f"ClaimLoader: pad_value_dict names {unknown[0]!r}, which is not in fields")
         if not 0 < checked_number("idle_timeout_s", self.idle_timeout_s, "ClaimLoader") < math.inf:
             raise InvalidArgumentError(f"idle_timeout_s must be positive and finite, got {self.idle_timeout_s}")
-        filter_message(self.selection.where, "ClaimLoader")
-        order_number(self.selection.order, "ClaimLoader")
         parsed_device(self.device, "ClaimLoader")
         ClientOptions.named(self.client_options, "ClaimLoader: client_options")
 

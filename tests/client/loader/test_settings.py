@@ -15,7 +15,7 @@ SENSELESS: list[tuple[dict[str, Any], str]] = [
     ({"prefetch": 0}, "prefetch"),
     ({"max_batches": 0}, "max_batches"),
     ({"max_tokens": 0}, "max_tokens"),
-    ({"min_size": 5}, r"min_size .*batch_size \(4\)"),
+    ({"min_size": 5}, "min_size must be 1 to 4, got 5"),
     ({"num_workers": 2}, "num_workers .* 2"),
     ({"idle_timeout_s": 0}, "idle_timeout_s"),
     ({"idle_timeout_s": float("inf")}, "idle_timeout_s"),
@@ -24,14 +24,21 @@ SENSELESS: list[tuple[dict[str, Any], str]] = [
     ({"required_fields": "tokens"}, "^ClaimLoader: field names"),
     ({"client_options": {"transport": "pigeon"}}, "transport"),
     ({"device": "abacus"}, "^ClaimLoader: 'abacus'"),
+    ({"unit": "rows"}, "unit 'rows' needs whole_groups"),
+    ({"batch_size": 65_537}, "batch_size .* 1 to 65536"),
+    ({"where": "std > high"}, "column 7"),
+    ({"order": "first"}, "order .*'first'"),
+    ({"pad_value_dict": {"token": 0}}, "^ClaimLoader: pad_value_dict names 'token'"),
 ]
 OF_ANOTHER_TYPE: list[tuple[dict[str, Any], str]] = [
     ({"address": object()}, "^ClaimLoader: .*address .*object"),
-    ({"batch_size": "4"}, "^ClaimLoader: batch_size .*'4'"),
-    ({"min_size": 1.5}, r"^ClaimLoader: min_size .* 1\.5"),
+    ({"batch_size": "4"}, "batch_size must be an int, got str"),
+    ({"min_size": 1.5}, "min_size must be an int, got float"),
     ({"idle_timeout_s": "5"}, "^ClaimLoader: idle_timeout_s .*'5'"),
     ({"fields": [1]}, "^ClaimLoader: .*field name .*int"),
     ({"client_options": {"timeout": 3}}, "^ClaimLoader: client_options .*'timeout'"),
+    ({"partition_id": 7}, "partition id .* int"),
+    ({"whole_groups": 8}, "whole_groups .* 8"),
 ]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -95,6 +97,18 @@ def test_a_block_that_ends_without_an_exception_commits_the_current_batch(
         for _ in rows:
             break
     assert consumed() == 2
+
+
+def test_a_block_keeps_no_iteration_that_has_ended(fill: Rows, loader: Loader, client: DataPlaneClient) -> None:
+    fill(2)
+    ended: list[weakref.ref[object]] = []
+    with loader(2) as rows:
+        for _ in range(3):
+            ended.append(weakref.ref(iterator := iter(rows)))
+            assert len(list(iterator)) == 1
+            client.reset("p", "train")
+        gc.collect()
+        assert [one() for one in ended[:-1]] == [None, None]
 
 
 def test_a_loop_that_is_left_outside_of_a_block_releases_its_rows(

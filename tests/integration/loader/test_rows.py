@@ -115,8 +115,10 @@ def test_without_until_consumed_a_loop_waits_for_more_rows(fill: Rows, put: Put,
     fill(4)
     rows = iter(loader(4, until_consumed=False, idle_timeout_s=0.3))
     assert next(rows).meta.size == 4
-    with pytest.raises(ClaimTimeoutError, match=r"0\.3 s"):
+    with pytest.raises(ClaimTimeoutError, match=r"0\.3 s; a batch needs 4 rows"):
         next(rows)
+    with pytest.raises(ClaimTimeoutError, match="a batch needs 9 groups"):
+        next(iter(loader(9, until_consumed=False, idle_timeout_s=0.3, whole_groups=True)))
     put(range(4, 8))
     assert next(rows).meta.size == 4
 
