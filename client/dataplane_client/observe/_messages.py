@@ -1,8 +1,8 @@
 """What observers read from the messages of a call, and the trace mark that they write into them.
 
-The mark of a row is its tag `traceparent`, a W3C Trace Context. It is set when the row is first put. Later writes,
-under a claim or by generation, do not change it, so it always names the row's producer. A tag of this name that the
-caller has set is kept.
+The mark of a row is its tag `traceparent`, a W3C Trace Context: that of the last put by the row's id alone. Writes
+under a claim, by generation or with a condition do not change it: they are never the first of their row. A tag of this
+name that the caller has set is kept.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def producers_in(response: object) -> dict[str, int]:
 
 def mark_rows(header: Any, traceparent: str) -> None:
     """Mark the rows of a PutSamplesHeader, unless it writes to existing rows."""
-    if header.claim_id or header.generations or header.shared or header.append:
+    if header.claim_id or header.generations or header.shared or header.append or header.HasField("only_if"):
         return
     packed: Iterable[bytes] = header.row_tags or [b""] * len(header.sample_ids)
     marked: dict[bytes, bytes] = {}  # most rows of a step have the same few tags

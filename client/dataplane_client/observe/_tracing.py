@@ -28,7 +28,7 @@ def trace_calls(tracer_provider: TracerProvider | None = None) -> Observer:
     """Make a span of every call of every client of this process from now on. Returns an observer for `remove`.
 
     tracer_provider: None for OpenTelemetry's global provider. A second call with the same provider has no effect. Each
-    span is a child of the caller's current span. Rows get the tag `traceparent` when they are first put. Raises
+    span is a child of the caller's current span. Rows that are put by their ids get the tag `traceparent`. Raises
     ImportError without opentelemetry-api.
     """
     return add_one(CallTracer, tracer_provider)

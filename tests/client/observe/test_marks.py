@@ -56,9 +56,10 @@ def test_rows_are_marked_and_keep_their_tags(
     [
         pb.PutSamplesHeader(sample_ids=["a"], claim_id="c-1"),
         pb.PutSamplesHeader(sample_ids=["a"], generations=bytes(8)),
+        pb.PutSamplesHeader(sample_ids=["a"], only_if=pb.Filter(terms=[pb.FilterTerm(tag="state")])),
         pb.PutSamplesHeader(shared=True, reservation_id="r-1"),
     ],
-    ids=["under a claim", "by generations", "shared by a group"],
+    ids=["under a claim", "by generations", "under a condition", "shared by a group"],
 )
 def test_writes_to_existing_rows_leave_no_mark(header: pb.PutSamplesHeader) -> None:
     mark_rows(header)
