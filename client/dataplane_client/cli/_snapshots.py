@@ -64,9 +64,9 @@ def restore_snapshot(name: str, address: str, timeout_s: float, *, sure: bool) -
             if not sys.stdin.isatty():
                 fail("restore needs --yes where no one can be asked", 2)
             typer.confirm("Go on?", abort=True)
-        request = pb.RestoreSnapshotRequest(request_id=uuid.uuid4().hex, snapshot=name)
+        request, began = pb.RestoreSnapshotRequest(request_id=uuid.uuid4().hex, snapshot=name), time.monotonic()
         restored = snapshot_description(server.call("RestoreSnapshot", request).snapshot)
-        _await_next_life(server, time.monotonic() + timeout_s)
+        _await_next_life(server, began, time.monotonic() + timeout_s)
     taken = f"{restored.taken:%Y-%m-%d %H:%M:%S} UTC"
     print_text(f"the server goes on from {restored.name}, of {taken}, with {plural(restored.rows, 'row')}")
 
@@ -90,8 +90,8 @@ def _loss(server: Server, snapshot: SnapshotDescription) -> tuple[str, str]:
     )
 
 
-def _await_next_life(server: Server, deadline: float) -> None:
-    began = time.monotonic()
+def _await_next_life(server: Server, began: float, deadline: float) -> None:
+    """Return when a server answers that has started since `began`."""
     while time.monotonic() < deadline:
         with contextlib.suppress(UnavailableError):
             status = server_status(server.call("GetServerStatus", pb.GetServerStatusRequest()))

@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ from tests import commands
 from tests.client.cli.reading import DATAPLANE, run
 from tests.integration.histories.mortal_server import MortalServer
 
-from dataplane_client import ClaimNotFoundError, connect
+from dataplane_client import ClaimNotFoundError, connect, observe
+from dataplane_client.cli._server import Server
 from dataplane_server.durability.snapshot import Manifest
 
 
@@ -43,6 +45,33 @@ def test_the_server_goes_back_to_a_snapshot_and_open_claims_end(address: str) ->
         assert client.list_samples("p").meta.sample_ids == ["a"]
         with pytest.raises(ClaimNotFoundError):
             held.commit()
+
+
+def test_a_restore_ends_although_its_caller_was_busy_when_the_server_began_anew(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Busy(observe.Observer):
+        def ended(self, call: observe.Call) -> None:
+            if call.verb == "RestoreSnapshot":
+                time.sleep(3.0)
+
+    def busy(server: Server, verb: str, request: Any) -> Any:
+        answer = at_once(server, verb, request)
+        if verb == "RestoreSnapshot":
+            time.sleep(3.0)
+        return answer
+
+    at_once = Server.call
+    monkeypatch.setattr(Server, "call", busy)
+    with connect(address) as client:
+        client.create_snapshot("one")
+        observe.add(observer := Busy())
+        try:
+            assert client.restore_snapshot("one", timeout_s=20.0).rows == 1
+        finally:
+            observe.remove(observer)
+    code, text = run("restore", "one", "--yes", "-s", address, "--timeout", "20")
+    assert (code, "the server goes on from one" in text) == (0, True), text
 
 
 @pytest.mark.parametrize(("answer", "code", "rows"), [(b"y\n", 0, 1), (b"n\n", 1, 2)], ids=["yes", "no"])

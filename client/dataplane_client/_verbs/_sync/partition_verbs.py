@@ -209,10 +209,10 @@ class PartitionVerbs:
         """
         deadline = Deadline(self._transport.options.timeout_s if timeout_s is None else timeout_s)
         request = pb.RestoreSnapshotRequest(request_id=new_request_id(), snapshot=name)
+        began = time.monotonic()
         response = self._transport.unary("RestoreSnapshot", request, deadline.left_s)
-        left = time.monotonic()
         if not response.restored:  # as it is when an earlier attempt was not answered
-            while (self.server_status(timeout_s=deadline.left_s)).uptime_s >= time.monotonic() - left:
+            while (self.server_status(timeout_s=deadline.left_s)).uptime_s >= time.monotonic() - began:
                 sleep(_RESTART_S)
         return snapshot_description(response.snapshot)
 
