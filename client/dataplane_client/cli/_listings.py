@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import typer
 
@@ -71,13 +72,15 @@ def samples_request(
     """tags: KEY=VALUE each. where: an expression. Wrong flags end the command with exit code 2."""
     if states and task is None:
         raise typer.BadParameter("--state needs --task: a row has one state for each task")
-    chosen = both(_filter(dict(map(_parsed_tag, tags))), _filter(where))
+    of_tags = (parsed_filter(dict([_parsed_tag(tag)]), "--tag") for tag in tags)
+    chosen = reduce(both, of_tags, parsed_filter(where))
     return pb.ListSamplesRequest(partition_id=partition_id, task=task or "", states=states, where=chosen)
 
 
-def _filter(where: Where | None) -> pb.Filter:
+def parsed_filter(where: Where | None, flag: str = "--where") -> pb.Filter:
+    """A filter that a flag has; a wrong one ends the command with exit code 2."""
     try:
-        return filter_message(where, "--where") or pb.Filter()
+        return filter_message(where, flag) or pb.Filter()
     except InvalidArgumentError as error:
         raise typer.BadParameter(str(error)) from None
 
@@ -103,7 +106,7 @@ def _absence(server: Server, request: pb.ListSamplesRequest) -> str:
     compared = [term for term in request.where.terms if term.operator != pb.FILTER_OPERATOR_IS_NULL]
     absent = []
     for tag in dict.fromkeys(term.tag for term in compared if term.tag):
-        present = _filter(f"tags[{tag!r}] is not null")
+        present = parsed_filter(f"tags[{tag!r}] is not null")
         asked = pb.ListSamplesRequest(partition_id=request.partition_id, where=present, page_size=1)
         if not server.call("ListSamples", asked).sample_ids:
             absent.append(repr(tag))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
+from dataplane_client.cli._listings import parsed_filter
 from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import print_json, print_text
 from dataplane_client.cli._server import Server, server_or_exit
 from dataplane_client.cli._text import tags_text
-from dataplane_client.records.filters import filter_message
 from dataplane_client.records.listings import SamplePage, sample_page
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -20,9 +20,7 @@ def tail(
     partition_id: str, where: str | None, last: int, address: str, output: Format, timeout_s: float, *, follow: bool
 ) -> None:
     """Print the last rows that arrived, and with `follow` each later one, until Ctrl-C."""
-    request = pb.ListSamplesRequest(
-        partition_id=partition_id, page_size=_PAGE_ROWS, where=filter_message(where, "tail") if where else None
-    )
+    request = pb.ListSamplesRequest(partition_id=partition_id, page_size=_PAGE_ROWS, where=parsed_filter(where or None))
     with server_or_exit(address, timeout_s) as server:
         shown: list[tuple[str, str]] = []
         while page := _next(server, request):
@@ -36,14 +34,14 @@ def tail(
 
 def _next(server: Server, request: pb.ListSamplesRequest) -> SamplePage | None:
     """The next page with rows, if there is one; the request then asks for what comes behind it."""
-    page = sample_page(server.call("ListSamples", request), request.partition_id, None)
-    if page.meta.generations is not None and len(page.meta.generations):
-        request.page_token = page.next_page or int(page.meta.generations[-1]) + 1
-        return page
-    if page.next_page is None:
-        return None
-    request.page_token = page.next_page
-    return _next(server, request)
+    while True:
+        page = sample_page(server.call("ListSamples", request), request.partition_id, None)
+        if page.meta.generations:
+            request.page_token = page.next_page or page.meta.generations[-1] + 1
+            return page
+        if page.next_page is None:
+            return None
+        request.page_token = page.next_page
 
 
 def _lines(page: SamplePage) -> list[tuple[str, str]]:

@@ -28,6 +28,8 @@ def peek(
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
     """Show rows with their values, shortened."""
+    if sample_ids and where is not None:
+        raise typer.BadParameter("name samples, or choose them by --where, not both")
     from dataplane_client.cli import _values as values
 
     chosen = values.Chosen(partition, sample_ids or [], where, fields or [], limit)

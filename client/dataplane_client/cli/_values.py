@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +49,9 @@ class Chosen:
     finished: bool = False
 
     def fields_of(self, partition: PartitionDescription) -> list[FieldDescription]:
+        """Ends the command if the partition has not all of the fields."""
+        if unknown := [name for name in self.fields if name not in [one.name for one in partition.fields]]:
+            fail(f"partition {partition.partition_id!r} has no field {unknown[0]!r}")
         return [one for one in partition.fields if not self.fields or one.name in self.fields]
 
 
@@ -69,10 +73,10 @@ def peek(chosen: Chosen, tokenizer: str | None, address: str, output: Format, ti
 def export(chosen: Chosen, path: str, file_format: FileFormat | None, address: str, timeout_s: float) -> None:
     """Write rows to a file; "-" for stdout. Rows of reserved groups are left out: claims do not see them either."""
     with client_or_exit(address, timeout_s) as client:
-        rows = _rows(client, chosen)
+        fields, rows = chosen.fields_of(client.partition(chosen.partition_id)), _rows(client, chosen)
+        rows = itertools.chain([*itertools.islice(rows, 1)], rows)  # what is wrong shows before the file is emptied
         if (parquet := _parquet(path, file_format)) is not None:
-            described = client.partition(chosen.partition_id)
-            written = parquet.write(path, chosen.fields_of(described), rows)
+            written = parquet.write(path, fields, rows)
         else:
             written = _lines.write(path, rows)
     print(f"{plural(written, 'row')} exported", file=sys.stderr)  # noqa: T201  # stdout may be the file
@@ -192,8 +196,9 @@ def _pages(client: DataPlaneClient, chosen: Chosen) -> Iterator[SamplePage]:
     while left is None or left:
         size = PAGE_ROWS if left is None else min(PAGE_ROWS, left)
         listed = client.list_samples(chosen.partition_id, where=chosen.where, page_size=size, page=page)
-        if listed.meta.sample_ids:
-            yield _finished(listed) if chosen.finished else listed
+        shown = _finished(listed) if chosen.finished else listed
+        if shown.meta.sample_ids:
+            yield shown
         left = None if left is None else left - len(listed.meta.sample_ids)
         page = listed.next_page
         if page is None:

@@ -48,10 +48,11 @@ def test_samples_are_listed_with_lengths_states_and_tags(client: DataPlaneClient
         (["--tag", "weight_version=1", "--tag", "note=row 3"], ["s3"]),
         (["--task", "train", "--state", "untaken", "--state", "consumed"], ["s0", "s3", "s4"]),
         (["--tag", 'weight_version="1"'], []),
+        (["--tag", "weight_version=0", "--tag", "weight_version=1"], []),
         (["--where", "note > 'row 1' and age_s < 600"], ["s2", "s3", "s4"]),
         (["--where", "note > 'row 1' or note is null", "--tag", "weight_version=1"], ["s3"]),
     ],
-    ids=["tag", "tags", "states", "text", "filter", "filter and tag"],
+    ids=["tag", "tags", "states", "text", "two values", "filter", "filter and tag"],
 )
 def test_samples_are_chosen_by_tags_and_states(client: DataPlaneClient, flags: list[str], ids: list[str]) -> None:
     rows = run_json("samples", "p", *flags, "-s", client.target)
@@ -71,7 +72,8 @@ def test_tags_of_a_filter_that_no_row_has_are_named(client: DataPlaneClient) -> 
     [
         (["--state", "untaken"], "--state needs --task"),
         (["--tag", "x"], "KEY=VALUE"),
-        (["--where", "std > high"], "column 7"),
+        (["--tag", "n=99999999999999999999"], "--tag: tag 'n' of the filter: an int has at most 64 bits"),
+        (["--where", "std > high"], "--where: filter 'std > high', column 7"),
     ],
 )
 def test_wrong_flags_are_named(client: DataPlaneClient, flags: list[str], rule: str) -> None:

@@ -68,6 +68,26 @@ def test_peek_shows_the_rows_that_are_asked_for(client: DataPlaneClient, flags: 
     assert [row["sample_id"] for row in run_json("peek", "p", *flags, "-s", address_of(client))] == shown
 
 
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        (["peek", "p", "--field", "logprob"], 1, "partition 'p' has no field 'logprob'"),
+        (["peek", "p", "a", "--where", "std > 1"], 2, "name samples, or choose them by --where"),
+        (["tail", "p", "--where", "std > high"], 2, "--where: filter 'std > high', column 7"),
+        (["export", "p", "FILE", "--field", "logprob"], 1, "partition 'p' has no field 'logprob'"),
+        (["export", "p", "FILE", "--where", "std > high"], 1, "filter 'std > high', column 7"),
+        (["export", "q", "FILE"], 1, "there is no partition 'q'"),
+    ],
+)
+def test_what_is_mistyped_is_named_and_touches_no_file(
+    client: DataPlaneClient, tmp_path: Path, command: list[str], code: int, said: str
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("as it was")
+    ended, text = run(*(str(file) if word == "FILE" else word for word in command), "-s", address_of(client))
+    assert (ended, said in text, file.read_text()) == (code, True, "as it was"), text
+
+
 def test_peek_shows_only_chosen_fields(client: DataPlaneClient) -> None:
     (row,) = run_json("peek", "p", "b", "--field", "input_ids", "-s", address_of(client))
     assert row["fields"] == {"input_ids": "int64[2]  7 8"}
@@ -219,6 +239,13 @@ def test_an_export_whose_reader_has_seen_enough_ends_without_words(client: DataP
         assert process.stderr is not None
         said = process.stderr.read()
     assert (process.returncode, "Error" in said, "Errno" in said, "dataplane:" in said) == (1, False, False, False)
+
+
+def test_an_export_of_nothing_but_rows_of_reserved_groups_is_empty(client: DataPlaneClient, tmp_path: Path) -> None:
+    client.register_partition("q", ["x"], 0, ["train"])
+    with client.reserve_group("q", "g", ["a"]) as group:
+        group.put(["a"], {"x": [1]})
+        assert run("export", "q", str(tmp_path / "rows.jsonl"), "-s", address_of(client)) == (0, "0 rows exported\n")
 
 
 def test_tail_shows_the_last_rows(client: DataPlaneClient) -> None:
