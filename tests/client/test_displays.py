@@ -11,8 +11,9 @@ from torch.nested import nested_tensor_from_jagged
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
-from dataplane_client.client import connect
+from dataplane_client.client import connect, connect_later
 from dataplane_client.loader import LoadedBatch
+from dataplane_client.options import ClientOptions, Credentials
 from dataplane_client.records.meta import KVBatchMeta
 from dataplane_server.testing import running_server
 
@@ -47,6 +48,12 @@ def batch(**more: object) -> BatchedDataDict[Any]:
 )
 def test_a_batch_shows_type_and_shape_of_each_column(value: object, shown: str) -> None:
     assert repr(batch(x=value)) == f"<BatchedDataDict tokens int64 (3, 512), x {shown}>"
+
+
+def test_a_table_of_a_client_does_not_show_its_token() -> None:
+    client = connect_later("127.0.0.1:1", ClientOptions(credentials=Credentials(ca="ca.pem", token="s3cret")))  # noqa: S106
+    shown = client._repr_html_()
+    assert ("ca.pem" in shown, "s3cret" in shown) == (True, False)
 
 
 def test_tables_escape_every_name() -> None:

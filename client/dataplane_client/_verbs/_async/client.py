@@ -116,9 +116,9 @@ class AsyncDataPlaneClient(PartitionVerbs, SampleVerbs, ClaimVerbs, ListingVerbs
 
     def _repr_html_(self) -> str:
         """A table of what it is connected with, for notebooks. Makes no call."""
-        options = dataclasses.asdict(self._transport.options)
-        rows = [("transport now", self.transport), *options.items()]
-        return html_table(repr(self), ("setting", "value"), rows)
+        options = self._transport.options
+        settings = [(one.name, getattr(options, one.name)) for one in dataclasses.fields(options)]
+        return html_table(repr(self), ("setting", "value"), [("transport now", self.transport), *settings])
 
     async def __aenter__(self) -> AsyncDataPlaneClient:
         return self
