@@ -54,8 +54,9 @@ def show_samples(request: pb.ListSamplesRequest, most: int, address: str, output
         more = True
         while more and len(rows) < most:
             request.page_size = min(_LARGEST_PAGE, most - len(rows))
-            page = _take_page(server, request)
-            rows += _rows_of(page)
+            answer = server.call("ListSamples", request)
+            page = sample_page(answer, request.partition_id, request.task or None)
+            rows += _rows_of(page, answer.sequence_lengths)
             request.page_token, more = page.next_page or 0, page.next_page is not None
         absence = "" if rows else _absence(server, request)
     if output == "json":
@@ -97,10 +98,6 @@ def _parsed_tag(text: str) -> tuple[str, Tag]:
     return key, parsed if isinstance(parsed, str | int | float | bool | None) else value
 
 
-def _take_page(server: Server, request: pb.ListSamplesRequest) -> SamplePage:
-    return sample_page(server.call("ListSamples", request), request.partition_id, request.task or None)
-
-
 def _absence(server: Server, request: pb.ListSamplesRequest) -> str:
     """Which tags of the filter no row has: they may be mistyped. Filters for the absence of a tag do not count."""
     compared = [term for term in request.where.terms if term.operator != pb.FILTER_OPERATOR_IS_NULL]
@@ -113,9 +110,13 @@ def _absence(server: Server, request: pb.ListSamplesRequest) -> str:
     return f": no row has the tag {' or '.join(absent)}" if absent else ""
 
 
-def _rows_of(page: SamplePage) -> Iterable[SampleRow]:
+def _rows_of(page: SamplePage, sequence_lengths: bytes) -> Iterable[SampleRow]:
+    """sequence_lengths: as in the answer; a meta has those of all rows, or none."""
+    from dataplane_client._common.arrays import int64s
+
     meta, unknown = page.meta, [None] * page.meta.size
-    columns = (meta.sequence_lengths or unknown, page.states or unknown, meta.generations or unknown, meta.tags or [])
+    lengths = [length if length >= 0 else None for length in int64s(sequence_lengths).tolist()]
+    columns = (lengths, page.states or unknown, meta.generations or unknown, meta.tags or [])
     return map(SampleRow, meta.sample_ids, *columns, page.groups)
 
 

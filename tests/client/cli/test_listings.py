@@ -41,6 +41,14 @@ def test_samples_are_listed_with_lengths_states_and_tags(client: DataPlaneClient
     )
 
 
+def test_a_row_of_unknown_length_hides_no_other_length(client: DataPlaneClient) -> None:
+    client.register_partition("q", ["x"], 0, ["train"])
+    client.put_samples(["known"], "q", {"x": [1]}, sequence_lengths=[3])
+    client.put_samples(["unknown"], "q", {"x": [1]})
+    assert [row["sequence_length"] for row in run_json("samples", "q", "-s", client.target)] == [3, None]
+    client.drop_partition("q")
+
+
 @pytest.mark.parametrize(
     ("flags", "ids"),
     [
