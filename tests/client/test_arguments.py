@@ -13,6 +13,7 @@ import torch
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
+from dataplane_client.loader import ClaimLoader
 from dataplane_client.records.meta import KVBatchMeta
 from dataplane_server.testing import running_server
 
@@ -32,6 +33,25 @@ def client() -> Iterator[DataPlaneClient]:
 )
 def test_names_may_be_any_iterable(client: DataPlaneClient, names: Sequence[str]) -> None:
     assert client.put_samples(names, "p", {"x": torch.zeros(2)}).sample_ids == ["a", "b"]
+
+
+def test_names_that_can_be_listed_once_are_those_of_the_whole_call(client: DataPlaneClient) -> None:
+    client.clear_samples(None, "p")
+    client.put_samples(["without x"], "p")
+    meta = client.put_samples(["once"], "p", {"x": torch.zeros(1)})
+    (loaded,) = ClaimLoader(client.target, "p", "t", one("x"), 1, max_batches=1)
+    assert loaded.data["x"].tolist() == [0.0]
+    assert client.reset("p", "t", one("once")) == 1
+    with client.claim("p", "t", one("x"), 1) as claim:
+        assert client.get_data(claim.meta)["x"].tolist() == [0.0]
+    assert client.read_columns(meta, one("x"), pad_value_dict={"x": 1})["x"].tolist() == [0.0]
+    assert client.put_group("p", "g", one("member"), {"x": torch.zeros(1)}) == 1
+    client.clear_samples(None, "p")
+
+
+def one(name: str) -> Any:
+    """An iterator over this name."""
+    return iter([name])
 
 
 META = KVBatchMeta("p", None, ["a"])
@@ -147,6 +167,8 @@ def test_a_delay_is_finite_and_not_negative_and_a_claim_is_no_meta(client: DataP
         client.read_columns(claim, ["x"])  # type: ignore[arg-type]
     with pytest.raises(UnsupportedTypeError, match=r"get_data: .*Claim; pass its \.meta"):
         client.get_data(claim, ["x"])  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedTypeError, match=r"adopt_claim: .*Claim; pass its \.meta"):
+        client.adopt_claim(claim.claim_id, claim)  # type: ignore[arg-type]
     for seconds in (-1.0, float("nan"), float("inf")):
         with pytest.raises(InvalidArgumentError, match=r"delay_s .* 0 to 1e\+09"):
             claim.release(delay_s=seconds)

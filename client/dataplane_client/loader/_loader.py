@@ -114,14 +114,14 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
                 f"num_workers must be 0, got {num_workers}: a ClaimLoader reads in one thread; for worker processes "
                 "use torch.utils.data.DataLoader(loader, batch_size=None, num_workers=...)"
             )
+        names = checked_names("field name", fields, "ClaimLoader")
+        required = names if required_fields is None else checked_names("field name", required_fields, "ClaimLoader")
         self._settings = LoaderSettings(
             address=address,
             partition_id=partition_id,
             task_name=task_name,
-            fields=checked_names("field name", fields, "ClaimLoader"),
-            required_fields=checked_names(
-                "field name", fields if required_fields is None else required_fields, "ClaimLoader"
-            ),
+            fields=names,
+            required_fields=required,
             batch_size=batch_size,
             min_size=min_size,
             prefetch=prefetch,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,7 +59,7 @@ class SampledRows:
 
 def decode_drawn(response: pb.DrawSamplesResponse, request: pb.DrawSamplesRequest) -> SampledRows:
     return SampledRows(
-        _meta(response, request.partition_id, request.task or None, request.required_fields, {}),
+        _meta(response, request, {}),
         int64s(response.draws).tolist(),
         np.frombuffer(response.probabilities, "<f8").tolist(),
         int64s(response.staleness).tolist(),
@@ -68,12 +68,10 @@ def decode_drawn(response: pb.DrawSamplesResponse, request: pb.DrawSamplesReques
 
 def decode_grant(
     response: pb.ClaimSamplesResponse,
-    partition_id: str,
-    task_name: str,
-    fields: Sequence[str],
+    request: pb.ClaimSamplesRequest | pb.ClaimShardRequest,
     extra_info: dict[str, object],
 ) -> Grant:
-    meta = _meta(response, partition_id, task_name, fields, extra_info)
+    meta = _meta(response, request, extra_info)
     groups = tuple(map(_group, response.groups))
     of_rows = (int64s(response.deliveries).tolist(), groups, int64s(response.staleness).tolist())
     return Grant(response.claim_id, meta, *of_rows, response.committed)
@@ -81,17 +79,15 @@ def decode_grant(
 
 def _meta(
     response: pb.ClaimSamplesResponse | pb.DrawSamplesResponse,
-    partition_id: str,
-    task_name: str | None,
-    fields: Sequence[str],
+    request: pb.ClaimSamplesRequest | pb.ClaimShardRequest | pb.DrawSamplesRequest,
     extra_info: dict[str, object],
 ) -> KVBatchMeta:
     lengths = int64s(response.sequence_lengths).tolist()
     return KVBatchMeta(
-        partition_id=partition_id,
-        task_name=task_name,
+        partition_id=request.partition_id,
+        task_name=request.task or None,
         sample_ids=list(response.sample_ids),
-        fields=list(fields),
+        fields=list(request.required_fields),
         sequence_lengths=lengths if all(length >= 0 for length in lengths) else None,
         extra_info=extra_info,
         tags=[*map(unpacked_tags, response.row_tags)],

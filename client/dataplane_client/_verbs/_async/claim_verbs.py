@@ -28,7 +28,7 @@ from dataplane_client.errors import ClaimTimeoutError, GroupFencedError
 from dataplane_client.records.descriptions import DeadLetter, dead_letter
 from dataplane_client.records.filters import Where
 from dataplane_client.records.grants import Grant, decode_grant
-from dataplane_client.records.meta import KVBatchMeta
+from dataplane_client.records.meta import KVBatchMeta, checked_meta
 from dataplane_client.records.tasks import BatchUnit, ClaimOrder, Selection
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -93,7 +93,7 @@ class ClaimVerbs:
             selection=Selection(where, order, order_tag),
         )
         response = await self._session.request_grant("ClaimSamples", request, timeout_s, waits=True)
-        return AsyncClaim(self._session, decode_grant(response, partition_id, task_name, required_fields, {}))
+        return AsyncClaim(self._session, decode_grant(response, request, {}))
 
     @opens
     async def claim_shard(
@@ -158,7 +158,7 @@ class ClaimVerbs:
         )
         response = await self._session.request_grant("ClaimShard", request, timeout_s, waits=True)
         extra_info: dict[str, object] = {"dp_rank": dp_rank}
-        grant = decode_grant(response.claim, partition_id, task_name, required_fields, extra_info)
+        grant = decode_grant(response.claim, request, extra_info)
         return AsyncClaim(self._session, grant, gives_back=False)
 
     @opens
@@ -168,6 +168,7 @@ class ClaimVerbs:
 
         Raises ClaimFencedError or ClaimNotFoundError when the claim has ended.
         """
+        checked_meta(meta, "adopt_claim")
         request = pb.AdoptClaimRequest(claim_id=checked_name("claim id", claim_id, "adopt_claim"))
         await self._session.request_grant("AdoptClaim", request, timeout_s)
         is_shard = "dp_rank" in meta.extra_info
@@ -203,7 +204,7 @@ class ClaimVerbs:
                 raise
             response = pb.ClaimSamplesResponse()
         extra_info: dict[str, object] = {} if dp_rank is None else {"dp_rank": dp_rank}
-        return decode_grant(response, partition_id, task_name, required_fields, extra_info).meta
+        return decode_grant(response, request, extra_info).meta
 
     async def reset(
         self,
@@ -218,9 +219,9 @@ class ClaimVerbs:
 
         Raises NotFoundError for an unknown partition or task.
         """
-        if sample_ids is not None and not len(sample_ids):
-            return 0
         request = reset_request(partition_id, task_name, sample_ids)
+        if not request.sample_ids and not request.whole_task:
+            return 0
         return int((await self._transport.unary("ResetTask", request, timeout_s)).reset_rows)
 
     async def dead_letters(
@@ -317,7 +318,7 @@ class ClaimVerbs:
             with contextlib.suppress(GroupFencedError):  # no earlier call of this name has finished the group
                 return int((await self._transport.unary("FinishGroup", finish, deadline.left_s)).rows)
         async with self.reserve_group(
-            partition_id, group_id, sample_ids, weight_version=weight_version, timeout_s=deadline.left_s
+            partition_id, group_id, put.sample_ids, weight_version=weight_version, timeout_s=deadline.left_s
         ) as group:
             group._give_up_by = Deadline(deadline.left_s + ANSWER_MARGIN_S)  # noqa: SLF001 - as the put that may fail
             put.header.reservation_id = finish.reservation_id = group.reservation_id

@@ -275,10 +275,10 @@ class SampleVerbs:
         _check_layout(layout, get_args(Layout))
         if pad_value_dict is not None and not isinstance(pad_value_dict, Mapping):
             raise UnsupportedTypeError(f"{where}: pad_value_dict must be a mapping, got {pad_value_dict!r}")
-        if unknown := sorted(set(pad_value_dict or ()).difference(select_fields, meta.fields or ())):
+        if unknown := sorted(set(pad_value_dict or ()).difference(request.fields, meta.fields or ())):
             raise InvalidArgumentError(
                 f"{where}: pad_value_dict names {', '.join(map(repr, unknown))}, which neither select_fields "
-                f"({', '.join(select_fields)}) nor meta.fields does"
+                f"({', '.join(request.fields)}) nor meta.fields does"
             )
         if device != "cpu" and (on := checked_device(device, where)).type != "cpu":
             batch = DeviceBatch(on, layout, pad_value_dict or {}, pad_to_seqlen)
