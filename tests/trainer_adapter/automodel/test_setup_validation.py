@@ -50,7 +50,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def config(model: Path, changes: dict[str, Any] | None = None, **dtensor_cfg: Any) -> Any:
-    layout = {"device": "cpu", "cpu_offload": False, "sequence_parallel": False, "context_parallel_size": 1}
+    layout = {"device": "cpu", "cpu_offload": False, "sequence_parallel": False}
     return {
         "model_name": str(model),
         "precision": "bfloat16",
@@ -123,7 +123,7 @@ def test_sequence_packing_is_refused_for_vision_language_models(model: Path) -> 
         validate_and_prepare_config(config(model, PACKED), PROCESSOR, 0)
 
 
-LAYOUT = [f"dtensor_cfg.{key}" for key in ("cpu_offload", "context_parallel_size", "sequence_parallel")]
+LAYOUT = ["dtensor_cfg.cpu_offload", "dtensor_cfg.sequence_parallel"]
 
 
 @pytest.mark.parametrize("path", ["max_grad_norm", "sequence_packing.enabled", *LAYOUT])

@@ -131,7 +131,7 @@ def _check_backend_settings(config: PolicyConfig, backend: str) -> None:
 
 
 def _choose_attention(config: PolicyConfig, packing: bool, rank: int) -> str | None:
-    if required(config, "dtensor_cfg.context_parallel_size") > 1:
+    if config["dtensor_cfg"].get("context_parallel_size", 1) > 1:
         if packing and config["sequence_packing"].get("attention", "sdpa") != "sdpa":
             raise ValueError("sequence_packing.attention must be sdpa with context_parallel_size > 1; remove it")
         return "sdpa"
@@ -168,14 +168,14 @@ def _choose_model_class(config: PolicyConfig, model_config: Any, packing: bool, 
 
 
 def _check_parallelism(config: PolicyConfig, packing: bool) -> None:
-    asked_for = config["dtensor_cfg"].get("context_parallel_attention")
-    if required(config, "dtensor_cfg.context_parallel_size") > 1 and packing and asked_for != "gathered":
+    layout = config["dtensor_cfg"]
+    is_divided = layout.get("context_parallel_size", 1) > 1
+    if is_divided and packing and layout.get("context_parallel_attention") != "gathered":
         raise ValueError(
             "Context parallel is not supported for sequence packing unless "
             "dtensor_cfg.context_parallel_attention=gathered is set: set it, or disable one of them"
         )
-    tp_size = config["dtensor_cfg"].get("tensor_parallel_size", 1)
-    if required(config, "dtensor_cfg.sequence_parallel") and tp_size == 1:
+    if required(config, "dtensor_cfg.sequence_parallel") and layout.get("tensor_parallel_size", 1) == 1:
         report("WARNING: sequence_parallel=True has no effect with tp_size=1")
-    if config["dtensor_cfg"].get("moe_parallelizer") and int(config["dtensor_cfg"].get("expert_parallel_size", 1)) == 1:
+    if layout.get("moe_parallelizer") and int(layout.get("expert_parallel_size", 1)) == 1:
         report("WARNING: dtensor_cfg.moe_parallelizer has no effect with expert_parallel_size=1")
