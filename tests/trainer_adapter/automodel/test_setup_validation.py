@@ -78,7 +78,6 @@ def refused(text: str, *changes: dict[str, Any], error: type[Exception] = ValueE
 
 
 ORACLE = {"reward_model_cfg": {"enabled": True, "reward_model_type": "oracle"}}
-YARN = {"hf_config_overrides": {"rope_scaling": {"rope_type": "yarn"}}}
 GATHERED: Any = {"context_parallel_size": 2, "context_parallel_attention": "gathered"}
 OF_ATTENTION = r"sequence_packing\.attention"
 OF_CONTEXT = r"context_parallel_attention"
@@ -89,7 +88,13 @@ OF_CONTEXT = r"context_parallel_attention"
     [
         refused("precision.*int8", {"precision": "int8"}),
         *(refused(f"max_grad_norm .*{limit!r}", {"max_grad_norm": limit}) for limit in (0, -1.0, float("nan"), "1e-3")),
-        refused("YaRN is not supported", YARN, error=AssertionError),
+        *(
+            refused(
+                "YaRN is not supported", {"hf_config_overrides": {"rope_scaling": {key: "yarn"}}}, error=AssertionError
+            )
+            for key in ("rope_type", "type")
+        ),
+        refused("hf_config_overrides: .* no rms_norm_epsilon", {"hf_config_overrides": {"rms_norm_epsilon": 1.0}}),
         refused("(?i)sequence packing .*reward model", PACKED, REWARD, error=NotImplementedError),
         refused("reward.*oracle", ORACLE),
         refused(

@@ -102,7 +102,8 @@ def _check_packing(config: PolicyConfig, packing: bool, is_vlm: bool, rank: int)
 def _check_overrides(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
     checked = dict(overrides or {})
     for key in ("rope_scaling", "rope_parameters"):
-        if (checked.get(key) or {}).get("rope_type") == "yarn":
+        rope = checked.get(key) or {}
+        if rope.get("rope_type", rope.get("type")) == "yarn":  # transformers still reads the older name
             raise AssertionError(f"hf_config_overrides.{key}: YaRN is not supported")
     return checked
 
@@ -143,9 +144,17 @@ def _choose_attention(config: PolicyConfig, packing: bool, rank: int) -> str | N
 
 
 def _read_model_config(name: str, attention: str | None, overrides: Mapping[str, Any]) -> Any:
-    return require_transformers().AutoConfig.from_pretrained(
-        name, dtype=torch.float32, trust_remote_code=True, attn_implementation=attention, **overrides
+    found, unused = require_transformers().AutoConfig.from_pretrained(
+        name,
+        dtype=torch.float32,
+        trust_remote_code=True,
+        attn_implementation=attention,
+        return_unused_kwargs=True,
+        **overrides,
     )
+    if unused:  # a misspelt name would train another model
+        raise ValueError(f"hf_config_overrides: {type(found).__name__} has no {', '.join(sorted(unused))}")
+    return found
 
 
 def _is_nemotron_nas(model_config: Any) -> bool:
