@@ -53,6 +53,32 @@ def test_training_goes_on_as_if_it_had_not_stopped(folder: Path, tmp_path: Path)
         assert state.optimizer.param_groups[0]["betas"] == (0.9, 0.95)
 
 
+class OwnSGD(torch.optim.SGD):
+    """Has an element type among its settings, and counts its steps by a number that is no tensor."""
+
+    def __init__(self, parameters: Any, lr: float, momentum_dtype: torch.dtype) -> None:
+        super().__init__(parameters, lr, momentum=0.9)
+        self.param_groups[0]["momentum_dtype"] = momentum_dtype
+
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["steps"] = self.state[parameter].get("steps", 0) + 1
+        return super().step(closure)
+
+
+def test_an_optimizer_may_keep_element_types_and_numbers(folder: Path, tmp_path: Path) -> None:
+    own = {"name": f"{__name__}.OwnSGD", "kwargs": {"lr": 0.01, "momentum_dtype": "torch.bfloat16"}}
+    with set_up(trained(folder, own)) as state:
+        train_step(state, 0, 1)
+        save(state, tmp_path)
+        expected = [train_step(state, 0, 1)[0] for _ in range(3)]
+    with set_up(trained(folder, own), **paths_in(tmp_path)) as state:
+        assert [train_step(state, 0, 1)[0] for _ in range(3)] == expected
+        assert state.optimizer is not None
+        assert state.optimizer.param_groups[0]["momentum_dtype"] is torch.bfloat16
+        assert {type(values["steps"]): values["steps"] for values in state.optimizer.state.values()} == {int: 4}
+
+
 def leave_out_norm(state: ModelAndOptimizerState) -> RemovableHandle:
     """No step gives the last norm a gradient, until the handle is removed."""
     assert state.optimizer is not None

@@ -24,13 +24,19 @@ from trainer_adapter.automodel.adapters.layers import adapter_weights
 
 
 def write_plain(path: Path, state: Any) -> None:
-    """Write numbers, strings, lists and dictionaries. TypeError for a value of another kind, such as a tensor."""
-    path.write_bytes(msgpack.packb(state))
+    """Write numbers, strings, element types, lists and dictionaries. TypeError for another kind, such as a tensor."""
+    path.write_bytes(msgpack.packb(state, default=_name_of))
+
+
+def _name_of(value: object) -> str:
+    if isinstance(value, torch.dtype):
+        return str(value)
+    raise TypeError(f"cannot write a {type(value).__name__} as MessagePack")
 
 
 def read_plain(path: Path, like: Any) -> Any:
     """Read the state. MessagePack has one kind of list and one of dictionary; `like`, a state of the same structure,
-    says which were tuples and counters.
+    says which were tuples, counters and element types.
     """
     return _restore_types(msgpack.unpackb(path.read_bytes(), strict_map_key=False), like)
 
@@ -42,6 +48,8 @@ def _restore_types(value: Any, like: Any) -> Any:
     if isinstance(value, list) and isinstance(like, list | tuple) and len(value) == len(like):
         items_ = [_restore_types(item, old) for item, old in zip(value, like, strict=True)]
         return tuple(items_) if isinstance(like, tuple) else items_
+    if isinstance(like, torch.dtype):
+        return getattr(torch, value.removeprefix("torch."))
     return value
 
 

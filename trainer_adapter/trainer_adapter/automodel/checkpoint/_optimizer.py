@@ -68,7 +68,8 @@ def _replace_state(folder: Path, model: torch.nn.Module, optimizer: Optimizer) -
         read_tensors(folder, tensors)
     state: dict[str, Any] = {name: dict(values) for name, values in current["state"].items()}
     for name, values in saved["scalars"].items():
-        state[name].update({key: torch.tensor(value) for key, value in values.items()})
+        of_tensors = {key for key, value in state[name].items() if isinstance(value, torch.Tensor)}
+        state[name].update({key: torch.tensor(value) if key in of_tensors else value for key, value in values.items()})
     loaded = {"state": state, "param_groups": saved["param_groups"]}
     set_optimizer_state_dict(model, optimizer, loaded, options=StateDictOptions(strict=False))
 
@@ -87,10 +88,11 @@ def _split_state(state_dict: dict[str, Any]) -> tuple[dict[str, torch.Tensor], d
     all ranks.
     """
     tensors: dict[str, torch.Tensor] = {}
-    scalars: dict[str, dict[str, float]] = {}
+    scalars: dict[str, dict[str, Any]] = {}
     for name, values in state_dict["state"].items():
-        scalars[name] = {key: value.item() for key, value in values.items() if value.ndim == 0}
-        tensors |= {f"{name}.{key}": value for key, value in values.items() if value.ndim > 0}
+        plain = {key: value.item() if getattr(value, "ndim", None) == 0 else value for key, value in values.items()}
+        scalars[name] = {key: value for key, value in plain.items() if not isinstance(value, torch.Tensor)}
+        tensors |= {f"{name}.{key}": value for key, value in plain.items() if isinstance(value, torch.Tensor)}
     return tensors, {"scalars": scalars, "param_groups": state_dict["param_groups"]}
 
 
