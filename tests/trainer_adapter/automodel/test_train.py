@@ -12,6 +12,7 @@ import torch
 from tests.trainer_adapter.automodel import tiny_policy
 from tests.trainer_adapter.automodel.tiny_policy import batch_of, expected_logprobs, gradients, processed
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.automodel.config import TrainingSamplingParams
@@ -151,6 +152,20 @@ def test_what_is_not_a_loss_runs_without_autograd_and_no_temperature_scales_scor
     [(scores, metrics)] = automodel_forward_backward(llama, run, ScorePostProcessor({}), sampling_params=params)
     assert torch.equal(plain, scores)
     assert (scores.requires_grad, metrics) == (False, {})
+
+
+def test_a_reward_model_scores_the_last_token_whatever_rows_are_padded_with() -> None:
+    shape = {**tiny_policy.SHAPE, "num_labels": 1, "pad_token_id": tiny_policy.EOS + 1}
+    model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("llama", **shape)).eval()
+    batch, score = batch_of(LENGTHS), ScorePostProcessor({})
+    batch["input_ids"][batch["input_ids"] == model.config.pad_token_id] += 1
+    microbatch = processed(batch, False)
+    with torch.no_grad():
+        rows = zip(batch["input_ids"], LENGTHS, strict=True)
+        alone = torch.cat([model(input_ids=ids[None, :length]).logits[0] for ids, length in rows])
+        found, _, _ = forward_with_post_processing_fn(model, score, microbatch, is_reward_model=True)
+    torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-5)
+    assert microbatch.processed_inputs.input_ids is batch["input_ids"]
 
 
 # --- several microbatches ---

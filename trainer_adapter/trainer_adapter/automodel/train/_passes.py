@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from trainer_adapter.automodel.config import TrainingSamplingParams
 from trainer_adapter.automodel.data import ProcessedInputs, ProcessedMicrobatch
+from trainer_adapter.automodel.rank import queue_copy
 from trainer_adapter.automodel.train._forward import extract_logits, model_forward, temperature_of
 from trainer_adapter.automodel.train._inference import (
     LogprobsPostProcessor,
@@ -124,8 +126,18 @@ def _check_kind(post_processing_fn: object) -> None:
 def _logits(
     model: torch.nn.Module, processed_mb: ProcessedMicrobatch, is_reward_model: bool, allow_flash_attn_args: bool
 ) -> Tensor:
-    outputs = model_forward(model, processed_mb.processed_inputs, is_reward_model, allow_flash_attn_args)
-    return extract_logits(model, outputs)
+    inputs = _mark_padding(model, processed_mb) if is_reward_model else processed_mb.processed_inputs
+    return extract_logits(model, model_forward(model, inputs, is_reward_model, allow_flash_attn_args))
+
+
+def _mark_padding(model: Any, processed_mb: ProcessedMicrobatch) -> ProcessedInputs:
+    """Inputs whose padding is the model's own, because a reward model finds a row's last token by it."""
+    inputs, pad_token_id = processed_mb.processed_inputs, model.config.get_text_config().pad_token_id
+    if pad_token_id is None:
+        return inputs
+    lengths = queue_copy(processed_mb.data_dict["input_lengths"], inputs.input_ids.device)
+    is_padding = torch.arange(inputs.seq_len, device=lengths.device) >= lengths[:, None]
+    return replace(inputs, input_ids=inputs.input_ids.masked_fill(is_padding, pad_token_id))
 
 
 def _post_process(
