@@ -174,10 +174,17 @@ def test_a_ratio_beyond_the_range_of_floats_gives_a_finite_loss_and_gradient(adv
 
 
 @pytest.mark.parametrize("drawn", [-math.inf, math.nan])
-def test_a_token_without_a_known_generation_logprob_gets_weight_zero(drawn: float) -> None:
+def test_a_token_without_a_known_generation_logprob_gets_weight_zero_and_no_mismatch(drawn: float) -> None:
     logprobs, batch = one_token(1.0, 1.0, generation_logprobs=drawn)
     loss, derivative, metrics = loss_of(OPTIONS["truncated correction"], logprobs, batch)
     assert (loss, derivative, metrics["sampling_importance_ratio"]) == (0.0, 0.0, 0.0)
+    assert (metrics["token_mult_prob_error"], metrics["approx_entropy"]) == (1.0, 1.0)
+
+
+def test_a_mismatch_beyond_the_range_of_floats_is_finite() -> None:
+    """Engines write -9999 for a probability of 0."""
+    logprobs, batch = one_token(1.0, 1.0, generation_logprobs=-9999.0)
+    assert math.isfinite(loss_of(ClippedPolicyGradientOptions(), logprobs, batch)[2]["token_mult_prob_error"])
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())

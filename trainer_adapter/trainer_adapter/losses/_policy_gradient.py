@@ -112,7 +112,7 @@ class ClippedPolicyGradientLoss:
         `probs_ratio`, `probs_ratio_clamped` and their `_min` and `_max`;
         `approx_entropy`: -log p, weighted to the policy in training;
         `token_mult_prob_error`, with generation logprobs: the mean of exp(|prev - generation|), 1 if engine and trainer
-        agree;
+        agree; an error counts as at most 20;
         `sampling_importance_ratio`, with the correction: the mean weight.
         """
         tokens = _Tokens(next_token_logprobs, data)
@@ -172,8 +172,7 @@ class ClippedPolicyGradientLoss:
     def _mismatch(self, tokens: _Tokens, weights: Tensor) -> dict[str, Tensor]:
         metrics: dict[str, Tensor] = {}
         if "generation_logprobs" in tokens.data:
-            error = tokens.prev_logprobs - tokens.column("generation_logprobs")
-            metrics["token_mult_prob_error"] = error.abs().exp()
+            metrics["token_mult_prob_error"] = exp_of_log_ratio((tokens.prev_logprobs - tokens.drawn_logprobs()).abs())
         if self._options.use_importance_sampling_correction:
             metrics["sampling_importance_ratio"] = weights
         return metrics
@@ -195,14 +194,20 @@ class _Tokens:
     def column(self, key: str) -> Tensor:
         return masked_column(self.data, key, self.mask)
 
+    def drawn_logprobs(self) -> Tensor:
+        """Of the policy that generated, for metrics: `prev_logprobs` where they are unknown."""
+        if "generation_logprobs" not in self.data:
+            return self.prev_logprobs
+        drawn = self.column("generation_logprobs")
+        return drawn.where(drawn.isfinite(), self.prev_logprobs)
+
 
 def _entropy_samples(tokens: _Tokens) -> Tensor:
     """Samples of -log p under the policy in training, importance-weighted from the policy that generated: their mean
     estimates the entropy.
     """
-    drawn_by = tokens.column("generation_logprobs") if "generation_logprobs" in tokens.data else tokens.prev_logprobs
     logprobs = tokens.logprobs.detach()
-    return -logprobs * exp_of_log_ratio(logprobs - drawn_by)
+    return -logprobs * exp_of_log_ratio(logprobs - tokens.drawn_logprobs())
 
 
 def _extremes(shares: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
