@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tests.trainer_adapter.automodel import rank_processes
 from torch.distributed import distributed_c10d
@@ -280,10 +281,19 @@ def refused(model: str, **dtensor_cfg: Any) -> rank_processes.Case:
         try:
             with set_up(policy_config(folder / model, **dtensor_cfg)):
                 return "set up"
-        except (NotImplementedError, OSError, RuntimeError, ValueError) as error:
+        except (NotImplementedError, OSError, RuntimeError, SafetensorError, ValueError) as error:
             return f"{type(error).__name__}: {error}"
 
     return play
+
+
+def damaged(rank: int, folder: Path) -> str:
+    """The error of files of which the second rank's own copy was cut."""
+    if rank == 1:
+        (folder / "damaged").mkdir()
+        (folder / "damaged/config.json").write_bytes((folder / "llama/config.json").read_bytes())
+        (folder / "damaged/model.safetensors").write_bytes(b"cut")
+    return str(refused("damaged" if rank else "llama", collective_timeout_s=30)(rank, folder))
 
 
 STEPPED: dict[str, dict[str, Any]] = {
@@ -306,4 +316,5 @@ CASES: dict[str, rank_processes.Case] = {
     "timed": timed,
     "refused_experts": refused("llama", expert_parallel_size=2),
     "unreadable": refused("no_weights"),
+    "damaged": damaged,
 }

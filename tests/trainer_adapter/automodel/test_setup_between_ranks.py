@@ -123,3 +123,8 @@ def test_a_failure_of_rank_0_is_one_of_all_ranks(ranks: list[dict[str, Any]]) ->
     assert first[1].startswith("FileExistsError: ")
     assert second[0].startswith("RuntimeError: another rank failed: loading")
     assert second[1].startswith("RuntimeError: another rank failed: making ")
+
+
+def test_files_that_one_rank_cannot_read_are_an_error_on_all(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["damaged"].startswith("RuntimeError: another rank failed: reading the files of ")
+    assert ranks[1]["damaged"].startswith("SafetensorError: ")

@@ -13,16 +13,17 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from trainer_adapter._exchange import largest_over
 from trainer_adapter.automodel.checkpoint._files import own_weights
-from trainer_adapter.automodel.rank import compute_device
+from trainer_adapter.automodel.rank import compute_device, fail_together
 
 
 def folder_of_parts(model_name: str, model: Any) -> Path | None:
     """The folder of safetensors files that every rank can read its part of; None on all ranks if one of them cannot.
 
-    model: before it is sharded. A collective call of all ranks.
+    model: before it is sharded. A collective call of all ranks. If one has damaged files, all raise.
     """
-    folder = _local_folder(model_name)
-    fits = folder is not None and _fits(folder, model)
+    with fail_together(f"reading the files of {model_name}"):
+        folder = _local_folder(model_name)
+        fits = folder is not None and _fits(folder, model)
     return folder if not largest_over(int(not fits), None, compute_device()) else None
 
 
