@@ -66,8 +66,9 @@ def test_arguments_of_the_chat_template_are_given_to_every_call(
     assert rendered(get_tokenizer({"name": name, "chat_template_kwargs": kwargs})) == text
 
 
-def test_a_processor_carries_the_tokens_of_its_tokenizer(name: str) -> None:
-    processor: Any = get_tokenizer({"name": name, "chat_template": None}, get_processor=True)
+def test_a_processor_carries_the_tokens_and_the_template_of_its_tokenizer(name: str) -> None:
+    config = {"name": name, "chat_template": OWN, "chat_template_kwargs": {"mood": "!"}}
+    processor: Any = get_tokenizer(config, get_processor=True)
     assert (processor.pad_token, processor.pad_token_id, processor.bos_token_id) == ("</s>", 1, 0)
     assert processor.name_or_path == processor.tokenizer.name_or_path
-    assert rendered(processor.tokenizer) == "abc"
+    assert rendered(processor) == rendered(processor.tokenizer) == "<user><assistant>!"

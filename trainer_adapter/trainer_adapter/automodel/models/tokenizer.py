@@ -38,7 +38,7 @@ def get_tokenizer(tokenizer_config: Mapping[str, Any], get_processor: bool = Fal
     tokenizer = _load(name) if processor is None else processor.tokenizer
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    _set_chat_template(tokenizer, tokenizer_config)
+    _set_chat_template([tokenizer] if processor is None else [tokenizer, processor], tokenizer_config)
     if processor is None:
         return tokenizer
     for attribute in _SHARED_ATTRIBUTES:
@@ -57,24 +57,29 @@ def _load(name: str) -> Any:
     return tokenizer
 
 
-def _set_chat_template(tokenizer: Any, config: Mapping[str, Any]) -> None:
+def _set_chat_template(holders: list[Any], config: Mapping[str, Any]) -> None:
+    template, kwargs = _chat_template(config), config.get("chat_template_kwargs")
+    if not isinstance(kwargs, dict | None):
+        raise AssertionError(f"chat_template_kwargs should be a dictionary, not {type(kwargs).__name__}")
+    for holder in holders:
+        if template is not None:
+            holder.chat_template = template
+        if kwargs is not None:
+            holder.apply_chat_template = functools.partial(holder.apply_chat_template, **kwargs)
+
+
+def _chat_template(config: Mapping[str, Any]) -> str | None:
+    """None: the tokenizer's own."""
     if "chat_template" not in config:
         report("No chat template provided, using tokenizer's default")
-    elif config["chat_template"] is None:
+        return None
+    template: str | None = config["chat_template"]
+    if template is None:
         report("Using passthrough chat template")
-        tokenizer.chat_template = _PASSTHROUGH
-    elif config["chat_template"].lower() == "default":
+        return _PASSTHROUGH
+    if template.lower() == "default":
         report("Using tokenizer's default chat template")
-    else:
-        tokenizer.chat_template = _read_template(config["chat_template"])
-    kwargs = config.get("chat_template_kwargs")
-    if kwargs is not None:
-        if not isinstance(kwargs, dict):
-            raise AssertionError(f"chat_template_kwargs should be a dictionary, not {type(kwargs).__name__}")
-        tokenizer.apply_chat_template = functools.partial(tokenizer.apply_chat_template, **kwargs)
-
-
-def _read_template(template: str) -> str:
+        return None
     if not template.endswith(".jinja"):
         report("Using custom chat template")
         return template
