@@ -22,6 +22,7 @@ from transformers import AutoModelForSequenceClassification
 from dataplane_client import connect, kv_first_write, read_columns
 from dataplane_server.testing import running_server
 from trainer_adapter.losses import ClippedPolicyGradientLoss, LossResult, NLLLoss
+from trainer_adapter.microbatch_args import microbatch_args
 from trainer_adapter.refit import WeightCollective, receive_streamed_weights, stream_endpoint
 
 HALVED = {"name": "torch.optim.lr_scheduler.ExponentialLR", "kwargs": {"gamma": 0.5}}
@@ -193,10 +194,20 @@ def test_microbatches_without_a_valid_sample_add_no_metrics(make_worker: MakeWor
     assert len(report["all_mb_metrics"]["loss"]) == 3
 
 
-@pytest.mark.parametrize(("gbs", "message"), [(16, "8 samples, .*16"), (-1, "got -1")])
-def test_a_global_batch_that_the_rows_do_not_fill_is_refused(make_worker: MakeWorker, gbs: int, message: str) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [({"gbs": 16}, "8 samples, .*16"), ({"gbs": 0}, "gbs .*got 0"), ({"mbs": 0}, "mbs .*got 0")],
+)
+def test_sizes_that_divide_no_rows_are_refused(make_worker: MakeWorker, sizes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make_worker().train(batch(), NLLLoss(), gbs=gbs)
+        make_worker().train(batch(), NLLLoss(), **sizes)
+
+
+def test_a_plan_of_other_global_batches_is_refused(make_worker: MakeWorker) -> None:
+    worker = make_worker("sequence")
+    (planned,), _ = microbatch_args(worker._policy.config, "train").shard(batch(), 1, 4)
+    with pytest.raises(ValueError, match="for 2 global batches, but with gbs=8 the 8 samples of all ranks are 1"):
+        worker.train(planned, NLLLoss())
 
 
 # --- packed rows ---
@@ -231,6 +242,8 @@ def test_microbatches_need_not_divide_the_rows_of_inference(make_worker: MakeWor
     expected = worker.get_logprobs(batch(), micro_batch_size=1)["logprobs"]
     for mbs in (3, 5, 7, 8, 100):
         torch.testing.assert_close(worker.get_logprobs(batch(), micro_batch_size=mbs)["logprobs"], expected)
+    with pytest.raises(ValueError, match="at least 1 sample, got 0"):
+        worker.get_logprobs(batch(), micro_batch_size=0)
 
 
 def test_a_worker_claims_its_own_shard_where_there_is_no_driver(make_worker: MakeWorker) -> None:

@@ -52,7 +52,7 @@ def topk_logits(
 
 def scores(policy: LoadedPolicy, data: BatchedDataDict[Any]) -> Tensor:
     """[B] float32 on the CPU."""
-    size = min(required(policy.config, "batch_size"), data.size)
+    size = required(policy.config, "batch_size")
     return _run_inference(policy, data, size, ScorePostProcessor(policy.config), None)[0]
 
 
@@ -78,7 +78,7 @@ def _run_inference(
     _, width = check_sequence_dim(data)
     batch, order = plan_batch(policy, data, "logprob")
     policy.model.eval()
-    mbs = micro_batch_size or required(policy.config, "logprob_batch_size")
+    mbs = required(policy.config, "logprob_batch_size") if micro_batch_size is None else micro_batch_size
     found: list[tuple[Tensor, ...]] = []
     for part, size in _split_evenly(batch, mbs):
         microbatches, real = policy.microbatches(part, size)

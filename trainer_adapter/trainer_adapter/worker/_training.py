@@ -31,9 +31,11 @@ def train(
     """A collective call of all ranks, each with its shard. Returns what aggregate_training_statistics returns.
 
     Rows after the last whole global batch are not used. ValueError on all ranks if their number does not divide gbs,
-    the data is smaller than one global batch, or a rank has too few rows; see _count_batches.
+    the data is smaller than one global batch or planned for another number of them, or a rank has too few rows; see
+    _count_batches.
     """
-    size = gbs or required(policy.config, "train_global_batch_size")
+    size = required(policy.config, "train_global_batch_size") if gbs is None else gbs
+    rows_at_once = required(policy.config, "train_micro_batch_size") if mbs is None else mbs
     own, batches = _count_batches(policy, data, size)
     check_sequence_dim(data)
     rows, _ = plan_batch(policy, _whole_global_batches(data, own * batches), "train", own)
@@ -43,7 +45,7 @@ def train(
         batch = process_global_batch(rows, loss_fn, policy.dp_group, batch_idx=index, batch_size=own)
         valid = (batch["global_valid_seqs"], batch["global_valid_toks"])
         step = TrainingStep(policy, loss_fn, *valid, num_global_batches=batches, differentiates=not eval_mode)
-        step.microbatches(batch["batch"], mbs or required(policy.config, "train_micro_batch_size"))
+        step.microbatches(batch["batch"], rows_at_once)
         grad_norm = step.update()
         steps.append(step)
     return finish_steps(policy, steps, grad_norm)
@@ -75,6 +77,11 @@ def _count_batches(policy: LoadedPolicy, data: BatchedDataDict[Any], gbs: int) -
     if batches == 0:
         raise ValueError(f"all ranks together have {sum(rows)} samples, fewer than one global batch of {gbs}")
     if data.micro_batch_indices is not None:
+        if len(data.micro_batch_indices) != batches:
+            raise ValueError(
+                f"the plan of microbatches is for {len(data.micro_batch_indices)} global batches, but with gbs={gbs} "
+                f"the {sum(rows)} samples of all ranks are {batches}"
+            )
         return gbs // ranks, batches
     is_divided = policy.runtime.enable_seq_packing and sum(rows) == gbs
     least = 1 if is_divided else gbs // ranks * batches
