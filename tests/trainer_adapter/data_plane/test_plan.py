@@ -44,6 +44,15 @@ def test_every_plan_of_the_driver_fits_its_shard(args: dict[str, Any]) -> None:
         assert batch.elem_counts_per_gb == meta.extra_info.get("elem_counts_per_gb")
 
 
+def test_a_plan_that_would_cut_rows_off_is_refused() -> None:
+    """As that of a meta whose rows were put into another order after planning."""
+    whole = KVBatchMeta("p", "train", [f"s{row}" for row in range(8)], sequence_lengths=LENGTHS)
+    (planned,), _ = shard_meta_for_dp(whole, dp_world=1, dynamic_batching_args=DYNAMIC)
+    turned = planned.subset(reversed(range(8)))
+    with pytest.raises(ValueError, match="sample 's7' has 32 tokens, more than the 8 of its microbatch"):
+        attach_plan(batch_for(turned), turned)
+
+
 @pytest.mark.parametrize(
     ("indices", "lengths", "counts", "fragment"),
     [

@@ -18,12 +18,12 @@ _INDICES, _LENGTHS, _COUNTS = PLAN_KEYS
 def attach_plan(batch: BatchedDataDict[Any], meta: KVBatchMeta) -> None:
     """Set the plan's attributes on a batch of the meta's rows, if the meta has a plan.
 
-    ValueError for a plan of other rows, such as that of a meta whose rows were selected after planning.
+    ValueError for a plan of other rows, such as that of a meta whose rows were selected or reordered after planning.
     """
     plan = {key: meta.extra_info.get(key) for key in PLAN_KEYS}
     if all(part is None for part in plan.values()):
         return
-    problem = _find_problem(plan, meta.size)
+    problem = _find_problem(plan, meta.size) or _find_cut_row(plan, meta)
     if problem:
         raise ValueError(f"partition {meta.partition_id!r}: the plan of microbatches does not fit: {problem}")
     for key, part in plan.items():
@@ -58,3 +58,13 @@ def _find_row_problem(indices: list[list[list[int]]], counts: list[int] | None, 
     if counts is not None and list(counts) != found:
         return f"{_COUNTS} is {counts}, but its global batches have {found} rows"
     return None if sum(found) == n_rows else f"it has {sum(found)} rows, the meta has {n_rows}"
+
+
+def _find_cut_row(plan: dict[str, Any], meta: KVBatchMeta) -> str | None:
+    """A row that is longer than its microbatch, to which dynamic shapes cut it."""
+    spans = [(end - start, most) for part in map(zip, plan[_INDICES], plan[_LENGTHS]) for (start, end), most in part]
+    limits = [most for rows, most in spans for _ in range(rows)]
+    for sample_id, length, most in zip(meta.sample_ids, meta.sequence_lengths or [], limits, strict=False):
+        if length > most:
+            return f"sample {sample_id!r} has {length} tokens, more than the {most} of its microbatch"
+    return None
