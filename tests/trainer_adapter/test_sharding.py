@@ -6,6 +6,7 @@ import itertools
 import random
 
 import pytest
+from tests.trainer_adapter.memory import HeldBytes
 from tests.trainer_adapter.planning import dynamic_args, packing_args
 
 from dataplane_client.records.meta import KVBatchMeta
@@ -56,6 +57,18 @@ def test_dynamic_batching_is_not_capped_by_the_placeholder() -> None:
     for meta in metas:
         assert meta.extra_info["micro_batch_indices"] == [[[0, 2], [2, 3], [3, 4]]]
         assert meta.extra_info["micro_batch_lengths"] == [[8, 28, 32]]
+
+
+def test_a_plan_takes_the_place_of_the_one_before() -> None:
+    (planned,), _ = shard_meta_for_dp(meta_of(LENGTHS), dp_world=1, batch_size=4, sequence_packing_args=PACKING)
+    for meta in shard_meta_for_dp(planned, dp_world=2)[0]:
+        assert meta.extra_info == {"step": 3}
+
+
+def test_sharding_holds_numbers_for_rows_and_none_for_tokens() -> None:
+    with HeldBytes() as held:
+        shard_meta_for_dp(meta_of([1, 10_000_000] * 8), dp_world=2, dynamic_batching_args=dynamic_args(20_000_000, 64))
+    assert held.peak < 10_000
 
 
 def test_every_row_goes_to_one_rank_with_its_length_and_tags_and_comes_back_in_order() -> None:

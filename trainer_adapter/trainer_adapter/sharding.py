@@ -61,28 +61,26 @@ def _checked_lengths(meta: KVBatchMeta) -> list[int]:
     return meta.sequence_lengths
 
 
-def _skeleton(lengths: list[int], plan: MicrobatchArgs) -> BatchedDataDict[torch.Tensor]:
-    """A batch with the lengths of the rows and no tokens.
+def _skeleton(lengths: list[int], args: MicrobatchArgs) -> BatchedDataDict[torch.Tensor]:
+    """A batch with the numbers and lengths of the rows and no tokens.
 
     Dynamic batching caps lengths at the width of its input, so the placeholder is as wide as the longest row after
-    rounding.
+    rounding. It has no elements.
     """
-    args = plan.packing or plan.dynamic
-    input_key = args["input_key"] if args is not None else "input_ids"
-    lengths_key = args["input_lengths_key"] if args is not None else "input_lengths"
-    step = plan.dynamic["sequence_length_round"] if plan.dynamic is not None else 1
-    return BatchedDataDict(
-        {
-            input_key: torch.zeros(len(lengths), rounded_up(max(lengths), step), dtype=torch.int8),
-            lengths_key: torch.tensor(lengths, dtype=torch.int64),
-            "meta_idx": torch.arange(len(lengths)),
-        }
-    )
+    rows: BatchedDataDict[torch.Tensor] = BatchedDataDict(meta_idx=torch.arange(len(lengths)))
+    if args.packing is not None:
+        rows[args.packing["input_lengths_key"]] = torch.tensor(lengths)
+    if args.dynamic is not None:
+        width = rounded_up(max(lengths), args.dynamic["sequence_length_round"])
+        rows[args.dynamic["input_lengths_key"]] = torch.tensor(lengths)
+        rows[args.dynamic["input_key"]] = torch.empty(len(lengths), width, 0)
+    return rows
 
 
 def _with_plan(meta: KVBatchMeta, shard: SlicedDataDict[torch.Tensor]) -> KVBatchMeta:
+    others = {key: value for key, value in meta.extra_info.items() if key not in PLAN_KEYS}
     plan = {key: value for key in PLAN_KEYS if (value := getattr(shard, key)) is not None}
-    return replace(meta, extra_info={**meta.extra_info, **plan})
+    return replace(meta, extra_info={**others, **plan})
 
 
 def _undo(order: list[int]) -> list[int] | None:

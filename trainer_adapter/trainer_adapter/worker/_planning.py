@@ -61,7 +61,7 @@ def _plan_dynamic_together(
     torch.distributed.all_reduce(longest, op=torch.distributed.ReduceOp.MAX, group=dp_group)
     # Rows are in ascending order of length on every rank, and so are the maxima: planning again keeps their order.
     common: BatchedDataDict[torch.Tensor] = BatchedDataDict(
-        {args["input_key"]: torch.zeros(rows, width, dtype=torch.int8), args["input_lengths_key"]: longest}
+        {args["input_key"]: torch.empty(rows, width, 0), args["input_lengths_key"]: longest}
     )
     plan, _ = common.shard_by_batch_size(1, batch_size=batch_size, dynamic_batching_args=args)
     shards[0].micro_batch_indices = plan[0].micro_batch_indices
