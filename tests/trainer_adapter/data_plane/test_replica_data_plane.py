@@ -148,6 +148,13 @@ def test_columns_that_do_not_fit_leave_the_claim_open(side: ReplicaDataPlane) ->
     assert repr(claim).endswith("8 rows released>")
 
 
+def test_columns_may_be_lists(client: DataPlaneClient, side: ReplicaDataPlane) -> None:
+    scores = [0.5 * row for row in range(8)]
+    with claim_of(side) as claim:
+        assert claim.commit({"score": scores}) == 8
+    assert client.get_samples(IDS, "p", ["score"])["score"].tolist() == scores
+
+
 # --- on a device ---
 
 

@@ -65,7 +65,7 @@ class ReplicaClaim:
 
         columns: values that the leader writes in the same atomic step, one row for each row of the meta, in its order;
         those of other ranks are ignored. Tensors (N,S,...) are stored without padding, by the meta's sequence_lengths
-        or, without them, by the column input_lengths. Tensors (N,) and object arrays are stored as they are.
+        or, without them, by the column input_lengths. All other columns are stored as Claim.commit stores them.
 
         Raises on all ranks what Claim.commit raises. A ValueError about the leader's columns is a RuntimeError on the
         others.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from dataplane_client.codec import pack_per_token_field
@@ -30,9 +29,10 @@ def result_column(meta: KVBatchMeta, result: object, result_key: str) -> torch.T
 
 
 def pack_columns(meta: KVBatchMeta, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Pack tensors with `pack_column`; object arrays stay as they are."""
+    """Pack tensors with `pack_column`; other columns stay as they are."""
+    lengths = columns.get("input_lengths")
     return {
-        name: value if isinstance(value, np.ndarray) else pack_column(meta, name, value, columns.get("input_lengths"))
+        name: pack_column(meta, name, value, lengths) if isinstance(value, torch.Tensor) else value
         for name, value in columns.items()
     }
 
