@@ -64,10 +64,17 @@ META = KVBatchMeta("train", "train", ["a", "b"], sequence_lengths=[3, 4])
 BIG = torch.zeros(100_000)
 
 
+def nested(*lengths: int) -> torch.Tensor:
+    """Equal elements in rows of these lengths."""
+    return torch.nested.nested_tensor_from_jagged(torch.arange(3.0), torch.tensor([0, *lengths]).cumsum(0))
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
         ({"meta": META}, {"meta": META.subset([1, 0])}),
+        ({"meta": META}, {"meta": META.with_fields(["x"])}),
+        ({"data": {"x": nested(1, 2)}}, {"data": {"x": nested(2, 1)}}),
         ({"gbs": 4}, {"gbs": 8}),
         ({"gbs": 4}, {"mbs": 4}),
         ({"data": {"x": torch.tensor([1])}}, {"data": {"x": torch.tensor([2])}}),
@@ -77,7 +84,7 @@ BIG = torch.zeros(100_000)
         ({"data": ["ab", "c"]}, {"data": ["a", "bc"]}),
         ({"loss_fn": META}, {"loss_fn": RayGroupOptions(1)}),
     ],
-    ids=["rows", "value", "name", "element", "dtype", "shape", "sampled", "bounds", "kind"],
+    ids=["rows", "fields", "lengths", "value", "name", "element", "dtype", "shape", "sampled", "bounds", "kind"],
 )
 def test_calls_that_differ_have_different_digests(one: dict[str, object], other: dict[str, object]) -> None:
     assert digest_of_call("train", one) == digest_of_call("train", dict(one))

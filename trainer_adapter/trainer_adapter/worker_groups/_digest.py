@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dataplane_client.records.meta import KVBatchMeta
+from trainer_adapter._exchange import meta_values
 
 _SAMPLED = 4096
 _PLAIN = (str, int, float, bool, bytes, type(None))
@@ -30,7 +31,7 @@ def digest_of_call(method: str, arguments: Mapping[str, Any]) -> bytes:
 
 def _parts(value: Any) -> Iterator[bytes]:
     if isinstance(value, KVBatchMeta):
-        value = [value.partition_id, value.task_name, value.sample_ids, value.sequence_lengths, value.extra_info]
+        value = meta_values(value)
     if isinstance(value, Tensor):
         yield from _tensor_parts(value)
     elif isinstance(value, _PLAIN):
@@ -48,8 +49,11 @@ def _parts(value: Any) -> Iterator[bytes]:
         yield f"{type(value).__module__}.{type(value).__qualname__}".encode()
 
 
-def _tensor_parts(tensor: Tensor) -> Iterator[bytes]:
-    elements = (tensor.values() if tensor.is_nested else tensor).detach().reshape(-1)
-    yield f"{tensor.dtype} {tuple(elements.shape if tensor.is_nested else tensor.shape)}".encode()
+def _tensor_parts(tensor: Any) -> Iterator[bytes]:
+    if tensor.is_nested:
+        yield from _tensor_parts(tensor.offsets())
+        tensor = tensor.values()
+    elements = tensor.detach().reshape(-1)
+    yield f"{tensor.dtype} {tuple(tensor.shape)}".encode()
     step = max(1, elements.numel() // _SAMPLED)
     yield elements[::step].contiguous().view(torch.uint8).cpu().numpy().tobytes()
