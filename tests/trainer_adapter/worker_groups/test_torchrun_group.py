@@ -56,7 +56,7 @@ def test_shutdown_ends_the_group(ranks: Seen) -> None:
 def test_all_ranks_learn_what_the_driver_knows_or_that_it_cannot_be_sent(ranks: Seen) -> None:
     for rank, driver in zip(ranks, (True, False), strict=True):
         refused = rank["agreed"].pop("refused")
-        assert rank["agreed"] == {"driver": driver, "meta": True, "values": [[1, 2], "x"], "nothing": True}
+        assert rank["agreed"] == {"driver": driver, "meta": True, "values": [[1, 2], "x"], "batch": 2, "nothing": True}
         assert "unsupported value type builtin_function_or_method" in refused
 
 
@@ -88,3 +88,9 @@ def test_a_failure_in_the_midst_of_a_collective_call_keeps_nobody_for_ever(ranks
     assert "(rank(s) 0 did not finish)" in failed["failed"]
     assert waiting["failed"].startswith("WorkerFailed: fail_alone: ")  # it may have been told by then which rank it was
     assert max(waiting["seconds"], failed["seconds"]) < 20
+
+
+def test_a_driver_that_is_gone_while_others_wait_for_its_value_breaks_the_group(ranks: Seen) -> None:
+    seen = ranks[1]["left_by_the_driver"]
+    assert seen["waited"].startswith("WorkerFailed: from_driver: another rank is gone: ")
+    assert "cannot be called: from_driver: another rank is gone" in seen["afterwards"]

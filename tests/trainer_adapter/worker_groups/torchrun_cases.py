@@ -84,10 +84,12 @@ def agreed(_rank: int, _folder: Path) -> dict[str, Any]:
         meta: Any = group.from_driver(META if ours else None)
         given: dict[str, Any] | None = {"rows": torch.tensor([1, 2]), "name": "x"} if ours else None
         values: Any = group.from_driver(given)
+        batch = group.from_driver(shards_of(2)[0] if ours else None)
         return {
             "driver": ours,
             "meta": meta == META and meta.generations == META.generations,
             "values": [values["rows"].tolist(), values["name"]],
+            "batch": isinstance(batch, BatchedDataDict) and batch.size,
             "nothing": group.from_driver(None) is None,
             "refused": outcome_of(lambda: group.from_driver({"code": print} if ours else None)),
         }
@@ -131,5 +133,17 @@ def failed_in_the_midst(_rank: int, _folder: Path) -> dict[str, Any]:
     return {"failed": failed, "seconds": time.monotonic() - began}
 
 
+def left_by_the_driver(rank: int, _folder: Path) -> dict[str, Any]:
+    with group_of() as group:
+        if rank == 0:
+            return {}
+        return {
+            "waited": outcome_of(lambda: group.from_driver(None)),
+            "afterwards": outcome_of(lambda: group.run_everywhere("nothing")),
+        }
+
+
 WHOLE = [dealt, replicated, everywhere, agreed, disagreeing, refused]
-CASES: dict[str, Case] = {case.__name__: case for case in [*WHOLE, failed_at_its_end, failed_in_the_midst]}
+CASES: dict[str, Case] = {
+    case.__name__: case for case in [*WHOLE, failed_at_its_end, failed_in_the_midst, left_by_the_driver]
+}

@@ -19,14 +19,15 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
+from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.records.meta import KVBatchMeta
 from trainer_adapter._exchange import broadcast_values, gather_values, meta_values
 from trainer_adapter.worker_groups._digest import digest_of_call
-from trainer_adapter.worker_groups._failures import Health, WorkerFailed
+from trainer_adapter.worker_groups._failures import Failure, Health, WorkerFailed, lost_rank_error
 from trainer_adapter.worker_groups._interface import AgreedT
 from trainer_adapter.worker_groups._portable import make_portable
 from trainer_adapter.worker_groups._rank_outcomes import agree_on_outcome, check_same_call
@@ -34,6 +35,7 @@ from trainer_adapter.worker_groups._replicas import Replicas
 
 _log = logging.getLogger("trainer_adapter")
 _CPU = torch.device("cpu")
+T = TypeVar("T")
 
 
 class TorchrunWorkerGroup:
@@ -76,11 +78,13 @@ class TorchrunWorkerGroup:
     def from_driver(self, value: AgreedT) -> AgreedT:
         """Return rank 0's value. A collective call: the others wait for rank 0 until the call's timeout.
 
-        `_exchange` lists the supported values; TypeError on every rank for others.
+        `_exchange` lists the supported values; TypeError on every rank for others. A BatchedDataDict stays one, without
+        a plan of microbatches. WorkerFailed if rank 0 is gone.
         """
         self._health.check("from_driver")
         sent = _encode_value(value) if self.is_driver else None
-        return cast("AgreedT", _decode_value(broadcast_values(sent, source=0, group=self._open_group(), device=_CPU)))
+        found = self._exchange("from_driver", lambda group: broadcast_values(sent, source=0, group=group, device=_CPU))
+        return cast("AgreedT", _decode_value(found))
 
     def run_everywhere(self, method: str, **arguments: Any) -> Any:
         """See WorkerGroup; the result is this rank's own."""
@@ -90,8 +94,8 @@ class TorchrunWorkerGroup:
         """See WorkerGroup. Results are gathered, so every rank returns those of all leaders."""
         own = {name: shards[name][self._replicas.dp_rank_of[self._rank]] for name in shards}
         result = self._run(method, {**common, **own}, {**common, **shards}, make_portable)
-        leads = self._rank in self._replicas.leaders
-        found = gather_values({"result": result} if leads else {}, group=self._open_group(), device=_CPU)
+        given = {"result": result} if self._rank in self._replicas.leaders else {}
+        found = self._exchange(method, lambda group: gather_values(given, group=group, device=_CPU))
         return [found[leader]["result"] for leader in self._replicas.leaders]
 
     def start(self, method: str, **arguments: Any) -> list[Any]:
@@ -121,6 +125,17 @@ class TorchrunWorkerGroup:
             raise
         return result
 
+    def _exchange(self, method: str, exchange: Callable[[torch.distributed.ProcessGroup], T]) -> T:
+        """Exchange values with the other ranks. WorkerFailed if one of them is gone."""
+        try:
+            return exchange(self._open_group())
+        except RuntimeError as error:
+            if not Failure.of(error).lost_a_rank:
+                raise
+            failed = lost_rank_error(method, error)
+            self._health.end(failed)
+            raise failed from error
+
     def _open_group(self) -> torch.distributed.ProcessGroup:
         if self._group is None:
             raise RuntimeError("this group of workers is shut down")
@@ -143,11 +158,15 @@ class TorchrunWorkerGroup:
 def _encode_value(value: Mapping[str, Any] | KVBatchMeta | None) -> dict[str, Any]:
     if isinstance(value, KVBatchMeta):
         return {"meta": meta_values(value)}
+    if isinstance(value, BatchedDataDict):
+        return {"batch": value.get_dict()}
     return {} if value is None else {"values": dict(value)}
 
 
 def _decode_value(message: Mapping[str, Any]) -> Mapping[str, Any] | KVBatchMeta | None:
     if "meta" in message:
         return KVBatchMeta(**message["meta"])
+    if "batch" in message:
+        return BatchedDataDict(message["batch"])
     values: Mapping[str, Any] | None = message.get("values")
     return values
