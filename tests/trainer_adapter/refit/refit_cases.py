@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -30,6 +31,7 @@ from trainer_adapter.refit import (
     refit_info,
     stream_endpoint,
 )
+from trainer_adapter.refit._endpoints import own_folder
 
 CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -145,6 +147,11 @@ def trainer(rank: int, folder: Path, port: int) -> dict[str, Any]:
         publisher.close()
         publisher = WeightPublisher(model, torch.float32, CPU, rank, timeout_s=0.5, endpoint_folder=folder)
         seen["no_engine"] = told(publisher.stream_weights_via_ipc_zmq)
+        tempfile.tempdir = str(folder / f"rank{rank}")
+        Path(tempfile.tempdir).mkdir()
+        own_folder(Path(tempfile.tempdir)).chmod(0o700 if rank == 0 else 0o755)
+        publisher = WeightPublisher(model, torch.float32, CPU, rank, timeout_s=0.5)
+        seen["no_folder"] = told(publisher.stream_weights_via_ipc_zmq)
     torch.distributed.destroy_process_group()
     return seen
 

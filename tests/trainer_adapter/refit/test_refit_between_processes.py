@@ -76,6 +76,7 @@ ONE_REFUSED = ["RuntimeError: another rank failed: sending weights", "rank1.sock
         ("engine_died", ["ConnectionError: a rank of the group"] * 2),
         ("collective_closed", ["RuntimeError: the group for weights"] * 2),
         ("no_engine", ["TimeoutError: no engine connected to ipc://"] * 2),
+        ("no_folder", ["TimeoutError: no engine connected to ipc://", "PermissionError: "]),
     ],
 )
 def test_every_rank_raises_when_an_engine_failed(ranks: list[dict[str, Any]], case: str, texts: list[str]) -> None:

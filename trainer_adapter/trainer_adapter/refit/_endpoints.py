@@ -13,11 +13,9 @@ import torch
 def stream_endpoint(device: torch.device, rank: int, folder: str | os.PathLike[str] | None = None) -> str:
     """ipc://<folder>/GPU-<uuid>.sock on a GPU, ipc://<folder>/rank<rank>.sock on the CPU, for ZeroMQ.
 
-    folder: its permissions must be for its owner alone. None: a folder of this user in the system's folder for
-    temporary files, made if missing. Jobs on the CPUs of one host need different folders. The path of a socket can have
-    107 bytes.
-
-    Raises PermissionError if the folder belongs to another user or is open to others.
+    folder: make it for its owner alone, which is not checked. None: a folder of this user in the system's folder for
+    temporary files, made if missing; PermissionError if it belongs to another user or is open to others. Jobs on the
+    CPUs of one host need different folders. The path of a socket can have 107 bytes.
     """
     own = own_folder(Path(tempfile.gettempdir())) if folder is None else Path(folder)
     name = f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else f"rank{rank}"

@@ -57,18 +57,23 @@ class WeightPublisher:
         buffer_size_bytes: of both buffers together (0: 2 % of the GPU's memory, at most 5 GB; on the CPU 256 MiB).
         They are kept for later calls until `close`.
 
-        Raises NotImplementedError for kv_scales, and what stream_weights raises; RuntimeError if that happened on
-        another rank.
+        Raises NotImplementedError for kv_scales, and what stream_endpoint and stream_weights raise. RuntimeError if
+        another rank failed.
         """
         _refuse_scales(kv_scales)
-        size = buffer_size_bytes or default_buffer_bytes(self._device)
-        endpoint = stream_endpoint(self._device, self._rank, self._folder)
-        device, timeout_s, buffers = self._device, self._timeout_s, self._buffers
-        self._send(
-            lambda info, parameters: stream_weights(
-                endpoint, info, parameters, device=device, buffer_size_bytes=size, timeout_s=timeout_s, buffers=buffers
+
+        def send(info: RefitInfo, parameters: Iterator[tuple[str, Tensor]]) -> None:
+            stream_weights(
+                stream_endpoint(self._device, self._rank, self._folder),
+                info,
+                parameters,
+                device=self._device,
+                buffer_size_bytes=buffer_size_bytes or default_buffer_bytes(self._device),
+                timeout_s=self._timeout_s,
+                buffers=self._buffers,
             )
-        )
+
+        self._send(send)
 
     def init_collective(self, ip: str, port: int, world_size: int, *, train_world_size: int) -> None:
         """Join a group of world_size ranks that meets at ip:port: train_world_size trainers first, then engines.
