@@ -42,7 +42,7 @@ class DataPlanePolicy(ColocatablePolicyInterface):
     """A policy over `workers`, which are AutomodelPolicyWorkers made with the same `config`.
 
     All methods raise what the group's methods raise, see WorkerGroup. Raises AssertionError if config enables both
-    dynamic batching and sequence packing, KeyError if the enabled one lacks a setting.
+    dynamic batching and sequence packing, KeyError if the enabled one lacks a setting of training.
     """
 
     def __init__(self, config: PolicyConfig, workers: WorkerGroup) -> None:
