@@ -31,6 +31,7 @@ SHAPES = {
     "qwen2": {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True},
 }
 SIZES = {"vocab_size": WORDS, "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 4}
+ON = {"enabled": True, "train_mb_tokens": WIDTH, "sequence_length_round": 1}
 long = pytest.mark.long
 
 
@@ -185,6 +186,7 @@ def test_ranks_divide_what_they_can(model: Path) -> None:
             "rows of 382 tokens.*make_sequence_length_divisible_by to a multiple of 4",
         ),
         (1, {}, None, "tokens of a row is unknown: pass --row-tokens"),
+        (0, {}, WIDTH, "--ranks must be positive, not 0"),
     ],
 )
 def test_a_job_that_cannot_be_divided_is_refused(
@@ -192,6 +194,21 @@ def test_a_job_that_cannot_be_divided_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=text):
         planned(model, ranks, changes, row_tokens)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"dynamic_batching": ON, "sequence_packing": ON}, AssertionError, "both enabled"),
+        ({"sequence_packing": ON | {"train_mb_tokens": 0}}, ValueError, "sequence_packing.train_mb_tokens .* not 0"),
+        ({"train_micro_batch_size": 0}, ValueError, "train_micro_batch_size .* not 0"),
+    ],
+)
+def test_microbatches_that_the_worker_refuses_are_refused(
+    model: Path, changes: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        read_layout(settings(model, "none", 2, False, "bfloat16") | changes, 1, WIDTH)
 
 
 def test_a_model_with_other_layers_is_refused(tmp_path: Path) -> None:

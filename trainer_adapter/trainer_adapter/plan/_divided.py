@@ -24,6 +24,7 @@ from trainer_adapter.automodel.parallel.mesh import ParallelSizes, create_mesh, 
 from trainer_adapter.automodel.parallel.tensor import parallelize_tensors
 from trainer_adapter.automodel.setup._optimizer import build_optimizer
 from trainer_adapter.automodel.setup._validation import validate_and_prepare_config
+from trainer_adapter.microbatch_args import microbatch_args
 from trainer_adapter.pad_target import rounded_up
 from trainer_adapter.plan._law import FLOAT32, DecoderSizes, RankWeights, Work
 
@@ -50,6 +51,9 @@ def read_layout(config: PolicyConfig, ranks: int, row_tokens: int | None) -> tup
     """
     for path in _READ:
         required(config, path)
+    microbatch_args(config, "train")  # raises for settings that exclude each other
+    if ranks < 1:
+        raise ValueError(f"--ranks must be positive, not {ranks}")
     sizes = parallel_sizes(config["dtensor_cfg"], ranks)
     if sizes.ep > 1:
         raise NotImplementedError("dtensor_cfg.expert_parallel_size: the plan knows no experts; it must be 1")
@@ -113,7 +117,14 @@ def _rows_of_rank(config: PolicyConfig, dp: int) -> int:
 def _rows_at_once(config: PolicyConfig) -> int:
     """Of a fixed microbatch. Others have fewer rows than a step unless it has a single one."""
     is_fixed = not (is_enabled(config, "dynamic_batching") or is_enabled(config, "sequence_packing"))
-    return int(required(config, "train_micro_batch_size")) if is_fixed else 1
+    return _positive(config, "train_micro_batch_size") if is_fixed else 1
+
+
+def _positive(config: PolicyConfig, path: str) -> int:
+    found = int(required(config, path))
+    if found < 1:
+        raise ValueError(f"{path} must be positive, not {found}")
+    return found
 
 
 def _tokens(config: PolicyConfig, sizes: ParallelSizes, row_tokens: int | None) -> tuple[int, int]:
@@ -122,13 +133,13 @@ def _tokens(config: PolicyConfig, sizes: ParallelSizes, row_tokens: int | None) 
     parts = 2 * sizes.cp if sizes.cp > 1 else sizes.tp if layout["sequence_parallel"] else 1
     for block in ("dynamic_batching", "sequence_packing"):
         if is_enabled(config, block):
-            tokens = rounded_up(max(int(required(config, f"{block}.train_mb_tokens")), row_tokens or 0), parts)
+            tokens = rounded_up(max(_positive(config, f"{block}.train_mb_tokens"), row_tokens or 0), parts)
             return tokens, tokens
     if row_tokens is None:
         raise ValueError("the number of tokens of a row is unknown: pass --row-tokens, those of the longest row")
     if row_tokens < 1:
         raise ValueError(f"--row-tokens must be positive, not {row_tokens}")
-    width = rounded_up(row_tokens, int(required(config, "make_sequence_length_divisible_by")))
+    width = rounded_up(row_tokens, _positive(config, "make_sequence_length_divisible_by"))
     if width % parts:
         into = f"context_parallel_size={sizes.cp} into an early and a late stretch each"
         over = into if sizes.cp > 1 else f"tensor_parallel_size={sizes.tp} with sequence_parallel"
@@ -136,7 +147,7 @@ def _tokens(config: PolicyConfig, sizes: ParallelSizes, row_tokens: int | None) 
             f"rows of {width} tokens cannot be divided over dtensor_cfg.{over}: set make_sequence_length_divisible_by "
             f"to a multiple of {parts}"
         )
-    return int(required(config, "train_micro_batch_size")) * width, width
+    return _rows_at_once(config) * width, width
 
 
 # --- the model ---
