@@ -82,12 +82,16 @@ def test_a_put_on_a_node_that_is_unknown_or_gone_is_refused(cluster: Caller) -> 
             cluster.apply(cluster.put_call(["s"], {"a": [8]}, node=node))
 
 
-def test_a_put_on_a_lost_node_takes_no_room_in_its_partition(cluster: Caller) -> None:
-    cluster.set_flow(max_rows=1)
+@pytest.mark.parametrize("flow", [{"max_rows": 2}, {"max_rows": 1, "when_full": "evict"}])
+def test_a_put_on_a_lost_node_takes_no_room_in_its_partition_and_evicts_nothing(
+    cluster: Caller, flow: dict[str, object]
+) -> None:
+    put(cluster, ["s1"], 1)
+    cluster.set_flow(**flow)
     cluster.apply(LoseNode(2))
     with cluster.refuses(Reason.NODE_LOST):
-        cluster.apply(cluster.put_call(["s1"], {"a": [8]}, node=2))
-    assert isinstance(cluster.apply(cluster.put_call(["s1"], {"a": [8]}, node=1)), Reservation)
+        cluster.apply(cluster.put_call(["s2"], {"a": [8]}, node=2))
+    assert isinstance(cluster.apply(cluster.put_call(["s2"], {"a": [8]}, node=1)), Reservation)
 
 
 def test_a_lost_node_takes_its_rows_and_no_others(cluster: Caller) -> None:

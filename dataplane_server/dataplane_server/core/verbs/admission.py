@@ -91,13 +91,13 @@ class Admission:
             self._since[ticket] = now
         return reservation
 
-    def check(self, columns: Columns, *, urgent: bool = False) -> None:
+    def check(self, columns: Columns, *, node: int = 0, urgent: bool = False) -> None:
         """Refuse columns that do not fit into an empty arena, each at an aligned offset (those of an append beside what
-        their rows have), and a write that would have to wait where no more may.
+        their rows have), those of a node that is gone, and a write that would have to wait where no more may.
         """
         sizes = [column.size_bytes for column in columns.each if column.size_bytes]
         padded = sum(map(align, sizes[:-1])) + sum(sizes[-1:])
-        budget = self._state.limits.memory_bytes
+        budget = self._state.space.capacity_of(node)
         if padded + columns.kept_bytes > budget:
             needed = sum(sizes)
             beside = f", beside the {size_text(columns.kept_bytes)} that its rows have" if columns.kept_bytes else ""

@@ -154,7 +154,7 @@ class Writes:
             kept += partition.rows.growth_bytes(checked.new_rows)
         kept += _write_bytes(columns) + partition.declare_bytes(column.name for column in columns.each)
         begun = _UnderWay(call, partition.partition_id, columns, kept, revisions)
-        self._admission.check(columns, urgent=urgent)
+        self._admission.check(columns, node=call.node, urgent=urgent)
         state.bookkeeping.check(begun.kept_bytes, urgent=urgent)
         return begun, checked
 
