@@ -112,10 +112,12 @@ def test_a_prompt_that_waits_for_room_is_refused_if_it_was_given_up_meanwhile(ca
         caller.apply(caller.reserve_call("g", ["x"], max_regenerations=0))
     caller.clear(["s"])
     (first,) = caller.plane.take_effects()
-    assert isinstance(first, Answered) and isinstance(first.answer, Reserved)
+    assert isinstance(first, Answered)
+    assert isinstance(first.answer, Reserved)
     caller.abort_group(first.answer.reservation_id, "no tests pass")
     (second,) = caller.plane.take_effects()
-    assert isinstance(second, Failed) and second.refusal.reason is Reason.GROUP_GIVEN_UP
+    assert isinstance(second, Failed)
+    assert second.refusal.reason is Reason.GROUP_GIVEN_UP
 
 
 def test_reserved_groups_are_listed_with_what_they_lack(caller: Caller) -> None:

@@ -115,7 +115,8 @@ def test_rows_that_a_task_does_not_get_any_more_leave_their_step(caller: Caller)
     assert caller.take_shard("a", dp_rank=1).sample_ids == ()
     caller.commit(grant.claim_id)
     (ended,) = caller.plane.take_effects()
-    assert isinstance(ended, Failed) and ended.refusal.reason is Reason.END_OF_DATA
+    assert isinstance(ended, Failed)
+    assert ended.refusal.reason is Reason.END_OF_DATA
     assert (caller.task().delayed_rows, caller.task().stale_rows) == (0, 2)
 
 

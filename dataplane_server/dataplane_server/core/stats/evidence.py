@@ -93,8 +93,8 @@ class Evidence:
     def held(self, partition: Partition, task: Task, session_id: str) -> tuple[list[Finding], list[Finding]]:
         """The rows that open claims of a task hold: those of others, and those of a session itself."""
         claims = self._table.open_on(partition, task.name)
-        own = [claim for claim in claims if session_id and session_id in claim.sessions]
-        others = [claim for claim in claims if claim not in own]
+        own = [claim for claim in claims if session_id in claim.sessions]
+        others = [claim for claim in claims if session_id not in claim.sessions]
         return self._held(others, ""), self._held(own, "this client")
 
     def _held(self, claims: Sequence[OpenClaim], who: str) -> list[Finding]:

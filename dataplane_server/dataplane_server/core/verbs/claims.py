@@ -70,7 +70,7 @@ class Claims:
             task.counters.versioned += int(np.count_nonzero(known))
             task.counters.versions_behind += int(behind[known].sum())
         sample_ids = tuple(rows.ids(slots))
-        claim_id = who = ""
+        claim_id, who = "", self._state.sessions.name(call.session_id)
         if not consume:
             claim_id = issued_ids.claim_id(self._state.incarnation, self._state.ticket())
             shard = (call.step, call.dp_rank) if isinstance(call, ClaimShard) else None
@@ -80,7 +80,6 @@ class Claims:
             self._table.add(claim)
             if call.session_id:
                 self._table.hold(claim, call.session_id)
-                who = self._state.sessions.name(call.session_id)
         what = "committed" if consume else "claimed"
         self._state.report(Fact(what, partition.partition_id, sample_ids, who, call.task, claim_id))
         return Grant(
@@ -155,7 +154,11 @@ class Claims:
     # -- release -------------------------------------------------------------------------------------------------------
 
     def release(self, call: ReleaseClaim, now: float) -> ReleaseResult:
-        self._check_release(call.delay_s, call.reason)
+        limits = self._state.limits
+        if not 0 <= call.delay_s <= limits.max_delay_s:
+            message = f"the delay of a release must be 0 to {limits.max_delay_s:.0f} seconds, got {call.delay_s:g}"
+            raise Refusal(Reason.INVALID_REQUEST, message)
+        check_reason(call.reason, limits)
         claim = self._table.find(call.claim_id)
         if call.delay_s:
             self._state.bookkeeping.check(DELAY_BYTES * len(claim.slots), urgent=True)
@@ -179,13 +182,6 @@ class Claims:
         partition = self._state.partitions.get(due.partition_id)
         task = None if partition is None else partition.tasks.get(due.task)
         return task is not None and task.is_held(due.slots, due.at)
-
-    def _check_release(self, delay_s: float, reason: str) -> None:
-        limits = self._state.limits
-        if not 0 <= delay_s <= limits.max_delay_s:
-            message = f"the delay of a release must be 0 to {limits.max_delay_s:.0f} seconds, got {delay_s:g}"
-            raise Refusal(Reason.INVALID_REQUEST, message)
-        check_reason(reason, limits)
 
     def _release(
         self, claims: list[OpenClaim], how: How, reason: str = "", held_until: float | None = None, who: str = ""

@@ -208,17 +208,18 @@ class Flow:
 
     def sessions(self) -> set[str]:
         """Sessions with groups that wait."""
-        entries = [self._partition_of[ticket].entrance.waiting.get(ticket) for ticket in self.tickets()]
-        calls = [entry.call for entry in entries if entry is not None]
-        return {call.session_id for call in calls if isinstance(call, ReserveGroup)}
+        return {call.session_id for call in self._groups().values()}
 
     def fail_session(self, session_id: str) -> None:
         """Fail the groups of a session that has ended."""
         refusal = Refusal(Reason.SESSION_EXPIRED, f"session {session_id!r} ended while the group waited")
-        entries = [(ticket, self._partition_of[ticket].entrance.waiting.get(ticket)) for ticket in self.tickets()]
-        calls = [(ticket, entry.call) for ticket, entry in entries if entry is not None]
-        for ticket in [t for t, call in calls if isinstance(call, ReserveGroup) and call.session_id == session_id]:
+        for ticket in [ticket for ticket, call in self._groups().items() if call.session_id == session_id]:
             self._fail(ticket, refusal)
+
+    def _groups(self) -> dict[int, ReserveGroup]:
+        """Those that wait, by ticket."""
+        entries = {ticket: self._partition_of[ticket].entrance.waiting.get(ticket) for ticket in self.tickets()}
+        return {ticket: e.call for ticket, e in entries.items() if e is not None and isinstance(e.call, ReserveGroup)}
 
     def tickets(self, partition_id: str = "") -> list[int]:
         """Of all that wait, or of those of a partition, in order of arrival."""

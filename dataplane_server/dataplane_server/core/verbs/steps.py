@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +46,7 @@ from dataplane_server.core.verbs.locality import nodes_of_units
 
 MAX_DP_WORLD = 65_536
 
+_OF_ONE_CALL = ("request_id", "dp_rank", "session_id", "node", "again")
 _Key = tuple[str, str]
 _NO_ROWS: Slots = np.zeros(0, np.int64)
 _ROW_BYTES = 200
@@ -146,8 +147,7 @@ class Steps:
         return grant
 
     def _find(self, call: ClaimShard) -> _Step | None:
-        steps = self._steps.get(_key(call))
-        return None if steps is None else steps.get(call.step)
+        return self._steps.get(_key(call), {}).get(call.step)
 
     def _current_grant(self, shard: _Shard, session_id: str) -> Grant | None:
         """The last grant of a shard, if its claim is open (the session then holds it too) or was committed; None if its
@@ -306,18 +306,7 @@ def _key(call: ClaimShard) -> _Key:
 
 def _common(call: ClaimShard) -> dict[str, object]:
     """What all calls of a step must have in common."""
-    names = (
-        "dp_world",
-        "required_fields",
-        "batch_size",
-        "min_size",
-        "balance",
-        "max_tokens",
-        "whole_groups",
-        "where",
-        "order",
-        "order_tag",
-    )
+    names = [field.name for field in fields(call) if field.name not in _OF_ONE_CALL]
     return {**{name: getattr(call, name) for name in names}, "unit": unit_of(call)}
 
 
