@@ -122,9 +122,8 @@ class Partition:
 
     def growth_bytes(self, definition: Definition) -> int:
         """Memory that a definition needs beyond the present one, for columns of its fields and tasks as well."""
-        tasks = len(set(definition.tasks) - self.tasks.keys())
         values = max(0, len(definition.fields) - self.rows.places.width)
-        columns_bytes = self.rows.columns_bytes(values, TASK_BYTES * tasks)
+        columns_bytes = self.rows.columns_bytes(values, TASK_BYTES * (len(definition.tasks) - len(self.tasks)))
         return definition_bytes(definition) - definition_bytes(self.definition) + columns_bytes
 
     def _undeclared(self, names: Iterable[str]) -> tuple[str, ...]:

@@ -147,7 +147,8 @@ class Steps:
         return grant
 
     def _find(self, call: ClaimShard) -> _Step | None:
-        return self._steps.get(_key(call), {}).get(call.step)
+        steps = self._steps.get(_key(call))
+        return None if steps is None else steps.get(call.step)
 
     def _current_grant(self, shard: _Shard, session_id: str) -> Grant | None:
         """The last grant of a shard, if its claim is open (the session then holds it too) or was committed; None if its
@@ -178,7 +179,8 @@ class Steps:
             shard.slots, shard.epochs = shard.slots[stay], shard.epochs[stay]
             rows.keep(-_ROW_BYTES * np.count_nonzero(withheld))
             task.end_delay(held[withheld], math.inf)
-        return held[~withheld]
+            held = held[~withheld]
+        return held
 
     def _check(self, call: ClaimShard) -> Partition:
         where = {"partition_id": call.partition_id, "task": call.task}
