@@ -31,6 +31,7 @@ from dataplane_server.core.calls.answers import (
     SessionExpired,
     TaskInfo,
     Totals,
+    Waiting,
 )
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.flow import FlowPolicy
@@ -67,6 +68,7 @@ from dataplane_server.core.rows.shared_payloads import DIGEST_SIZE
 
 BYTES = Shape("jagged", "uint8", ())
 A = TypeVar("A")
+E = TypeVar("E", bound=Effect)
 
 
 class Caller:
@@ -122,22 +124,44 @@ class Caller:
         of_call = (self.request_id(), partition_id, sample_ids, [*jagged, *columns], tags, given, generations)
         return PutSamples(*of_call, **more)  # type: ignore[arg-type]
 
+    def begin(self, write: PutSamples | CommitClaim) -> Reservation:
+        """A write that has space at once."""
+        reservation = self.apply(write)
+        assert isinstance(reservation, Reservation), reservation
+        return reservation
+
+    def wait(self, call: Call[object]) -> int:
+        """The ticket of a call that has to wait."""
+        waiting = self.apply(call)
+        assert isinstance(waiting, Waiting), waiting
+        return waiting.ticket
+
+    def effect(self, kind: type[E]) -> E:
+        """What was told to a caller that waited, the only one that was told anything."""
+        (effect,) = self.plane.take_effects()
+        assert isinstance(effect, kind), effect
+        return effect
+
+    def fails(self, reason: Reason, ticket: int, *words: str) -> None:
+        """A write is refused at its end for this reason, in a message with these words."""
+        with pytest.raises(Refusal) as caught:
+            self.finish(ticket)
+        assert caught.value.reason is reason, caught.value
+        assert [word for word in words if word not in caught.value.message] == []
+
     def finish(self, ticket: int, digests: bytes = b"") -> PutResult | CommitResult:
         return self.apply(FinishWrite(ticket, digests=digests))
 
     def put(self, put: PutSamples) -> PutResult:
         """Begin and finish a put that has room at once."""
-        reservation = self.apply(put)
-        assert isinstance(reservation, Reservation)
-        result = self.finish(reservation.ticket)
+        result = self.finish(self.begin(put).ticket)
         assert isinstance(result, PutResult)
         return result
 
     def put_once(self, values: Mapping[str, bytes], field: str = "a", **more: object) -> PutResult:
         """Put a value for each sample, which is kept once."""
         lengths = {field: [len(value) for value in values.values()]}
-        reservation = self.apply(self.put_call(list(values), lengths, once=(field,), **more))  # type: ignore[arg-type]
-        assert isinstance(reservation, Reservation)
+        reservation = self.begin(self.put_call(list(values), lengths, once=(field,), **more))  # type: ignore[arg-type]
         digests = [blake2b(value, digest_size=DIGEST_SIZE).digest() for value in values.values()]
         result = self.finish(reservation.ticket, b"".join(digests))
         assert isinstance(result, PutResult)

@@ -9,7 +9,7 @@ from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import Admitted, Effect, Reservation, Waiting
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import AbortWrite, GiveUpWrite, PutSamples
+from dataplane_server.core.calls.requests import AbortWrite, GiveUpWrite
 
 
 @pytest.fixture
@@ -22,14 +22,7 @@ def full(new_caller: Callable[..., Caller]) -> Caller:
 
 
 def waits(caller: Caller, size: int) -> int:
-    waiting = caller.apply(put_of(caller, size))
-    assert isinstance(waiting, Waiting)
-    return waiting.ticket
-
-
-def put_of(caller: Caller, size: int) -> PutSamples:
-    request_id = caller.request_id()
-    return caller.put_call([f"new-{request_id}"], {"a": [size]})
+    return caller.wait(caller.put_call([f"new-{caller.request_id()}"], {"a": [size]}))
 
 
 def admitted(effects: list[Effect]) -> list[int]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Grant, Waiting
+from dataplane_server.core.calls.answers import Grant
 from dataplane_server.core.calls.filters import Filter, Term
 from dataplane_server.core.calls.flow import DrawBand
 from dataplane_server.core.calls.limits import Limits
@@ -110,11 +110,11 @@ def test_what_grows_is_refused_by_the_name_of_the_limit_and_its_end_makes_room(
 
 
 def wait_with_claims(caller: Caller, call: int) -> None:
-    assert isinstance(caller.apply(caller.claim_call("a", where=LONG)), Waiting)
+    caller.wait(caller.claim_call("a", where=LONG))
 
 
 def wait_with_draws(caller: Caller, call: int) -> None:
-    assert isinstance(caller.apply(caller.draw_call("a", where=LONG)), Waiting)
+    caller.wait(caller.draw_call("a", where=LONG))
 
 
 @pytest.mark.parametrize(("wait", "most"), [(wait_with_claims, "458752"), (wait_with_draws, "393216")])
@@ -199,11 +199,11 @@ def test_claims_wait_for_so_many_sets_of_fields_and_no_more(new_caller: Callable
     caller.put_rows(["a", "b", "c", "d"], "f33")
     shard = caller.take_shard("f33")
     for name in fields[:32]:
-        assert isinstance(caller.apply(caller.claim_call(name)), Waiting)
+        caller.wait(caller.claim_call(name))
     assert caller.take_shard("f33") == shard  # which needs no set
     with caller.refuses(Reason.LIMIT_REACHED, "32", "max_views"):
         caller.apply(caller.claim_call("f32"))
-    assert isinstance(caller.apply(caller.claim_call("f31")), Waiting)
+    caller.wait(caller.claim_call("f31"))
     caller.set_policy(order="oldest_version")
     caller.register(fields)
     assert caller.plane.take_effects() == []  # those that wait do so under the former order

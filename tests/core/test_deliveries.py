@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import DeadLetter, Grant, ReleaseResult, ResetResult, Waiting
+from dataplane_server.core.calls.answers import DeadLetter, Grant, ReleaseResult, ResetResult
 from dataplane_server.core.calls.refusal import Reason
 
 WAYS = ["committed", "released", "expired", "reset", "cleared", "abandoned", "registered anew"]
@@ -118,7 +118,7 @@ def test_a_row_is_dead_when_its_last_delivery_failed(caller: Caller) -> None:
     assert caller.plane.dead_letters("p", "train") == []
     caller.release(caller.take("a", batch_size=2).claim_id, reason="second")
     assert caller.plane.dead_letters("p", "train") == [DeadLetter("s1", 2, "second"), DeadLetter("s2", 2, "second")]
-    assert isinstance(caller.apply(caller.claim_call("a")), Waiting)
+    caller.wait(caller.claim_call("a"))
     assert (caller.task().dead_rows, caller.standing("s1").state) == (2, "dead")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.core.caller import Caller, int64
 
-from dataplane_server.core.calls.answers import Reservation, Stored
+from dataplane_server.core.calls.answers import Stored
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import BeginRead, FinishWrite, StoreValues
 
@@ -30,8 +30,7 @@ def caller(new_caller: Callable[..., Caller]) -> Caller:
 def put(
     caller: Caller, lengths: dict[str, list[int]], digests: bytes, *sample_ids: str, checksums: bytes = b""
 ) -> None:
-    reservation = caller.apply(caller.put_call(sample_ids, lengths, hashed=True))
-    assert isinstance(reservation, Reservation)
+    reservation = caller.begin(caller.put_call(sample_ids, lengths, hashed=True))
     caller.apply(FinishWrite(reservation.ticket, checksums, value_digests=digests))
 
 
@@ -46,8 +45,7 @@ def read(caller: Caller, *sample_ids: str, fields: str = "a") -> list[list[int]]
 def test_a_read_returns_what_producers_hashed_whoever_wrote_the_value_last(caller: Caller) -> None:
     put(caller, {"a": [1, 2], "b": [0, 4]}, packed(21, 22, 0, 42), "s2", "s3")
     claim = caller.take("a", "b", batch_size=2)
-    reservation = caller.apply(replace(caller.commit_call(claim.claim_id, {"b": [1, 1]}), hashed=True))
-    assert isinstance(reservation, Reservation)
+    reservation = caller.begin(replace(caller.commit_call(claim.claim_id, {"b": [1, 1]}), hashed=True))
     caller.apply(FinishWrite(reservation.ticket, value_digests=packed(51, 52)))
     values = StoreValues(caller.put_call(["s4"], {"a": [1], "b": [1]}, hashed=True), 2, b"", packed(-1, 62))
     assert isinstance(caller.apply(values), Stored)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import CommitResult, Grant, PutResult, Reservation, Waiting
-from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.answers import CommitResult, Grant, Reservation
+from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import CloseSession, DropPartition, ReleaseClaim
 
 BY_SERVER = ["session died", "row reset", "task reset", "registered anew", "dropped"]
@@ -92,16 +92,12 @@ def test_a_claim_is_the_fence_of_one_delivery_and_fences_grow(caller: Caller) ->
 def test_a_write_whose_claim_ends_while_its_bytes_come_is_fenced_at_its_end(caller: Caller, write: str) -> None:
     caller.put_rows(["s1"], "a")
     claim_id = caller.take("a", session_id=caller.open_session(5.0)).claim_id
-    reservation: CommitResult | PutResult | Reservation | Waiting
     if write == "commit":
-        reservation = caller.apply(caller.commit_call(claim_id, {"b": [9]}))
+        reservation = caller.begin(caller.commit_call(claim_id, {"b": [9]}))
     else:
-        reservation = caller.apply(caller.put_call(["s1"], {"b": [9]}, claim_id=claim_id))
-    assert isinstance(reservation, Reservation)
+        reservation = caller.begin(caller.put_call(["s1"], {"b": [9]}, claim_id=claim_id))
     caller.pass_time(5.0)
-    with pytest.raises(Refusal) as caught:
-        caller.finish(reservation.ticket)
-    assert caught.value.reason is Reason.CLAIM_FENCED
+    caller.fails(Reason.CLAIM_FENCED, reservation.ticket)
     with caller.refuses(Reason.FIELD_NOT_PRODUCED):
         caller.read(["s1"], "b")
 

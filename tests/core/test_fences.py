@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import CommitResult, Reservation
-from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.answers import CommitResult
+from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import EndRead
 
 
@@ -33,13 +33,10 @@ def test_a_commit_does_not_write_to_rows_that_were_put_again(caller: Caller, cla
 
 def test_a_commit_that_streams_while_its_rows_are_put_again_is_refused_at_its_end(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
-    reservation = caller.apply(caller.commit_call(caller.take("a").claim_id, {"b": [9]}))
-    assert isinstance(reservation, Reservation)
+    reservation = caller.begin(caller.commit_call(caller.take("a").claim_id, {"b": [9]}))
     caller.clear(["s1"])
     caller.put_rows(["s1"], "a")
-    with pytest.raises(Refusal) as caught:
-        caller.finish(reservation.ticket)
-    assert caught.value.reason is Reason.SAMPLE_NOT_FOUND
+    caller.fails(Reason.SAMPLE_NOT_FOUND, reservation.ticket)
     with caller.refuses(Reason.FIELD_NOT_PRODUCED, "'s1'", "'b'"):
         caller.read(["s1"], "b")
 

@@ -8,9 +8,9 @@ import pytest
 from tests.core.caller import Caller, int64
 from tests.core.replayed import RecordedPlane
 
-from dataplane_server.core.calls.answers import ClearResult, Reservation
+from dataplane_server.core.calls.answers import ClearResult
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import BeginRead, DropPartition
 from dataplane_server.core.calls.values import Int64Array
 
@@ -61,13 +61,10 @@ def test_a_row_that_was_cleared_and_put_anew_is_refused_as_another_one(caller: C
 
 def test_a_put_under_way_to_a_row_that_is_replaced_meanwhile_leaves_the_new_row_alone(caller: Caller) -> None:
     generations = caller.put_rows(["s1"], "a").generations
-    reservation = caller.apply(caller.put_call(["s1"], {"b": [9]}, generations=generations))
-    assert isinstance(reservation, Reservation)
+    reservation = caller.begin(caller.put_call(["s1"], {"b": [9]}, generations=generations))
     caller.clear(["s1"])
     caller.put_rows(["s1"], "a", size=2)
-    with pytest.raises(Refusal) as caught:
-        caller.finish(reservation.ticket)
-    assert caught.value.reason is Reason.ROW_REPLACED
+    caller.fails(Reason.ROW_REPLACED, reservation.ticket)
     assert caller.used == 2
     with caller.refuses(Reason.FIELD_NOT_PRODUCED):
         caller.read(["s1"], "b")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Grant, Reservation, Waiting
+from dataplane_server.core.calls.answers import Grant, Reservation
 from dataplane_server.core.calls.life_calls import Recover
 from dataplane_server.core.calls.listings import Holder
 from dataplane_server.core.calls.refusal import Reason
@@ -24,9 +24,7 @@ def small(new_caller: Callable[..., Caller]) -> Caller:
 
 
 def begin_put(caller: Caller, who: str, size: int) -> Reservation:
-    reservation = caller.apply(caller.put_call([f"new-{caller.request_id()}"], {"a": [size]}, caller=who))
-    assert isinstance(reservation, Reservation)
-    return reservation
+    return caller.begin(caller.put_call([f"new-{caller.request_id()}"], {"a": [size]}, caller=who))
 
 
 def read(caller: Caller, who: str, *sample_ids: str) -> int:
@@ -34,9 +32,8 @@ def read(caller: Caller, who: str, *sample_ids: str) -> int:
 
 
 def refusal_of_a_put(caller: Caller, size: int) -> str:
-    waiting = caller.apply(caller.put_call(["late"], {"a": [size]}, caller="late"))
-    assert isinstance(waiting, Waiting)
-    refusal = caller.apply(GiveUpWrite(waiting.ticket))
+    waiting = caller.wait(caller.put_call(["late"], {"a": [size]}, caller="late"))
+    refusal = caller.apply(GiveUpWrite(waiting))
     assert refusal.reason is Reason.NO_SPACE
     caller.plane.take_effects()
     return refusal.message

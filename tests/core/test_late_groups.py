@@ -111,13 +111,10 @@ def test_a_prompt_that_waits_for_room_is_refused_if_it_was_given_up_meanwhile(ca
     for _ in range(2):
         caller.apply(caller.reserve_call("g", ["x"], max_regenerations=0))
     caller.clear(["s"])
-    (first,) = caller.plane.take_effects()
-    assert isinstance(first, Answered)
+    first = caller.effect(Answered)
     assert isinstance(first.answer, Reserved)
     caller.abort_group(first.answer.reservation_id, "no tests pass")
-    (second,) = caller.plane.take_effects()
-    assert isinstance(second, Failed)
-    assert second.refusal.reason is Reason.GROUP_GIVEN_UP
+    assert caller.effect(Failed).refusal.reason is Reason.GROUP_GIVEN_UP
 
 
 def test_reserved_groups_are_listed_with_what_they_lack(caller: Caller) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Admitted, Failed, Grant, Reservation, Waiting
+from dataplane_server.core.calls.answers import Admitted, Failed, Grant
 from dataplane_server.core.calls.life_calls import Recover, Settle
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.node_calls import AddNode, LoseNode, SetMirror
@@ -45,20 +45,16 @@ def put(caller: Caller, sample_ids: list[str], node: int, size: int = 8, **more:
 
 def test_values_lie_on_the_node_that_the_put_names(cluster: Caller) -> None:
     for node in (1, 2):
-        begun = cluster.apply(cluster.put_call([f"s{node}"], {"a": [100]}, node=node))
-        assert isinstance(begun, Reservation)
+        begun = cluster.begin(cluster.put_call([f"s{node}"], {"a": [100]}, node=node))
         assert [node_of(run.offset) for run in begun.runs] == [node]
 
 
 def test_a_full_node_makes_only_its_own_puts_wait(cluster: Caller) -> None:
     put(cluster, ["big"], 1, BUDGET)
-    waiting = cluster.apply(cluster.put_call(["s1"], {"a": [8]}, node=1))
-    assert isinstance(waiting, Waiting)
+    waiting = cluster.wait(cluster.put_call(["s1"], {"a": [8]}, node=1))
     put(cluster, ["s2"], 2)
     cluster.clear(["big"])
-    (effect,) = cluster.plane.take_effects()
-    assert isinstance(effect, Admitted)
-    assert effect.ticket == waiting.ticket
+    assert cluster.effect(Admitted).ticket == waiting
 
 
 def test_a_put_that_waits_longest_is_served_first_on_each_node(cluster: Caller) -> None:
@@ -67,9 +63,8 @@ def test_a_put_that_waits_longest_is_served_first_on_each_node(cluster: Caller) 
     order = [(f"s{n}", 1 + n % 2) for n in range(6)]
     tickets = {}
     for name, node in order:
-        begun = cluster.apply(cluster.put_call([name], {"a": [BUDGET // 2]}, node=node))
-        assert isinstance(begun, Waiting)
-        tickets[begun.ticket] = name
+        begun = cluster.wait(cluster.put_call([name], {"a": [BUDGET // 2]}, node=node))
+        tickets[begun] = name
     cluster.clear(["big2"])
     admitted = [tickets[effect.ticket] for effect in cluster.plane.take_effects() if isinstance(effect, Admitted)]
     assert admitted == ["s1", "s3"]
@@ -91,7 +86,7 @@ def test_a_put_on_a_lost_node_takes_no_room_in_its_partition_and_evicts_nothing(
     cluster.apply(LoseNode(2))
     with cluster.refuses(Reason.NODE_LOST):
         cluster.apply(cluster.put_call(["s2"], {"a": [8]}, node=2))
-    assert isinstance(cluster.apply(cluster.put_call(["s2"], {"a": [8]}, node=1)), Reservation)
+    cluster.begin(cluster.put_call(["s2"], {"a": [8]}, node=1))
 
 
 def test_a_lost_node_takes_its_rows_and_no_others(cluster: Caller) -> None:
@@ -143,12 +138,9 @@ def test_the_producer_of_a_reserved_group_learns_that_a_row_is_lost(cluster: Cal
 
 def test_writes_that_wait_for_a_lost_node_end(cluster: Caller) -> None:
     put(cluster, ["big"], 2, BUDGET)
-    waiting = cluster.apply(cluster.put_call(["s1"], {"a": [8]}, node=2))
-    assert isinstance(waiting, Waiting)
+    cluster.wait(cluster.put_call(["s1"], {"a": [8]}, node=2))
     cluster.apply(LoseNode(2))
-    (effect,) = cluster.plane.take_effects()
-    assert isinstance(effect, Failed)
-    assert effect.refusal.reason is Reason.NODE_LOST
+    assert cluster.effect(Failed).refusal.reason is Reason.NODE_LOST
 
 
 def test_an_arena_that_comes_back_has_its_number_and_rows(cluster: Caller) -> None:
@@ -184,11 +176,9 @@ def mirrored(cluster: Caller) -> Caller:
 
 
 def test_a_node_that_ends_lives_on_in_its_mirror(mirrored: Caller) -> None:
-    waiting = mirrored.apply(mirrored.put_call(["big"], {"a": [BUDGET]}, node=2))
-    assert isinstance(waiting, Waiting)
+    mirrored.wait(mirrored.put_call(["big"], {"a": [BUDGET]}, node=2))
     assert mirrored.apply(LoseNode(2)) == 0
-    (effect,) = mirrored.plane.take_effects()
-    assert isinstance(effect, Failed), "no space will come there"
+    mirrored.effect(Failed)
     with mirrored.refuses(Reason.NODE_LOST, "node 2"):
         mirrored.apply(mirrored.put_call(["s"], {"a": [8]}, node=2))
     (run,) = mirrored.read(["s1"], "a").runs
@@ -431,7 +421,7 @@ def test_from_the_second_step_on_ranks_get_the_rows_of_their_nodes(cluster: Call
 
 def test_the_first_step_knows_the_ranks_that_wait_for_it(cluster: Caller) -> None:
     for rank, node in enumerate((2, 1)):
-        assert isinstance(cluster.apply(cluster.shard_call("a", dp_rank=rank, node=node, batch_size=8)), Waiting)
+        cluster.wait(cluster.shard_call("a", dp_rank=rank, node=node, batch_size=8))
     put_steps(cluster, 1)
     assert at_home(take_step(cluster, 0)) == 8
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import ClearResult, Granted, Waiting
+from dataplane_server.core.calls.answers import ClearResult, Granted
 from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.requests import ClearSamples, EndRead, MergeFreeRanges, PutSamples
 
@@ -15,12 +15,9 @@ def test_a_partition_may_have_64_fields_and_a_claim_may_require_them_all(caller:
     fields = [f"f{i}" for i in range(64)]
     caller.register(fields, partition_id="wide")
     caller.put_rows(["s1"], *fields[:63], partition_id="wide")
-    waiting = caller.apply(caller.claim_call(*fields, partition_id="wide"))
-    assert isinstance(waiting, Waiting)
+    caller.wait(caller.claim_call(*fields, partition_id="wide"))
     caller.put_rows(["s1"], fields[63], partition_id="wide")
-    (effect,) = caller.plane.take_effects()
-    assert isinstance(effect, Granted)
-    assert effect.grant.sample_ids == ("s1",)
+    assert caller.effect(Granted).grant.sample_ids == ("s1",)
 
 
 def test_a_partition_of_very_many_rows_is_cleared_whole(new_caller: Callable[..., Caller]) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Failed, Grant, Reservation, Waiting
+from dataplane_server.core.calls.answers import Failed, Grant
 from dataplane_server.core.calls.life_calls import LetGo, Recover
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import FinishWrite, OpenSession, ShareReservation
+from dataplane_server.core.calls.requests import FinishWrite, OpenSession, PutSamples, ShareReservation
 
 HELD = pytest.mark.parametrize("held", [False, True])
 
@@ -23,31 +23,27 @@ def caller(new_caller: Callable[..., Caller]) -> Caller:
     return caller
 
 
-def begin(caller: Caller, sample_id: str, size: int) -> Reservation | Waiting:
-    begun = caller.apply(caller.put_call([sample_id], {"a": [size]}))
-    assert isinstance(begun, (Reservation, Waiting))
-    return begun
+def put_call(caller: Caller, sample_id: str, size: int) -> PutSamples:
+    return caller.put_call([sample_id], {"a": [size]})
 
 
 @HELD
 def test_calls_that_wait_end_and_may_be_repeated(caller: Caller, held: bool) -> None:
     claim, put = caller.claim_call("a", batch_size=2), caller.put_call(["s2"], {"a": [40]})
-    waiting = caller.apply(claim)
+    waiting = caller.wait(claim)
     caller.put_rows(["s1"], "a", size=40)
-    queued = caller.apply(put)
-    assert isinstance(waiting, Waiting)
-    assert isinstance(queued, Waiting)
+    queued = caller.wait(put)
     caller.apply(Recover(held))
     failed = {effect.ticket: effect.refusal for effect in caller.plane.take_effects() if isinstance(effect, Failed)}
-    assert failed.keys() == {waiting.ticket, queued.ticket}
+    assert failed.keys() == {waiting, queued}
     assert all("repeat the call" in refusal.message for refusal in failed.values())
-    assert isinstance(caller.apply(claim), Waiting)
-    assert isinstance(caller.apply(put), Waiting)
+    caller.wait(claim)
+    caller.wait(put)
 
 
 @HELD
 def test_a_write_that_streams_ends_and_its_space_is_free(caller: Caller, held: bool) -> None:
-    begun = begin(caller, "s1", 64)
+    begun = caller.begin(put_call(caller, "s1", 64))
     caller.apply(Recover(held))
     assert caller.used == 0
     with pytest.raises(Refusal):
@@ -55,19 +51,18 @@ def test_a_write_that_streams_ends_and_its_space_is_free(caller: Caller, held: b
 
 
 def test_what_a_client_writes_to_directly_stays_reserved_until_it_is_gone(caller: Caller) -> None:
-    begun = begin(caller, "s1", 40)
+    begun = caller.begin(put_call(caller, "s1", 40))
     caller.apply(ShareReservation(begun.ticket))
     caller.apply(Recover(True))
     with pytest.raises(Refusal):
         caller.apply(FinishWrite(begun.ticket))
-    queued = begin(caller, "s2", 40)
-    assert isinstance(queued, Waiting)
+    queued = caller.wait(put_call(caller, "s2", 40))
     caller.apply(LetGo())
-    assert [effect.ticket for effect in caller.plane.take_effects()] == [queued.ticket]
+    assert [effect.ticket for effect in caller.plane.take_effects()] == [queued]
 
 
 def test_what_a_client_writes_to_directly_is_free_if_it_is_gone(caller: Caller) -> None:
-    caller.apply(ShareReservation(begin(caller, "s1", 40).ticket))
+    caller.apply(ShareReservation(caller.begin(put_call(caller, "s1", 40)).ticket))
     caller.apply(Recover(False))
     assert caller.used == 0
 
@@ -79,10 +74,9 @@ def test_rows_that_clients_of_the_former_server_may_read_keep_their_bytes_until_
     caller.put_rows(["later"], "a", size=8)
     caller.clear()
     assert caller.used == 40
-    queued = begin(caller, "s2", 40)
-    assert isinstance(queued, Waiting)
+    queued = caller.wait(put_call(caller, "s2", 40))
     caller.apply(LetGo())
-    assert [effect.ticket for effect in caller.plane.take_effects()] == [queued.ticket]
+    assert [effect.ticket for effect in caller.plane.take_effects()] == [queued]
 
 
 @HELD

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import pytest
 from tests.core.caller import BYTES, Caller, int64
 
-from dataplane_server.core.calls.answers import Reservation, Waiting
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.refusal import Reason, Refusal
@@ -69,12 +68,12 @@ def world(new_caller: Callable[..., Caller]) -> World:
 
 def fill(w: World) -> None:
     """Take what columns a and b, which begin at aligned offsets, have left of the memory."""
-    assert isinstance(w.caller.apply(w.caller.put_call(["s2"], {"c": [4096 - 2 * ALIGNMENT]})), Reservation)
+    w.caller.begin(w.caller.put_call(["s2"], {"c": [4096 - 2 * ALIGNMENT]}))
 
 
 def let_a_put_wait(w: World) -> None:
     fill(w)
-    assert isinstance(w.caller.apply(w.caller.put_call(["s1"], {"c": [100]})), Waiting)
+    w.caller.wait(w.caller.put_call(["s1"], {"c": [100]}))
 
 
 def drain_full(w: World) -> None:
@@ -328,13 +327,9 @@ def test_a_refused_call_says_why_and_changes_nothing(world: World, reason: Reaso
 def test_an_append_to_a_row_that_was_put_meanwhile_is_refused_by_partition_and_sample(world: World) -> None:
     """It ends with its refusal: its bytes are free."""
     tokens_in_q(world)
-    begun = world.caller.apply(world.caller.put_call(["s"], {"a": [1]}, partition_id="q", append=True))
-    assert isinstance(begun, Reservation)
+    begun = world.caller.begin(world.caller.put_call(["s"], {"a": [1]}, partition_id="q", append=True))
     world.caller.put_rows(["s"], "a", partition_id="q")
-    with pytest.raises(Refusal) as caught:
-        world.caller.finish(begun.ticket)
-    assert caught.value.reason is Reason.APPEND_CONFLICT
-    assert all(word in caught.value.message for word in ("'q'", "'s'"))
+    world.caller.fails(Reason.APPEND_CONFLICT, begun.ticket, "'q'", "'s'")
     assert world.caller.plane.partition_info("q").size_bytes == 1
 
 

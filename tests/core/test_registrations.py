@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Granted, Registered, Reservation, Waiting
+from dataplane_server.core.calls.answers import Granted, Registered
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import EndRead, RegisterPartition
 from dataplane_server.core.calls.values import Definition
@@ -93,25 +93,21 @@ def test_all_that_is_under_way_goes_on_while_a_partition_is_extended(new_caller:
     caller.put_rows(["s2"], "a", size=50)
     reading = caller.read(["s1"], "a")
     claim_id = caller.take("a").claim_id
-    streams = caller.apply(caller.put_call(["s3"], {"b": [20]}))
-    waits_for_space = caller.apply(caller.put_call(["s2"], {"b": [500]}))
-    waits_for_rows = caller.apply(caller.claim_call("b"))
+    streams = caller.begin(caller.put_call(["s3"], {"b": [20]}))
+    waits_for_space = caller.wait(caller.put_call(["s2"], {"b": [500]}))
+    waits_for_rows = caller.wait(caller.claim_call("b"))
     reservation_id = caller.reserve("g", ["s4"]).reservation_id
-    assert isinstance(streams, Reservation)
-    assert isinstance(waits_for_space, Waiting)
-    assert isinstance(waits_for_rows, Waiting)
     caller.extend(fields=tuple(f"f{i}" for i in range(62)), tasks=("late",))
     assert caller.plane.take_effects() == []
     caller.finish(streams.ticket)
-    (granted,) = caller.plane.take_effects()
-    assert isinstance(granted, Granted)
-    assert (granted.ticket, granted.grant.sample_ids) == (waits_for_rows.ticket, ("s3",))
+    granted = caller.effect(Granted)
+    assert (granted.ticket, granted.grant.sample_ids) == (waits_for_rows, ("s3",))
     assert caller.commit(claim_id).consumed_rows == 1
     caller.clear(["s1"])
     assert caller.plane.take_effects() == []  # the read pins its bytes
     caller.apply(EndRead(reading.ticket))
     (admitted,) = caller.plane.take_effects()
-    assert admitted.ticket == waits_for_space.ticket
+    assert admitted.ticket == waits_for_space
     caller.finish(admitted.ticket)
     caller.put(caller.put_call(["s4"], {"f61": [9]}, reservation_id=reservation_id))
     caller.finish_group(reservation_id)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Waiting
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.rows.space import Space
@@ -23,7 +22,7 @@ def caller() -> Caller:
     session = one.open_session(5.0)
     one.take("a", session_id=session)
     one.reserve("g", ["g1", "g2"], session, weight_version=3)
-    assert isinstance(one.apply(one.claim_call("b")), Waiting)
+    one.wait(one.claim_call("b"))
     one.read(["s1"], "a")
     one.plane.take_effects()
     return one

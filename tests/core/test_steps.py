@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Failed, Waiting
+from dataplane_server.core.calls.answers import Failed
 from dataplane_server.core.calls.refusal import Reason
 
 
@@ -73,7 +73,7 @@ def test_a_shard_is_held_by_all_sessions_that_asked_for_it(rows: Caller) -> None
 def test_a_shard_whose_last_holder_died_goes_to_whoever_asks_next_under_a_new_claim(rows: Caller) -> None:
     grant = rows.take_shard("a", session_id=rows.open_session(5.0))
     rows.pass_time(5.0)
-    assert isinstance(rows.apply(rows.claim_call("a", batch_size=5)), Waiting)
+    rows.wait(rows.claim_call("a", batch_size=5))
     again = rows.take_shard("a")
     assert (again.sample_ids, again.deliveries.tolist()) == (grant.sample_ids, [2, 2])
     assert again.claim_id != grant.claim_id
@@ -111,12 +111,10 @@ def test_rows_that_a_task_does_not_get_any_more_leave_their_step(caller: Caller)
     grant = caller.take_shard("a")
     caller.set_version(3)
     caller.close()
-    assert isinstance(caller.apply(caller.claim_call("a")), Waiting)
+    caller.wait(caller.claim_call("a"))
     assert caller.take_shard("a", dp_rank=1).sample_ids == ()
     caller.commit(grant.claim_id)
-    (ended,) = caller.plane.take_effects()
-    assert isinstance(ended, Failed)
-    assert ended.refusal.reason is Reason.END_OF_DATA
+    assert caller.effect(Failed).refusal.reason is Reason.END_OF_DATA
     assert (caller.task().delayed_rows, caller.task().stale_rows) == (0, 2)
 
 

@@ -375,10 +375,9 @@ def test_a_small_put_behind_a_large_one_that_enough_have_passed_is_told_so(calle
         put(caller, name, size=1000)
         caller.clear([name])
     caller.register(partition_id="q")
-    small = caller.apply(caller.put_call(["x"], {"a": [1000]}, partition_id="q"))
-    assert isinstance(small, Waiting)
+    small = caller.wait(caller.put_call(["x"], {"a": [1000]}, partition_id="q"))
     assert explained(caller, "q")[0].findings[0].cause == "queue_order"
-    refusal = caller.apply(GiveUpWrite(small.ticket))
+    refusal = caller.apply(GiveUpWrite(small))
     assert refusal.metadata["cause"] == "queue_order"
     assert "waits behind one that needs 1.953 KiB" in refusal.message
 
@@ -396,11 +395,10 @@ def test_every_cause_has_a_stall() -> None:
 def test_a_claim_behind_one_that_wants_more_is_told_so_and_the_one_before_it_why(caller: Caller) -> None:
     put(caller, "uv")
     caller.apply(caller.claim_call("a", batch_size=8))
-    behind = caller.apply(caller.claim_call("a"))
-    assert isinstance(behind, Waiting)
+    behind = caller.wait(caller.claim_call("a"))
     (wait,) = explained(caller)
     assert (wait.findings[0].cause, wait.calls) == ("silent_producer", 2)
-    refusal = caller.apply(GiveUpClaim(behind.ticket))
+    refusal = caller.apply(GiveUpClaim(behind))
     assert refusal.metadata["cause"] == "queue_order"
     assert "2 ready rows would do, but 1 other claim is queued for the task" in refusal.message
 

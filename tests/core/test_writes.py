@@ -11,21 +11,10 @@ from dataplane_server.core.calls.answers import (
     ROW_REPLACED,
     Failed,
     PutResult,
-    Reservation,
-    Waiting,
 )
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import AbortWrite, GiveUpClaim, PutSamples, ShareReservation
-
-R = Reason
-
-
-def begun(caller: Caller, put: PutSamples) -> Reservation:
-    reservation = caller.apply(put)
-    assert isinstance(reservation, Reservation)
-    return reservation
-
 
 # -- a request that is repeated while it is under way ------------------------------------------------------------------
 
@@ -37,23 +26,20 @@ def test_a_repeated_put_that_is_refused_has_ended_the_one_under_way(caller: Call
         PutSamples(put.request_id, "nowhere", ["s1"]),
         PutSamples(put.request_id, "p", ["s1"], [ColumnSpec("a", Shape("jagged", "uint8", ()), int64([5000]))]),
     ):
-        reservation = begun(caller, put)
+        reservation = caller.begin(put)
         with pytest.raises(Refusal):
             caller.apply(other)
-        (failed,) = caller.plane.take_effects()
-        assert isinstance(failed, Failed)
+        failed = caller.effect(Failed)
         assert (failed.ticket, failed.refusal.reason) == (reservation.ticket, Reason.SUPERSEDED)
         assert caller.used == 0
-        with pytest.raises(Refusal) as caught:
-            caller.finish(reservation.ticket)
-        assert caught.value.reason is Reason.SUPERSEDED
+        caller.fails(Reason.SUPERSEDED, reservation.ticket)
 
 
 def test_lent_room_of_a_put_whose_place_was_taken_stays_lent_until_it_is_given_back(caller: Caller) -> None:
     put = caller.put_call(["s1"], {"a": [3]})
-    earlier = begun(caller, put)
+    earlier = caller.begin(put)
     caller.apply(ShareReservation(earlier.ticket))
-    later = begun(caller, put)
+    later = caller.begin(put)
     assert caller.used == 6
     assert not set(earlier.runs) & set(later.runs)
     assert not caller.plane.holds_reservation(earlier.ticket)
@@ -65,12 +51,10 @@ def test_lent_room_of_a_put_whose_place_was_taken_stays_lent_until_it_is_given_b
 
 def test_lent_room_is_given_back_by_a_finish_that_comes_too_late(caller: Caller) -> None:
     put = caller.put_call(["s1"], {"a": [3]})
-    earlier = begun(caller, put)
+    earlier = caller.begin(put)
     caller.apply(ShareReservation(earlier.ticket))
-    later = begun(caller, put)
-    with pytest.raises(Refusal) as caught:
-        caller.finish(earlier.ticket)
-    assert caught.value.reason is R.SUPERSEDED
+    later = caller.begin(put)
+    caller.fails(Reason.SUPERSEDED, earlier.ticket)
     assert caller.used == 3
     caller.finish(later.ticket)
 
@@ -96,12 +80,9 @@ def test_a_put_that_only_creates_is_refused_whole_if_a_row_exists_when_it_begins
     with caller.refuses(Reason.SAMPLE_EXISTS, "'p'", "'s2'", "create_only"):
         caller.apply(caller.put_call(["s1", "s2"], {"a": [1, 1]}, create_only=True))
     put = caller.put_call(["s1", "s3"], {"a": [1, 1]}, create_only=True)
-    late = caller.apply(put)
-    assert isinstance(late, Reservation)
+    late = caller.begin(put)
     caller.put_rows(["s3"], "a")
-    with pytest.raises(Refusal) as caught:
-        caller.finish(late.ticket)
-    assert caught.value.reason is Reason.SAMPLE_EXISTS
+    caller.fails(Reason.SAMPLE_EXISTS, late.ticket)
     assert caller.plane.partition_info("p").rows == 2
     caller.clear()
     first = caller.put(put)
@@ -111,9 +92,8 @@ def test_a_put_that_only_creates_is_refused_whole_if_a_row_exists_when_it_begins
 @pytest.mark.parametrize("end", ["reset", "clear"])
 def test_rows_that_were_put_again_are_told_until_they_are_reset_or_cleared(caller: Caller, end: str) -> None:
     def told() -> bool:
-        waiting = caller.apply(caller.claim_call("a", batch_size=9))
-        assert isinstance(waiting, Waiting)
-        return "put again" in caller.apply(GiveUpClaim(waiting.ticket)).message
+        waiting = caller.wait(caller.claim_call("a", batch_size=9))
+        return "put again" in caller.apply(GiveUpClaim(waiting)).message
 
     caller.put_rows(["s1", "s2"], "a")
     caller.commit(caller.take("a", batch_size=2).claim_id)
@@ -142,8 +122,7 @@ def test_the_story_of_a_row_names_who_put_which_fields_and_under_which_claim(cal
     caller.put(caller.put_call(["s1"], {"a": [1]}, caller="rollout-7"))
     first, second = caller.take("a").claim_id, caller.take("a", task="score").claim_id
     caller.put(caller.put_call(["s1"], {"b": [1]}, claim_id=first, caller="critic"))
-    reservation = caller.apply(caller.commit_call(second, {"b": [2], "a": [3]}))
-    assert isinstance(reservation, Reservation)
+    reservation = caller.begin(caller.commit_call(second, {"b": [2], "a": [3]}))
     caller.finish(reservation.ticket)
     assert told(caller, "s1") == [
         ("put", "rollout-7", "", ("a",)),

@@ -38,9 +38,7 @@ def append(caller: Caller, *sample_ids: str, **lengths: list[int]) -> PutSamples
 
 
 def begin(caller: Caller, call: PutSamples) -> Reservation:
-    begun = caller.apply(call)
-    assert isinstance(begun, Reservation)
-    return begun
+    return caller.begin(call)
 
 
 def length_of(caller: Caller, sample_id: str) -> int:
@@ -159,8 +157,7 @@ def commit_columns(caller: Caller) -> None:
 
 
 def begin_commit(caller: Caller, claim_id: str) -> int:
-    begun = caller.apply(caller.commit_call(claim_id, {"a": [3]}))
-    assert isinstance(begun, Reservation)
+    begun = caller.begin(caller.commit_call(claim_id, {"a": [3]}))
     return begun.ticket
 
 

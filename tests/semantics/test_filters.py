@@ -279,9 +279,7 @@ NEW = (Term("==", "state", values=("new",)),)
 def take(caller: Caller, *sample_ids: str) -> Reservation:
     """Begin to change the state of rows, for which there is one who may."""
     taken: list[Tags] = [{"state": "taken"} for _ in sample_ids]
-    begun = caller.apply(caller.put_call(sample_ids, {"a": [1] * len(sample_ids)}, tags=taken, only_if=NEW))
-    assert isinstance(begun, Reservation)
-    return begun
+    return caller.begin(caller.put_call(sample_ids, {"a": [1] * len(sample_ids)}, tags=taken, only_if=NEW))
 
 
 def test_of_two_that_take_a_row_at_once_one_is_refused_and_changes_nothing(caller: Caller) -> None:
@@ -298,8 +296,7 @@ def test_of_two_that_take_a_row_at_once_one_is_refused_and_changes_nothing(calle
 def test_a_condition_on_the_age_of_rows_holds_when_the_put_takes_effect(caller: Caller) -> None:
     put_tags(caller, {"s1": {}})
     young = (Term("<", "age_s", of_row=True, values=(10,)),)
-    begun = caller.apply(caller.put_call(["s1"], {"a": [1]}, only_if=young))
-    assert isinstance(begun, Reservation)
+    begun = caller.begin(caller.put_call(["s1"], {"a": [1]}, only_if=young))
     caller.now += 100.0
     with pytest.raises(Refusal, match=r"'s1' does not fit only_if"):
         caller.finish(begun.ticket)

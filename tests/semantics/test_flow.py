@@ -29,10 +29,10 @@ from dataplane_client.errors import InvalidArgumentError, OutOfSpaceError, Parti
 from dataplane_client.options import TransportChoice
 from dataplane_client.records import flow
 from dataplane_client.records.tasks import TaskPolicy
-from dataplane_server.core.calls.answers import Admitted, Failed, Reservation, Waiting
+from dataplane_server.core.calls.answers import Admitted, Failed
 from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.flow import DrawBand
-from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import AbortWrite, PutSamples
 from dataplane_server.core.calls.values import Tags
 
@@ -42,9 +42,7 @@ def new(caller: Caller, ids: Sequence[str], size: int = 1) -> PutSamples:
 
 
 def waits(caller: Caller, *ids: str, size: int = 1) -> int:
-    begun = caller.apply(new(caller, ids, size))
-    assert isinstance(begun, Waiting)
-    return begun.ticket
+    return caller.wait(new(caller, ids, size))
 
 
 def admitted(caller: Caller) -> list[int]:
@@ -96,8 +94,7 @@ def test_puts_under_way_together_stay_within_the_budget_and_one_that_ends_makes_
     caller: Caller, flow: dict[str, int]
 ) -> None:
     caller.set_flow(**flow)
-    first = caller.apply(new(caller, ["u", "v"]))
-    assert isinstance(first, Reservation)
+    first = caller.begin(new(caller, ["u", "v"]))
     ticket = waits(caller, "x", "y")
     caller.apply(AbortWrite(first.ticket))
     assert admitted(caller) == [ticket]
@@ -107,13 +104,10 @@ def test_puts_under_way_together_stay_within_the_budget_and_one_that_ends_makes_
 def test_a_put_whose_rows_are_cleared_meanwhile_is_refused_if_they_have_no_room(caller: Caller, budget: str) -> None:
     caller.set_flow(**{budget: 2})
     caller.put_rows(["x", "y"], "a")
-    begun = caller.apply(new(caller, ["x"]))
-    assert isinstance(begun, Reservation)
+    begun = caller.begin(new(caller, ["x"]))
     caller.clear(["x"])
     caller.put_rows(["z"], "a")
-    with pytest.raises(Refusal) as refused:
-        caller.finish(begun.ticket)
-    assert refused.value.reason is Reason.PARTITION_FULL
+    caller.fails(Reason.PARTITION_FULL, begun.ticket)
     assert rows(caller) == "yz"
 
 
@@ -147,8 +141,7 @@ def test_what_can_never_come_is_refused_at_once_and_when_a_policy_makes_it_so(
     caller.put_rows(["x", "y"], "a")
     ticket = waits(caller, "u", "v", "w", size=10)
     caller.set_flow(**flow)
-    (failed,) = caller.plane.take_effects()
-    assert isinstance(failed, Failed)
+    failed = caller.effect(Failed)
     assert (failed.ticket, failed.refusal.reason) == (ticket, Reason.PUT_TOO_LARGE)
     with caller.refuses(Reason.PUT_TOO_LARGE, "'p'", *words):
         caller.apply(new(caller, ["u", "v", "w"], 10))
@@ -390,12 +383,11 @@ def test_rows_that_a_waiting_claim_consumes_as_it_is_served_make_room_at_once(ca
     caller.take(batch_size=2)
     caller.set_version(1)
     ticket = waits(caller, "e", "f")
-    consuming = caller.apply(caller.claim_call("b", batch_size=2, consume=True))
-    assert isinstance(consuming, Waiting)
+    consuming = caller.wait(caller.claim_call("b", batch_size=2, consume=True))
     caller.put_rows(["c", "d"], "b")
     effects = caller.plane.take_effects()
     assert [(type(effect).__name__, effect.ticket) for effect in effects] == [
-        ("Granted", consuming.ticket),
+        ("Granted", consuming),
         ("Admitted", ticket),
     ]
 

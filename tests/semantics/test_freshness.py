@@ -109,12 +109,9 @@ def test_the_version_at_the_end_of_a_group_counts_as_one_that_was_seen(caller: C
 def test_a_waiting_claim_is_served_by_another_policy(caller: Caller) -> None:
     caller.put_versions(x=1, y=3)
     caller.set_policy(0)
-    waiting = caller.apply(caller.claim_call("a", batch_size=2))
-    assert isinstance(waiting, Waiting)
+    caller.wait(caller.claim_call("a", batch_size=2))
     caller.set_policy(None)
-    (effect,) = caller.plane.take_effects()
-    assert isinstance(effect, Granted)
-    assert effect.grant.staleness.tolist() == [0, 2]
+    assert caller.effect(Granted).grant.staleness.tolist() == [0, 2]
 
 
 # -- rows that go ------------------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from dataplane_server.core.calls.answers import (
     GroupAborted,
     GroupFinished,
     PutResult,
-    Waiting,
 )
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
@@ -34,9 +33,7 @@ def put_into(caller: Caller, reservation_id: str, *sample_ids: str, size: int = 
 
 
 def waits(caller: Caller, batch_size: int, task: str = "train") -> int:
-    waiting = caller.apply(caller.claim_call("a", batch_size=batch_size, task=task))
-    assert isinstance(waiting, Waiting)
-    return waiting.ticket
+    return caller.wait(caller.claim_call("a", batch_size=batch_size, task=task))
 
 
 def granted(effects: list[Effect]) -> list[tuple[int, tuple[str, ...]]]:
@@ -53,8 +50,8 @@ def test_reserved_rows_exist_and_no_claim_sees_them(caller: Caller) -> None:
     info = caller.plane.partition_info("p")
     assert (info.rows, info.rows_put_total, info.open_groups) == (2, 2, 1)
     assert caller.plane.totals().open_groups == 1
-    assert isinstance(caller.apply(caller.claim_call("a")), Waiting)
-    assert isinstance(caller.apply(caller.claim_call(task="score", whole_groups=True)), Waiting)
+    caller.wait(caller.claim_call("a"))
+    caller.wait(caller.claim_call(task="score", whole_groups=True))
 
 
 def test_a_group_that_exists_is_told_with_its_state_and_who_fills_it(caller: Caller) -> None:

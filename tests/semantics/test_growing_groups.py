@@ -10,9 +10,8 @@ from dataplane_server.core.calls.answers import (
     ClearResult,
     GroupAborted,
     PutResult,
-    Reservation,
 )
-from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import DropPartition, EndRead
 
 
@@ -54,8 +53,7 @@ def test_a_group_without_rows_cannot_be_finished(via: AnyCaller) -> None:
 @pytest.mark.parametrize("end", ["finish", "abort", "expire", "drop"])
 def test_a_group_that_has_ended_takes_no_more_rows(caller: Caller, group: str, end: str) -> None:
     add(caller, group, "s1")
-    begun = caller.apply(caller.add_call(group, ["s2"], {"a": [1]}))
-    assert isinstance(begun, Reservation)
+    begun = caller.begin(caller.add_call(group, ["s2"], {"a": [1]}))
     if end == "finish":
         caller.finish_group(group)
     elif end == "abort":
@@ -68,9 +66,7 @@ def test_a_group_that_has_ended_takes_no_more_rows(caller: Caller, group: str, e
     caller.plane.take_effects()
     with caller.refuses(Reason.GROUP_FENCED, group):
         caller.apply(caller.add_call(group, ["s3"], {"a": [1]}))
-    with pytest.raises(Refusal) as caught:
-        caller.finish(begun.ticket)
-    assert caught.value.reason is Reason.GROUP_FENCED
+    caller.fails(Reason.GROUP_FENCED, begun.ticket)
     assert caller.plane.partition_info("p").rows == (end == "finish")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import SessionInfo, Waiting
+from dataplane_server.core.calls.answers import SessionInfo
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import CloseSession, Heartbeat, OpenSession
@@ -108,7 +108,7 @@ def crowded(new_caller: Callable[..., Caller]) -> tuple[Caller, list[str]]:
     ids = [caller.open_session(3600.0) for _ in range(4)]
     caller.take("a", session_id=ids[0])
     caller.reserve("g", ["g1"], ids[1])
-    assert isinstance(caller.apply(caller.claim_call("b", session_id=ids[2])), Waiting)
+    caller.wait(caller.claim_call("b", session_id=ids[2]))
     caller.pass_time(1.0)
     ids.append(caller.open_session(3600.0))
     return caller, ids

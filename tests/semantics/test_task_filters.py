@@ -13,7 +13,7 @@ from tests.semantics.conftest import ON_ONE_WAY
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import InvalidArgumentError
 from dataplane_client.records import tasks as policies
-from dataplane_server.core.calls.answers import Failed, Granted, Waiting
+from dataplane_server.core.calls.answers import Failed, Granted
 from dataplane_server.core.calls.filters import Filter, Term
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import GiveUpClaim
@@ -62,7 +62,7 @@ def test_a_row_does_not_have_the_tags_of_the_row_whose_place_it_takes(caller: Ca
     assert claimed(caller, where=MATH) == {"flat", "good"}
     caller.clear(list(ROWS))
     put_tags(caller, w={}, x={}, y={}, z={})
-    assert isinstance(caller.apply(caller.claim_call("a", where=MATH)), Waiting)
+    caller.wait(caller.claim_call("a", where=MATH))
 
 
 # -- withheld ----------------------------------------------------------------------------------------------------------
@@ -127,25 +127,19 @@ def test_a_group_of_which_one_row_does_not_fit_is_not_given_whole(caller: Caller
     caller.set_policy(where=WHOLE)
     caller.put_group("g", ["g0", "g1"], "a")
     put_tags(caller, g0={"whole": True})
-    waiting = caller.apply(caller.claim_call("a", whole_groups=True))
-    assert isinstance(waiting, Waiting)
+    caller.wait(caller.claim_call("a", whole_groups=True))
     put_tags(caller, g1={"whole": True})
-    (effect,) = caller.plane.take_effects()
-    assert isinstance(effect, Granted)
-    assert effect.grant.sample_ids == ("g0", "g1")
+    assert caller.effect(Granted).grant.sample_ids == ("g0", "g1")
 
 
 def test_waiting_claims_follow_tags_and_policies(caller: Caller) -> None:
     put_tags(caller, **ROWS)
     caller.set_policy(where=(*SPREAD, *MATH, Term("and")))
-    waiting = caller.apply(caller.claim_call("a", batch_size=2))
-    assert isinstance(waiting, Waiting)
+    caller.wait(caller.claim_call("a", batch_size=2))
     put_tags(caller, good={"source": "web"})
     assert caller.plane.take_effects() == []
     caller.set_policy(where=SPREAD)
-    (effect,) = caller.plane.take_effects()
-    assert isinstance(effect, Granted)
-    assert effect.grant.sample_ids == ("good", "code")
+    assert caller.effect(Granted).grant.sample_ids == ("good", "code")
 
 
 # -- dropped -----------------------------------------------------------------------------------------------------------
@@ -215,9 +209,8 @@ def test_groups_that_do_not_fit_are_dropped_when_they_are_finished_and_do_not_de
 def test_a_timeout_counts_rows_that_do_not_fit_and_those_that_lack_a_tag(caller: Caller) -> None:
     put_tags(caller, **ROWS)
     caller.set_policy(where=SPREAD)
-    waiting = caller.apply(caller.claim_call("a", batch_size=3))
-    assert isinstance(waiting, Waiting)
-    refusal = caller.apply(GiveUpClaim(waiting.ticket))
+    waiting = caller.wait(caller.claim_call("a", batch_size=3))
+    refusal = caller.apply(GiveUpClaim(waiting))
     assert "2 of 4 untaken rows do not fit the filter of task 'train' (1 lack a tag that it names)" in refusal.message
     assert caller.task().excluded_rows == 1
     with caller.refuses(Reason.TOO_FEW_ROWS, "2 do not fit the filter of task 'train'"):
@@ -230,13 +223,10 @@ def test_rows_that_do_not_fit_do_not_delay_the_end_of_data_and_those_that_lack_a
 ) -> None:
     put_tags(caller, **ROWS)
     caller.set_policy(where=SPREAD)
-    waiting = caller.apply(caller.claim_call("a", batch_size=3, whole_groups=whole))
-    assert isinstance(waiting, Waiting)
+    caller.wait(caller.claim_call("a", batch_size=3, whole_groups=whole))
     assert caller.close() == 0
     put_tags(caller, bare={"std": 0})
-    (effect,) = caller.plane.take_effects()
-    assert isinstance(effect, Failed)
-    assert effect.refusal.reason is Reason.END_OF_DATA
+    assert caller.effect(Failed).refusal.reason is Reason.END_OF_DATA
     assert claimed(caller, whole_groups=whole) == {"good", "code"}
 
 

@@ -87,8 +87,7 @@ def test_a_field_of_another_type_does_not_get_what_a_reader_still_has(caller: Ca
     caller.register(("b",))
     caller.register(("a", "b"))
     column = ColumnSpec("a", Shape("jagged", "float32", ()), int64([25]))
-    begun = caller.apply(caller.put_call(["s1"], columns=[column], once=["a"]))
-    assert isinstance(begun, Reservation)
+    begun = caller.begin(caller.put_call(["s1"], columns=[column], once=["a"]))
     caller.finish(begun.ticket, b"d" * 16)
     assert caller.used == 200
 
@@ -99,8 +98,7 @@ def test_a_field_of_another_type_does_not_get_what_a_reader_still_has(caller: Ca
 def test_a_put_without_all_its_digests_is_an_error_and_changes_nothing() -> None:
     caller = Caller(Limits())
     caller.register()
-    begun = caller.apply(caller.put_call(["s1", "s2"], {"a": [9, 9]}, once=["a"]))
-    assert isinstance(begun, Reservation)
+    begun = caller.begin(caller.put_call(["s1", "s2"], {"a": [9, 9]}, once=["a"]))
     with pytest.raises(ValueError, match=r"32 bytes .*16"):
         caller.finish(begun.ticket, b"d" * 16)
     assert size(caller) == (0, 0, 0)
@@ -111,8 +109,7 @@ def test_a_put_without_all_its_digests_is_an_error_and_changes_nothing() -> None
 
 def test_a_put_counts_whole_while_it_is_under_way_and_what_is_kept_afterwards(three: Caller) -> None:
     three.set_flow(max_bytes=250, when_full="reject")
-    begun = three.apply(three.put_call(["t"], {"a": [100]}, once=["a"]))
-    assert isinstance(begun, Reservation)
+    begun = three.begin(three.put_call(["t"], {"a": [100]}, once=["a"]))
     assert three.used == 200
     with three.refuses(Reason.PARTITION_FULL):
         three.put_once({"u": X})
