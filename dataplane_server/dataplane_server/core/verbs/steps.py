@@ -169,7 +169,7 @@ class Steps:
         withholds by now leave the step, in a step of whole groups with their groups: no call would get them any more.
         """
         rows, task = partition.rows, partition.task(call.task)
-        held = rows.left(shard.slots, shard.epochs)
+        held: Slots = rows.left(shard.slots, shard.epochs)
         held = held[task.states[held] == DELAYED]
         withheld = task.is_stale(held) | task.is_excluded(held)
         if call.whole_groups:
