@@ -304,10 +304,10 @@ class Turn:
         for session in expiry.expired(now, call.stalled_s):
             expiry.expire(session, now)
             self._follow_up(now)
-        for due in expiry.delays(now):
+        for due in self._state.delays.due(now):
             expiry.end_delay(due)
             self._follow_up(now)
-        for deadline in expiry.deadlines(now):
+        for deadline in self._state.deadlines.due(now):
             self._verbs.groups.end_late(deadline)
             self._follow_up(now)
 

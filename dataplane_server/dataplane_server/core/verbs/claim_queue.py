@@ -168,15 +168,14 @@ class ClaimQueue:
         """Where a call is queued; None for an unknown ticket."""
         return self._of_ticket.get(ticket)
 
-    def leave(self, ticket: int) -> QueuedClaim | None:
-        """A caller stops waiting. Returns where it was queued; None for an unknown ticket."""
+    def leave(self, ticket: int) -> None:
+        """A caller stops waiting. Unknown tickets are ignored."""
         queued = self._of_ticket.get(ticket)
         if queued is not None:
             self._forget(ticket)
             del queued.callers[ticket]
             if not queued.callers:
                 self._remove(queued)
-        return queued
 
     def supersede(self, request_id: str) -> bool:
         """Fail an earlier attempt of a request that still waits. Returns whether there was one."""

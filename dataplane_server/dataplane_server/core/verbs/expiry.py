@@ -14,7 +14,7 @@ import heapq
 
 from dataplane_server.core.calls.answers import SessionExpired, SessionInfo
 from dataplane_server.core.calls.requests import CloseSession, OpenSession
-from dataplane_server.core.state.delays import Deadline, Due
+from dataplane_server.core.state.delays import Due
 from dataplane_server.core.state.sessions import Session
 from dataplane_server.core.state.state import State
 from dataplane_server.core.verbs.claim_queue import ClaimQueue
@@ -78,19 +78,11 @@ class Expiry:
         of_session = (session.session_id, session.client_name, session.silent_s(now))
         self._state.effects.append(SessionExpired(-1, *of_session, claims, rows, groups))
 
-    def delays(self, now: float) -> list[Due]:
-        """The delays that end now."""
-        return self._state.delays.due(now)
-
     def end_delay(self, due: Due) -> None:
         """Return rows whose delay is over to their task, first in the queue."""
         partition = self._state.partitions.get(due.partition_id)
         if partition is not None and due.task in partition.tasks:
             partition.tasks[due.task].end_delay(due.slots, due.at)
-
-    def deadlines(self, now: float) -> list[Deadline]:
-        """The deadlines of groups that pass now."""
-        return self._state.deadlines.due(now)
 
     @property
     def next_due(self) -> float | None:

@@ -170,7 +170,7 @@ def _token_range(call: BeginRead) -> tuple[Int64Array, Int64Array] | None:
 
 
 def _plan(
-    partition: Partition, slots: Slots, names: Sequence[str], tokens: tuple[Int64Array, Int64Array] | None = None
+    partition: Partition, slots: Slots, names: Sequence[str], tokens: tuple[Int64Array, Int64Array] | None
 ) -> tuple[tuple[ReadColumn, ...], tuple[Int64Array, Int64Array], Int64Array | None]:
     """The layout of fields of rows, starts and lengths of their pieces of memory, and the digests of their values, if
     they have some. tokens: starts and ends within per-token fields. Refusal FIELD_NOT_PRODUCED names the first row that
