@@ -16,23 +16,20 @@ import time
 from collections import Counter
 from functools import partial
 
-from tests.simulate.bugs import BUGS, introduce
+from tests.simulate.disk import in_memory
+from tests.simulate.simulation import Violation, simulate
 
 _PROGRESS_S = 10.0
 
 
 def main() -> int:
     given = _arguments()
-    if given.bug:
-        introduce(BUGS[given.bug])
-    from tests.simulate.disk import in_memory  # once the bug is there
-
     seeds = range(given.first, given.first + given.seeds)
     began, told, failed = time.monotonic(), 0.0, 0
     total = Counter[str]()
     root = tempfile.TemporaryDirectory(prefix="simulations-", dir=in_memory())  # of seeds whose process is ended, too
     with root as folder, multiprocessing.get_context("fork").Pool(given.processes) as pool:
-        run = partial(_run, folder=folder, events=given.events, whole_one_in=given.whole_one_in, bug=given.bug)
+        run = partial(_run, folder=folder, events=given.events, whole_one_in=given.whole_one_in)
         for done, (seed, counts, violation) in enumerate(pool.imap_unordered(run, seeds), 1):
             total += counts
             failed += bool(violation)
@@ -55,21 +52,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--events", type=int, default=1000, help="of each seed")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--whole-one-in", type=int, default=8, help="events to each whole comparison with the model")
-    parser.add_argument("--bug", default="", choices=["", *BUGS], help="introduce a bug, and end when it is found")
     parser.add_argument("--until-found", action="store_true", help="end at the first seed that fails")
-    given = parser.parse_args()
-    given.until_found |= bool(given.bug)
-    return given
+    return parser.parse_args()
 
 
-def _run(seed: int, folder: str, events: int, whole_one_in: int, bug: str) -> tuple[int, Counter[str], str]:
-    from tests.simulate.simulation import Violation, simulate  # once the bug is there
-
+def _run(seed: int, folder: str, events: int, whole_one_in: int) -> tuple[int, Counter[str], str]:
     try:
         return seed, simulate(seed, events, whole_one_in, folder).counts, ""
     except Violation as violation:
-        words = f" --bug {bug!r}" if bug else ""
-        command = f"python -m tests.simulate --first {seed} --seeds 1 --events {events} --whole-one-in 1{words}"
+        command = f"python -m tests.simulate --first {seed} --seeds 1 --events {events} --whole-one-in 1"
         return seed, Counter(events=events), f"seed {seed}: {violation}\nTo see it again: {command}"
     finally:
         gc.collect()

@@ -1,20 +1,15 @@
-"""A server that dies in simulated ways loses and doubles nothing; a seed repeats itself; the simulation finds bugs."""
+"""A server that dies in simulated ways loses and doubles nothing; a seed repeats itself.
+
+`tests/mutants/dying.txt` has the bugs that the simulation finds.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
 
 import pytest
-from tests.simulate.bugs import BUGS
 from tests.simulate.simulation import simulate
-
-_MARKS: dict[str, Any] = {
-    "two lives have one number": pytest.mark.long,
-    "answers leave before the sync": pytest.mark.long,
-    "the log is not synced": pytest.mark.long,
-}
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
@@ -35,11 +30,3 @@ def test_a_seed_repeats_itself_whatever_the_hashes_of_strings() -> None:
         for seed in ("1", "2")
     ]
     assert runs[0] == runs[1]
-
-
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("bug", [pytest.param(name, marks=_MARKS.get(name, pytest.mark.soak)) for name in BUGS])
-def test_a_bug_is_found_within_the_seeds_that_it_needs(bug: str) -> None:
-    command = [sys.executable, "-m", "tests.simulate", "--bug", bug, "--seeds", str(BUGS[bug].seeds)]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "found by seed" in found.stdout, found.stderr[-2000:]
