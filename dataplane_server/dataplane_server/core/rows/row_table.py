@@ -158,34 +158,31 @@ class RowTable:
         """Slots of samples, in order. Refusal SAMPLE_NOT_FOUND names the first missing sample; the hint is its end."""
         slots = self.find_existing(sample_ids)
         if len(slots) and slots.min() < 0:
-            missing = np.flatnonzero(slots < 0)
-            first = sample_ids[int(missing[0])]
-            more = f" (and {missing.size - 1} more of the call)" if missing.size > 1 else ""
             why = "; it clears rows as soon as every task has consumed them" if self.clear_when_consumed else ""
-            message = f"partition {self._partition_id!r} has no sample {first!r}{more}{why}{hint}"
-            raise Refusal(Reason.SAMPLE_NOT_FOUND, message, partition_id=self._partition_id, sample_id=first)
+            raise self._refusal(
+                Reason.SAMPLE_NOT_FOUND, " has no ", sample_ids, np.flatnonzero(slots < 0), f"{why}{hint}"
+            )
         return slots
+
+    def _refusal(self, reason: Reason, before: str, sample_ids: Sequence[str], rows: Int64Array, rule: str) -> Refusal:
+        """Names the first of some rows of a call. before: what is between the partition and the sample."""
+        first, more = sample_ids[int(rows[0])], f" (and {rows.size - 1} more of the call)" if rows.size > 1 else ""
+        message = f"partition {self._partition_id!r}{before}sample {first!r}{more}{rule}"
+        return Refusal(reason, message, partition_id=self._partition_id, sample_id=first)
 
     def check_same(self, sample_ids: Sequence[str], slots: Slots, generations: Int64Array) -> None:
         """Refusal ROW_REPLACED names the first row that does not have the generation that the caller gives."""
         others = np.flatnonzero(self.generations(slots) != generations)
         if others.size:
-            first = sample_ids[int(others[0])]
-            more = f" (and {others.size - 1} more of the call)" if others.size > 1 else ""
-            message = (
-                f"partition {self._partition_id!r}: sample {first!r}{more} was cleared and put again; "
-                "the call gives the generation of another row"
-            )
-            raise Refusal(Reason.ROW_REPLACED, message, partition_id=self._partition_id, sample_id=first)
+            rule = " was cleared and put again; the call gives the generation of another row"
+            raise self._refusal(Reason.ROW_REPLACED, ": ", sample_ids, others, rule)
 
     def check_may_create(self, sample_ids: Sequence[str], slots: Slots) -> None:
         """Refusal PARTITION_CLOSED if the partition is closed and a sample is new (slot -1)."""
         new = np.flatnonzero(slots < 0) if self.closed else slots[:0]
         if new.size:
-            first = sample_ids[int(new[0])]
-            more = f" (and {new.size - 1} more of the call)" if new.size > 1 else ""
-            message = f"partition {self._partition_id!r} is closed to new rows; sample {first!r}{more} would be one"
-            raise Refusal(Reason.PARTITION_CLOSED, message, partition_id=self._partition_id, sample_id=first)
+            before = " is closed to new rows; "
+            raise self._refusal(Reason.PARTITION_CLOSED, before, sample_ids, new, " would be one")
 
     def find_existing(self, sample_ids: Sequence[str]) -> Slots:
         """Slots of samples; -1 for each that does not exist."""
