@@ -77,8 +77,3 @@ def test_chunks_are_views(arena: Arena) -> None:
     ((piece,),) = cut(arena, Runs.of([Run(0, 4)]), 10)
     arena.view(Run(0, 4))[:] = b"abcd"
     assert bytes(piece) == b"abcd"
-
-
-def test_an_arena_larger_than_memory_is_an_os_error() -> None:
-    with pytest.raises(OSError, match="allocate"):
-        Arena(1 << 60)

@@ -102,12 +102,7 @@ def former_clients(path: Path) -> Iterator[list[int]]:
             os.close(file)
 
 
-def test_holders_of_this_life_are_not_listed(tmp_path: Path) -> None:
-    with former_clients(tmp_path / "arena"), opened(tmp_path / "arena") as arena:
-        assert arena.holders() == [1]
-
-
-def test_each_former_life_whose_clients_live_is_listed(tmp_path: Path) -> None:
+def test_each_former_life_whose_clients_live_is_listed_and_not_this_one(tmp_path: Path) -> None:
     path = tmp_path / "arena"
     with former_clients(path), contextlib.ExitStack() as second:
         second.enter_context(former_clients(path))

@@ -110,7 +110,3 @@ def test_a_server_whose_directory_was_moved_ends_and_writes_nothing_to_another_o
     assert lives.begin() is None, lives.log
     with connect(lives.address) as client:
         assert set(acknowledged) <= set(client.list_samples("p", page_size=1000).meta.sample_ids)
-
-
-def test_there_are_enough_steps() -> None:
-    assert len({step.name for step in STEPS}) == len(STEPS) >= 25

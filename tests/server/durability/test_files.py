@@ -10,10 +10,12 @@ import asyncio
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.server.durability.test_life import LIMITS, REGISTER, put_of, raised
+from tests.server.durability.test_life import begin as begin_with
 
 from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.requests import FinishWrite
@@ -28,12 +30,7 @@ DURABILITIES: tuple[DataDirDurability, ...] = ("process", "disk")
 Change = Callable[[Path, "Directories"], None]
 
 
-def begin(folder: Path, durability: DataDirDurability, *, accept_loss: bool = False) -> Life:
-    life = begin_life(Terms(folder, LIMITS, False, durability, raised, accept_loss, segment_bytes=1400))
-    life.resume()
-    if life.commits is not None:
-        life.commits.start(lambda call: life.plane.apply(call, life.now()))
-    return life
+begin = partial(begin_with, shared=False, segment_bytes=1400)
 
 
 async def put_rows(life: Life, first: int, count: int, salt: int) -> None:

@@ -56,9 +56,15 @@ def raised(error: OSError) -> None:
 
 
 def begin(
-    folder: Path, durability: DataDirDurability = "process", limits: Limits = LIMITS, *, accept_loss: bool = False
+    folder: Path,
+    durability: DataDirDurability = "process",
+    limits: Limits = LIMITS,
+    *,
+    shared: bool = True,
+    **more: Any,
 ) -> Life:
-    life = begin_life(Terms(folder, limits, True, durability, raised, accept_loss))
+    """more: of Terms."""
+    life = begin_life(Terms(folder, limits, shared, durability, raised, **more))
     life.resume()
     if life.commits is not None:
         life.commits.start(lambda call: life.plane.apply(call, life.now()))
@@ -75,6 +81,15 @@ def put(plane: DataPlane, sample_id: str, size: int) -> Reservation:
     assert isinstance(begun, Reservation)
     plane.apply(FinishWrite(begun.ticket), 0.0)
     return begun
+
+
+def log_of(folder: Path, plane: LoggedPlane, segment_bytes: int = 16 << 20, **header: object) -> LogWriter:
+    """A log in a folder, where a plane that has had no call logs its calls."""
+    origin = {"incarnation": "c", "first_generation": 1, "limits": asdict(plane.limits)}
+    header = {"version": VERSION, "build": build(), **origin, "at": 0.0, **header}
+    log = LogWriter(folder, 0, header, segment_bytes=segment_bytes)
+    plane.log_to(log, raised)
+    return log
 
 
 class Played:
@@ -109,15 +124,7 @@ def test_a_replica_of_any_history_goes_on_as_the_core_does(tmp_path: Path, seed:
     clients.run(300, 10**9, 300)
     turns = [(now, call) for now, call, _ in clients.world.plane.turns]
     plane = LoggedPlane(clients.world.plane.limits)
-    origin = {
-        "version": VERSION,
-        "build": build(),
-        "incarnation": "c",
-        "first_generation": 1,
-        "limits": asdict(plane.limits),
-    }
-    log = LogWriter(tmp_path, 0, {**origin, "at": 0.0, "durability": "process"})
-    plane.log_to(log, raised)
+    log = log_of(tmp_path, plane)
     half = len(turns) // 2
     played = Played(plane)
     for now, call in turns[:half]:

@@ -7,29 +7,26 @@ import random
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 from tests import commands
 from tests.core.machine.clients import Clients
-from tests.server.durability.test_life import Played, raised
+from tests.server.durability.test_life import Played, log_of
 
 from dataplane_server.core.calls.requests import OpenSession, RegisterPartition
 from dataplane_server.core.calls.values import Definition
 from dataplane_server.durability.call_codec import decode_record, encode_batch, encode_call
-from dataplane_server.durability.checkpoint import build, checkpoints, load_checkpoint, write_checkpoint
+from dataplane_server.durability.checkpoint import checkpoints, load_checkpoint, write_checkpoint
 from dataplane_server.durability.checkpointer import remove_history
 from dataplane_server.durability.frames import MARK, frame_of
 from dataplane_server.durability.log_reader import LogReader, segments
-from dataplane_server.durability.log_writer import LogWriter
 from dataplane_server.durability.logged_plane import LoggedPlane
 from dataplane_server.durability.replica import Replica
 from dataplane_server.replaying.moments import parse_moment, text_of
 from dataplane_server.replaying.past import Past, look_at
 from dataplane_server.storage.folders import FolderInUse
-from dataplane_server.version import VERSION
 
 pytestmark = pytest.mark.xdist_group("replaying")  # so that one history is written for all
 
@@ -49,17 +46,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     clients.run(400, 10**9, 400)
     turns = [(now, call) for now, call, _ in clients.world.plane.turns]
     plane = LoggedPlane(clients.world.plane.limits)
-    origin = {
-        "version": VERSION,
-        "build": build(),
-        "epoch": 1,
-        "incarnation": "c",
-        "first_generation": 1,
-        "limits": asdict(plane.limits),
-    }
-    header = {**origin, "at": turns[0][0], "wall": seconds("2026-11-22T14:00:00")}
-    log = LogWriter(folder, 0, header, segment_bytes=4096)
-    plane.log_to(log, raised)
+    log = log_of(folder, plane, 4096, epoch=1, at=turns[0][0], wall=seconds("2026-11-22T14:00:00"))
     played = Played(plane)
     for now, call in turns:
         if played.may_come(call):

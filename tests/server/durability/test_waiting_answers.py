@@ -76,6 +76,16 @@ async def disk(tmp_path: Path) -> AsyncIterator[SlowDisk]:
     made.arena.close()
 
 
+async def told_when_ready(disk: SlowDisk, call: Awaitable[Any]) -> Any:
+    """The answer of a call, which waits for the disk."""
+    answer, asked = asyncio.ensure_future(call), asyncio.ensure_future(disk.is_asked.wait())
+    done, _ = await asyncio.wait([answer, asked], return_when=asyncio.FIRST_COMPLETED)
+    disk.is_ready.set()
+    await asyncio.wait([answer])
+    assert done == {asked}
+    return answer.result()
+
+
 @pytest.mark.parametrize("transport", ["grpc", "shm"])
 @pytest.mark.parametrize("verb", ["get_samples", "partition", "put_samples", "a refused read", "a refused call"])
 async def test_an_answer_waits_for_the_disk(disk: SlowDisk, transport: str, verb: str) -> None:
@@ -92,12 +102,8 @@ async def test_an_answer_waits_for_the_disk(disk: SlowDisk, transport: str, verb
             "a refused read": lambda: client.get_samples(["none"], "p", ["x"]),
             "a refused call": lambda: client.partition("none"),
         }
-        call, asked = asyncio.ensure_future(calls[verb]()), asyncio.ensure_future(disk.is_asked.wait())
-        done, _ = await asyncio.wait([call, asked], return_when=asyncio.FIRST_COMPLETED)
-        disk.is_ready.set()
         with contextlib.suppress(NotFoundError):
-            await call
-        assert done == {asked}
+            await told_when_ready(disk, calls[verb]())
 
 
 async def test_a_session_is_told_its_id_when_no_other_life_can_give_it_to_another_client(disk: SlowDisk) -> None:
@@ -105,9 +111,5 @@ async def test_a_session_is_told_its_id_when_no_other_life_can_give_it_to_anothe
         disk.is_ready.clear()
         stream: Any = pb_grpc.DataPlaneServiceStub(channel).Session()
         await stream.write(pb.SessionRequest(open=pb.OpenSession(client_name="c")))
-        told, asked = asyncio.ensure_future(stream.read()), asyncio.ensure_future(disk.is_asked.wait())
-        done, _ = await asyncio.wait([told, asked], return_when=asyncio.FIRST_COMPLETED)
-        disk.is_ready.set()
-        assert (await told).session_id
-        assert done == {asked}
+        assert (await told_when_ready(disk, stream.read())).session_id
         stream.cancel()
