@@ -153,7 +153,11 @@ class Life:
             self.plane.apply(LeaveFor(prepared.extra["restored"]), self.now())
             self.plane.end()
             self._write_now()
-            self._use(prepared, written)
+            try:
+                prepared.use(written)
+            except OSError as error:  # the log has ended, and which state the next life begins with is unknown
+                self.failed(error)
+                raise
 
     def _at_rest(self) -> AbstractAsyncContextManager[None]:
         return nullcontext() if self.commits is None else self.commits.at_rest()
@@ -161,14 +165,6 @@ class Life:
     def _write_now(self) -> None:
         if self.commits is not None:
             self.commits.write_now()
-
-    def _use(self, prepared: Prepared, written: Path) -> None:
-        """A failure ends the process: the log has ended, and which state the next life begins with is unknown."""
-        try:
-            prepared.use(written)
-        except OSError as error:
-            self.failed(error)
-            raise
 
     @property
     def held(self) -> bool:

@@ -51,7 +51,7 @@ class Arena:
             self._file = ArenaFile(file, self.file_bytes, shared=shared)
         elif shared:
             self._file = _MemoryFile(self.file_bytes)
-        self._map = _own_memory(self.file_bytes) if self._file is None else _mapped(self._file, self.file_bytes)
+        self._map = _mapped(self._file, self.file_bytes)
         self._view = memoryview(self._map)
 
     @property
@@ -136,11 +136,10 @@ def can_share() -> bool:
     return hasattr(os, "memfd_create")
 
 
-def _own_memory(size_bytes: int) -> mmap.mmap:
-    return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-
-def _mapped(file: ArenaFile | _MemoryFile, size_bytes: int) -> mmap.mmap:
+def _mapped(file: ArenaFile | _MemoryFile | None, size_bytes: int) -> mmap.mmap:
+    """The memory of a file, or of this process alone."""
+    if file is None:
+        return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
         mapping = mmap.mmap(file.descriptor, size_bytes)
     except BaseException:

@@ -191,10 +191,6 @@ class Regions(Releases):
         offsets, runs = placed
         return offsets + region.base, tuple(Run(run.offset + region.base, run.size_bytes) for run in runs)
 
-    def release(self, offset: int, size: int) -> None:
-        """As of Space."""
-        self.release_rows(np.array([offset]), np.array([size]))
-
     def release_ranges(self, starts: Int64Array, ends: Int64Array) -> None:
         self.freed = True
         numbers = starts >> NODE_SHIFT

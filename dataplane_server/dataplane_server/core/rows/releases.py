@@ -30,7 +30,7 @@ class Releases:
         raise NotImplementedError  # no abstract method: what checkpoints hold derives from classes of the core alone
 
     def release_rows(self, offsets: Int64Array, row_bytes: Int64Array) -> None:
-        """Free the bytes of rows, in any order."""
+        """Free bytes that are in use, in any order: whole allocations or parts of them."""
         starts, ends = ranges_of(offsets, row_bytes)
         if self.defer_frees:
             self._deferred.append((starts, ends))

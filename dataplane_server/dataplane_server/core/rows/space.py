@@ -72,15 +72,6 @@ class Space(Releases):
         start = self._find(size)
         return None if start is None else self._take(start, [size])[0]
 
-    def release(self, offset: int, size: int) -> None:
-        """Free bytes that are in use, a whole allocation or any part of one."""
-        if self.defer_frees:
-            self._deferred.append((np.array([offset]), np.array([offset + size])))
-            return
-        self.freed = True
-        self._merge_in(offset, offset + size)
-        self.used -= size
-
     def allocate_columns(self, row_bytes: Int64Array, node: int = 0) -> tuple[Int64Array, tuple[Run, ...]] | None:
         """Allocate the rows of columns (a column is a row of the array). Returns their offsets, and their runs in this
         order; None if they do not fit. The rows of a column are adjacent if one range is long enough for them. node: of

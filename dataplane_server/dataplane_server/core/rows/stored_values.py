@@ -32,7 +32,7 @@ class StoredValues:
     def digests(self, slots: Slots, fields: Sequence[Field]) -> Int64Array | None:
         """The digests of values of fields of rows, an array row for each field; None where values have none."""
         places = self._rows.places
-        return places.digests(places.at(_indexes(fields), slots)) if places.has_digests else None
+        return places.digests(places.at(_indexes(fields), slots))
 
     def store(
         self,
