@@ -8,7 +8,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Protocol
 
 from tests import commands
@@ -22,7 +21,6 @@ from tests.integration.histories.zygote import THROUGH
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.records.descriptions import PartitionDescription
 
-_ROOT = Path(__file__).parents[3]
 _STUCK_S = 30.0
 _END_S = 60.0
 _READ_ROWS = 1000

@@ -17,7 +17,9 @@ import time
 import traceback
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.integration.failpoints.lives import Lives
@@ -47,6 +49,16 @@ def one_round(folder: Path, data: Path, durability: str, settings: Settings) -> 
         _, counts = judged(history, settings, lives.log)
     idle = _idle(history, spans)
     return Counter({**counts, "kills of working lives": len(spans) - idle, "kills of idle lives": idle})
+
+
+@contextmanager
+def data_folder(durability: str) -> Iterator[Path]:
+    """A folder on disk, or one in memory, as that of a pod's volume, if there is room. It goes if the block is well."""
+    memory = Path("/dev/shm")  # noqa: S108  # where there is one
+    roomy = memory.is_dir() and shutil.disk_usage(memory).free > 1 << 30
+    folder = Path(tempfile.mkdtemp(prefix="crash-", dir=memory if roomy and durability == "process" else None))
+    yield folder
+    shutil.rmtree(folder)
 
 
 def _kill_often(lives: Lives, settings: Settings) -> list[tuple[int, int]]:
@@ -92,25 +104,21 @@ def main() -> None:
 def _round(durability: str, seed: int, seconds: float) -> Counter[str]:
     """A round in folders of its own, which go if it is well. Ends the program if it is not."""
     began, folder = time.monotonic(), Path(tempfile.mkdtemp(prefix="crash-"))
-    memory = Path("/dev/shm")  # noqa: S108  # as the volume of a pod
-    data = Path(
-        tempfile.mkdtemp(prefix="crash-", dir=memory if durability == "process" and memory.is_dir() else folder)
-    )
     settings = Settings(f"unix://{folder}/s", folder / "histories", _PROCESSES, seconds, 1.0, seed)
     settings.folder.mkdir()
-    try:
-        counts = one_round(folder, data, durability, settings)
-    except (AssertionError, DataPlaneError):
-        (settings.folder / "violations").write_text(traceback.format_exc())
-        counts = Counter(violations=1)
-    counts.update(rounds=1, seconds=round(time.monotonic() - began))
-    _say(f"durability {durability}, seed {seed}", counts)
-    if counts["violations"]:
-        found = (settings.folder / "violations").read_text().splitlines()[:_SHOWN]
-        again = f"--durability {durability} --seed {seed} --seconds {seconds:g} --kills 1"
-        found.append(f"files: {folder} {data}\nagain: python -m tests.integration.histories.crash {again}")
-        sys.exit("\n".join(found))
-    shutil.rmtree(data)
+    with data_folder(durability) as data:
+        try:
+            counts = one_round(folder, data, durability, settings)
+        except (AssertionError, DataPlaneError):
+            (settings.folder / "violations").write_text(traceback.format_exc())
+            counts = Counter(violations=1)
+        counts.update(rounds=1, seconds=round(time.monotonic() - began))
+        _say(f"durability {durability}, seed {seed}", counts)
+        if counts["violations"]:
+            found = (settings.folder / "violations").read_text().splitlines()[:_SHOWN]
+            again = f"--durability {durability} --seed {seed} --seconds {seconds:g} --kills 1"
+            found.append(f"files: {folder} {data}\nagain: python -m tests.integration.histories.crash {again}")
+            sys.exit("\n".join(found))
     shutil.rmtree(folder)
     return counts
 

@@ -1,7 +1,7 @@
 """Clients that hold a row: `python -m tests.integration.histories.holders`.
 
 For each line of JSON (arguments of `connect`) a client is forked that claims a row of partition p for task train and
-says its process id and the claim's id. On SIGUSR1 it commits and says how that ended: "committed", or the error's name.
+says its process id. On SIGUSR1 it commits and says how that ended: "committed", or the error's name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def hold(arguments: dict[str, Any]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     with connect(**arguments) as client:
         claim = client.claim("p", "train", ["x"], 1, timeout_s=30.0)
-        say(f"{os.getpid()} {claim.claim_id}")
+        say(str(os.getpid()))
         signal.sigwait({signal.SIGUSR1})
         try:
             claim.commit()

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,9 +19,6 @@ from dataplane_client.options import TransportChoice
 
 PROMISED_S = 0.1
 """How much later than its grace the rows of a client that is gone are with others, at most."""
-
-_ROOT = Path(__file__).parents[3]
-
 
 Hold = Callable[[float], "Holder"]
 
@@ -36,8 +32,7 @@ class Holder:
         self._said = process.stdout
         process.stdin.write(json.dumps(arguments) + "\n")
         process.stdin.flush()
-        pid, self.claim_id = self._said.readline().split()
-        self._pid = int(pid)
+        self._pid = int(self._said.readline())
         self._lives = True
 
     def commit(self) -> str:
