@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
-import socket
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -14,58 +12,30 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from tests.integration.wire.local_peer import MIB, Lifeline, Peer
+from tests.integration.wire.local_peer import MIB, Peers
 
 from dataplane_client.client import DataPlaneClient
-from rl_dataplane.v1 import data_plane_pb2 as plane_pb
-from rl_dataplane.v1 import local_pb2 as pb
 
 
-class Target:
+class Target(Peers):
     """A server process. address: its Unix socket. http: HOST:PORT of its metrics."""
 
     def __init__(self, pid: int, address: str, client: DataPlaneClient, http: str = "") -> None:
+        super().__init__(address.removeprefix("unix://") + ".local", client)
         self.pid = pid
         self.address = address
-        self.client = client
         self.http = http
-        self.path = address.removeprefix("unix://") + ".local"
-        self.lifeline = Lifeline(self.path)
-        self._peers: list[Peer] = []
 
     @property
     def grpc_address(self) -> str:
         """As gRPC writes it."""
         return self.address.replace("unix://", "unix:")
 
-    @functools.cached_property
-    def direct(self) -> plane_pb.DirectPort:
-        """Its direct port, which it must have."""
-        return plane_pb.GetServerStatusResponse.FromString(
-            self.join().said(pb.LOCAL_METHOD_GET_SERVER_STATUS)
-        ).direct_port
-
     def fill(self) -> None:
         """Partition p as `requests` has it, and in it a row of 1 MiB that `local_peer.read` reads."""
         self.client.register_partition("p", ["x", "y", "z"], 0, ["train"])
         self.client.put_samples(["s", "t"], "p", {"y": torch.tensor([1, 2])}, [{"n": 1}, {}])
         self.client.put_samples(["row"], "p", {"x": torch.zeros(1, MIB, dtype=torch.uint8)})
-
-    def connect(self) -> Peer:
-        self._peers.append(Peer(self.path))
-        return self._peers[-1]
-
-    def join(self) -> Peer:
-        peer = self.connect()
-        peer.call(pb.LOCAL_METHOD_JOIN, pb.JoinRequest(session=self.lifeline.attached.session), pb.JoinResponse)
-        return peer
-
-    def join_directly(self) -> Peer:
-        """A connection to the direct port that may call."""
-        peer = Peer(socket.create_connection(("127.0.0.1", self.direct.port), 20.0))
-        self._peers.append(peer)
-        peer.call(pb.LOCAL_METHOD_DIRECT, pb.DirectRequest(nonce=self.direct.nonce), pb.DirectResponse)
-        return peer
 
     @contextlib.contextmanager
     def unharmed(self, what: str) -> Iterator[None]:
@@ -111,15 +81,6 @@ class Target:
         """What it says to a probe."""
         with urllib.request.urlopen(f"http://{self.http}/healthz", timeout=120) as answer:
             return bool(answer.status == 200)
-
-    def close_peers(self) -> None:
-        """All connections but the lifeline."""
-        while self._peers:
-            self._peers.pop().close()
-
-    def close(self) -> None:
-        self.close_peers()
-        self.lifeline.close()
 
 
 def own_bytes(pid: int) -> int:

@@ -66,13 +66,6 @@ def test_requests_that_are_not_sent_to_their_end_are_bounded_together(target: Ta
     assert peers[-1].receive()[0] == pb.LOCAL_OUTCOME_ERROR
 
 
-def test_a_peer_without_a_session_may_send_next_to_nothing(target: Target) -> None:
-    peer = target.connect()
-    with target.stays_within(16 * MIB), contextlib.suppress(ConnectionError):
-        peer.socket.sendall(HEAD.pack(20 * MIB, pb.LOCAL_METHOD_JOIN) + bytes(19 * MIB))
-    assert peer.ended
-
-
 @pytest.mark.parametrize("what", CROWDED)
 def test_a_message_of_millions_of_parts_is_refused_at_once(target: Target, what: str) -> None:
     method, body = CROWDED[what]()

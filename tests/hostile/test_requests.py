@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from google.rpc import error_details_pb2
 from tests.hostile.endpoints import ENDPOINTS, METHODS, OPTIONS, SERVED, Endpoint
-from tests.hostile.requests import NO_FRAMES, NO_MESSAGES, NO_OBJECTS, REQUESTS, SERVICE, Request, column
+from tests.hostile.requests import NO_FRAMES, NO_MESSAGES, NO_OBJECTS, REQUESTS, Request, column
 from tests.hostile.target import Target
 from tests.integration.wire.conftest import unpacked
 
@@ -79,16 +79,8 @@ def connected(target: Target, where: str) -> socket.socket:
         peer.settimeout(120.0)
         peer.connect(target.path if where == "local" else target.address.removeprefix("unix://"))
         return peer
-    port = target.direct.port if where == "direct" else int(target.http.rpartition(":")[2])
+    port = target.direct_port.port if where == "direct" else int(target.http.rpartition(":")[2])
     return socket.create_connection(("127.0.0.1", port), 120.0)
-
-
-def test_an_unknown_method_is_unimplemented(stub: Any, target: Target) -> None:
-    with grpc.insecure_channel(target.grpc_address, options=OPTIONS) as channel:
-        call: Any = channel.unary_unary(f"/{SERVICE.full_name}/Nope")
-        with pytest.raises(grpc.RpcError) as caught:
-            call(b"", timeout=120)
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_values_that_are_not_what_their_type_says_are_an_error_of_their_readers_alone(

@@ -101,12 +101,6 @@ async def test_a_watch_sees_readiness_come_and_go_and_then_the_end(listener: Hea
         assert await watch.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_server_listens_for_probes_only_when_told_to() -> None:
-    server = ServerThread(ServerConfig(listen=("127.0.0.1:0",), limits=Limits(memory_bytes=1 << 20)))
-    assert server.server.health_address is None
-    server.stop()
-
-
 def test_the_address_is_free_again_when_another_listener_fails() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"

@@ -17,10 +17,6 @@ async def stream(*messages: bytes, after_s: float = 0.0) -> AsyncIterator[bytes]
         yield message
 
 
-async def test_a_request_that_is_there_is_returned() -> None:
-    assert await IncomingRequests().request(stream(b"x")) == b"x"
-
-
 @pytest.mark.parametrize(
     ("sent", "text"), [(stream(), "without a request"), (stream(b"x", after_s=60.0), "did not arrive within 0.05 s")]
 )
@@ -43,11 +39,3 @@ async def test_slow_requests_are_ended_when_there_are_too_many_whether_or_not_ot
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-
-
-async def test_a_caller_that_goes_away_is_no_refusal() -> None:
-    call = asyncio.create_task(IncomingRequests().request(stream(b"x", after_s=60.0)))
-    await asyncio.sleep(0)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call

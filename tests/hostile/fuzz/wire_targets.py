@@ -14,10 +14,10 @@ import os
 import socket
 from collections.abc import AsyncIterator
 
-from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from tests.hostile.fuzz.inputs import pieces
 from tests.hostile.fuzz.world import LIMITS, SERVICE, World, calls, loop
+from tests.proto.test_frames import parsed, read
 
 from dataplane_client._requests.requests import put_request
 from dataplane_client.records.descriptions import FieldDescription
@@ -30,7 +30,7 @@ from dataplane_server.service.messages.frames import FrameReader
 from dataplane_server.service.messages.parsing import Messages, _nested
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import local_pb2
-from rl_dataplane.v1.frames import Frame, TooManyPartsError, check_parts, frame_prefix, parse_frame
+from rl_dataplane.v1.frames import TooManyPartsError, check_parts, frame_prefix, parse_frame
 from rl_dataplane.v1.local_frames import HEAD
 
 VERBS = [method.name for method in SERVICE.methods if method.name != "Session"]
@@ -57,36 +57,13 @@ def frame(data: bytes) -> None:
         return
     except ValueError:
         found = None
-    ours, theirs = found and _plain(found), _by_protobuf(data)
+    ours, theirs = parsed(data, pb.PutSamplesRequest), read(data, pb.PutSamplesRequest)
     if ours != theirs:
         raise AssertionError(f"read as {ours}, by protobuf as {theirs}")
     if found is not None and found.chunk is not None:
         again = parse_frame(frame_prefix(found.header, found.offset, len(found.chunk)) + bytes(found.chunk))
         if again != found:
             raise AssertionError(f"written and read again: {again} instead of {found}")
-
-
-_Plain = tuple[bytes | None, int, bytes | None]
-
-
-def _plain(found: Frame) -> _Plain | None:
-    """Header, offset and values; None if the header, which its own class parses, is no message."""
-    header = found.header
-    if header is not None:
-        try:
-            header = pb.PutSamplesHeader.FromString(header).SerializeToString(deterministic=True)
-        except DecodeError:
-            return None
-    return header, found.offset, None if found.chunk is None else bytes(found.chunk)
-
-
-def _by_protobuf(data: bytes) -> _Plain | None:
-    try:
-        message = pb.PutSamplesRequest.FromString(data)
-    except DecodeError:
-        return None
-    header = message.header.SerializeToString(deterministic=True) if message.HasField("header") else None
-    return header, message.chunk.offset_bytes, message.chunk.data if message.HasField("chunk") else None
 
 
 def stream(data: bytes) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
@@ -12,7 +11,6 @@ import torch
 from tests.integration.conftest import Eventually
 from tests.integration.faults.proxy import FaultProxy
 
-from dataplane_client import aio
 from dataplane_client.client import Claim, DataPlaneClient
 from dataplane_client.errors import ClaimTimeoutError, DeadlineError, UnavailableError
 
@@ -109,16 +107,3 @@ def test_a_clear_does_not_hit_rows_that_were_put_meanwhile(
     )
     assert cleared == 4
     assert flow.partition("p").rows == 1
-
-
-async def test_the_asynchronous_client_repeats_a_claim_and_gets_the_same_rows(
-    flow: DataPlaneClient, async_shaky: aio.AsyncDataPlaneClient, proxy: FaultProxy, eventually: Eventually
-) -> None:
-    with pytest.raises(ClaimTimeoutError):
-        await async_shaky.claim("p", "train", ["b"], 1, timeout_s=0)  # likewise
-    proxy.swallow = {"answers"}
-    claim = asyncio.create_task(async_shaky.claim("p", "train", ["a"], 2))
-    await asyncio.to_thread(lambda: eventually(lambda: flow.partition("p").task("train").claimed_rows == 2))
-    proxy.reset_connections()
-    assert (await claim).meta.sample_ids == ["w", "x"]
-    assert flow.partition("p").task("train").claimed_rows == 2

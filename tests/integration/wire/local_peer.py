@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import socket
 import struct
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from google.protobuf import empty_pb2
@@ -102,30 +103,62 @@ class Lifeline(Peer):
             os.close(self.descriptors.pop())
 
 
-class Host:
-    """A server and what connects to it."""
+P = TypeVar("P", bound=Peer)
 
-    def __init__(self, server: ServerThread, path: str, client: DataPlaneClient) -> None:
-        self.server = server
+
+class Peers:
+    """What connects to a server: to its local socket, at a path, and to its direct port. client: of the server."""
+
+    def __init__(self, path: str, client: DataPlaneClient) -> None:
         self.path = path
         self.client = client
         self._opened = contextlib.ExitStack()
-        self.lifeline = self.attach()
+        self.lifeline = Lifeline(path)
 
-    def connect(self) -> Peer:
-        peer = Peer(self.path)
+    def _keep(self, peer: P) -> P:
         self._opened.callback(peer.close)
         return peer
 
+    def connect(self) -> Peer:
+        return self._keep(Peer(self.path))
+
     def attach(self) -> Lifeline:
-        lifeline = Lifeline(self.path)
-        self._opened.callback(lifeline.close)
-        return lifeline
+        return self._keep(Lifeline(self.path))
 
     def join(self, lifeline: Lifeline | None = None) -> Peer:
         peer, session = self.connect(), (lifeline or self.lifeline).attached.session
         peer.call(pb.LOCAL_METHOD_JOIN, pb.JoinRequest(session=session), pb.JoinResponse)
         return peer
+
+    @functools.cached_property
+    def direct_port(self) -> plane_pb.DirectPort:
+        status = self.join().said(pb.LOCAL_METHOD_GET_SERVER_STATUS)
+        return plane_pb.GetServerStatusResponse.FromString(status).direct_port
+
+    def connect_directly(self, source: str = "127.0.0.1") -> Peer:
+        return self._keep(Peer(socket.create_connection(("127.0.0.1", self.direct_port.port), 120.0, (source, 0))))
+
+    def join_directly(self, source: str = "127.0.0.1") -> Peer:
+        """A connection to the direct port that may call."""
+        peer = self.connect_directly(source)
+        peer.call(pb.LOCAL_METHOD_DIRECT, pb.DirectRequest(nonce=self.direct_port.nonce), pb.DirectResponse)
+        return peer
+
+    def close_peers(self) -> None:
+        """All connections but the lifeline."""
+        self._opened.close()
+
+    def close(self) -> None:
+        self.close_peers()
+        self.lifeline.close()
+
+
+class Host(Peers):
+    """A server of this process and what connects to it."""
+
+    def __init__(self, server: ServerThread, path: str, client: DataPlaneClient) -> None:
+        super().__init__(path, client)
+        self.server = server
 
     def let_go(self, *handles: int, lifeline: Lifeline | None = None) -> None:
         (lifeline or self.lifeline).send(pb.LOCAL_METHOD_LET_GO, pb.LetGoRequest(handles=handles))
@@ -134,8 +167,8 @@ class Host:
     def used(self) -> int:
         return self.client.server_status().memory_used_bytes
 
-    def close(self) -> None:
-        self._opened.close()
+    def stored(self, sample_id: str) -> bytes:
+        return bytes(self.client.get_samples([sample_id], "p", ["x"])["x"].values().tolist())
 
 
 def put(handle: int, size_bytes: int, values: bytes | None = None, **more: Any) -> pb.LocalPutRequest:

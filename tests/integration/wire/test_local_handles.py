@@ -28,8 +28,12 @@ def runs_of(runs: pb.ArenaRuns) -> list[tuple[int, int]]:
     return list(zip(offsets, sizes, strict=True))
 
 
-def stored(host: Host, sample_id: str) -> bytes:
-    return bytes(host.client.get_samples([sample_id], "p", ["x"])["x"].values().tolist())
+def fill(host: Host, runs: pb.ArenaRuns, values: bytes) -> None:
+    """Write values to their places in the arena."""
+    with mmap.mmap(host.lifeline.descriptors[1], host.lifeline.attached.arena_bytes) as memory:
+        for offset, size in runs_of(runs):
+            memory[offset : offset + size], values = values[:size], values[size:]
+    assert not values
 
 
 def test_a_put_is_seen_when_it_is_finished_and_not_before(host: Host) -> None:
@@ -37,14 +41,10 @@ def test_a_put_is_seen_when_it_is_finished_and_not_before(host: Host) -> None:
     request = put(7, 5, sample_ids=["s"])
     lent = peer.call(PUT, request, pb.LocalWriteResponse)
     assert host.client.server_status().rows == 1
-    with mmap.mmap(host.lifeline.descriptors[1], host.lifeline.attached.arena_bytes) as memory:
-        rest = b"abcde"
-        for offset, size in runs_of(lent.reservation):
-            memory[offset : offset + size], rest = rest[:size], rest[size:]
-    assert not rest
+    fill(host, lent.reservation, b"abcde")
     answer = finish(peer, 7).put
     assert (answer.created_rows, answer.size_bytes, len(answer.generations)) == (1, 5, 8)
-    assert stored(host, "s") == b"abcde"
+    assert host.stored("s") == b"abcde"
 
 
 def test_a_put_that_is_repeated_after_it_was_applied_holds_nothing(host: Host) -> None:
@@ -220,12 +220,10 @@ def test_a_commit_writes_in_one_step_or_two(host: Host) -> None:
         request = pb.LocalCommitRequest(header=header, handle=handle, values=values)
         response = peer.call(COMMIT, request, pb.LocalWriteResponse)
         if values is None:
-            with mmap.mmap(host.lifeline.descriptors[1], host.lifeline.attached.arena_bytes) as memory:
-                for offset, size in runs_of(response.reservation):
-                    memory[offset : offset + size] = b"z" * size
+            fill(host, response.reservation, b"z" * ROW_BYTES)
             response = finish(peer, handle)
         assert response.commit.consumed_rows == 1
-    assert (stored(host, "row"), stored(host, "t")) == (b"abcde", b"z" * ROW_BYTES)
+    assert (host.stored("row"), host.stored("t")) == (b"abcde", b"z" * ROW_BYTES)
     peer.call(PUT, put(3, ROW_BYTES, bytes(range(256)) * 16, sample_ids=["row"]), pb.LocalWriteResponse)
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import pytest
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from tests.integration.wire.local_peer import HEAD, Host, Peer
-from tests.integration.wire.test_direct_frames import Direct
 
 from dataplane_server.service.turns import A_PASS, SHORT_A_PASS, TARGET_S
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
@@ -35,14 +34,9 @@ Answer = tuple[int, bytes]
 
 
 @pytest.fixture(params=["local", "direct"])
-def peers(host: Host, request: pytest.FixtureRequest) -> Iterator[list[Peer]]:
+def peers(host: Host, request: pytest.FixtureRequest) -> list[Peer]:
     """Connections that may call."""
-    if request.param == "local":
-        yield [host.join() for _ in range(PEERS)]
-        return
-    direct = Direct(host)
-    yield [direct.begin() for _ in range(PEERS)]
-    direct.close()
+    return [host.join() if request.param == "local" else host.join_directly() for _ in range(PEERS)]
 
 
 def on_loop_of(host: Host, work: Coroutine[Any, Any, Any]) -> Any:

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -68,15 +67,6 @@ def test_the_kernel_tells_who_connected() -> None:
         with connection:
             assert peer_of(connection) == Peer(visitor.pid, *expected)
     assert visitor.wait(20) == 0
-
-
-def test_a_process_knows_who_listens(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as connection:
-        listener.bind(str(tmp_path / "socket"))
-        listener.listen()
-        connection.connect(str(tmp_path / "socket"))
-        found = peer_of(connection)
-    assert (found.pid, found.uid, found.gid) == (os.getpid(), OWN, os.getegid())
 
 
 def test_a_peer_over_tcp_is_not_allowed() -> None:
