@@ -87,6 +87,7 @@ def test_a_taken_port_is_an_os_error(flag: str) -> None:
         ("unix:///nonexistent/a.sock", "the folder /nonexistent"),
         ("unix:///proc/version/a.sock", "/proc/version is not a folder; choose another path"),
         (f"unix:///tmp/{'a' * 104}", "the path has more than 107 bytes"),
+        *((f"unix:///tmp/a{sign}b", "gRPC takes '#', '?' and '%'") for sign in ("%2F", "#", "?")),
         ("192.0.2.1:0", "this host does not have that address"),
         ("nowhere.invalid:0", "the host is unknown"),
     ],

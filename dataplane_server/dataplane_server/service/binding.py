@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import socket
 import stat
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from dataplane_server.access.peers import peer_of
 from dataplane_server.config import host_and_port
 
 _MAX_PATH_BYTES = 107  # of sockaddr_un, without its final zero
+_OF_URI = re.compile("[#?]|%[0-9A-Fa-f]{2}")
 
 
 def bind(
@@ -82,6 +84,10 @@ def _problem_of_path(path: str) -> str | None:
     folder = Path(path).parent
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:
         return f"the path has more than {_MAX_PATH_BYTES} bytes; choose a shorter one"
+    if _OF_URI.search(path):
+        return (
+            "gRPC takes '#', '?' and '%' in a path for parts of a URI, and no client would find it; choose another path"
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         found = probe.connect_ex(path)
