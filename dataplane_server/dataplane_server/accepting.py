@@ -36,25 +36,18 @@ def accepting(listener: socket.socket, name: str, serve: Serve) -> asyncio.Task[
 
 
 async def _accept_forever(listener: socket.socket, name: str, serve: Serve) -> None:
-    log, failures, logged = get_log(), 0, -_LOG_EVERY_S
+    loop, failures, logged = asyncio.get_running_loop(), 0, -_LOG_EVERY_S
     while True:
-        peer = await _accepted(listener)
-        if isinstance(peer, socket.socket):
+        try:
+            peer, _ = await loop.sock_accept(listener)
+        except OSError as error:  # noqa: PERF203  # mostly, no descriptor is left until another connection closes
+            failures += 1
+            if time.monotonic() - logged >= _LOG_EVERY_S:
+                get_log().warning("accept_failed", listener=name, error=str(error), failures=failures)
+                failures, logged = 0, time.monotonic()
+            await asyncio.sleep(_PAUSE_S)
+        else:
             await asyncio.gather(*map(serve, [peer, *_others(listener, AT_A_TIME - 1)]))
-            continue
-        failures += 1
-        if time.monotonic() - logged >= _LOG_EVERY_S:
-            log.warning("accept_failed", listener=name, error=str(peer), failures=failures)
-            failures, logged = 0, time.monotonic()
-        await asyncio.sleep(_PAUSE_S)
-
-
-async def _accepted(listener: socket.socket) -> socket.socket | OSError:
-    """The next connection, or why there is none: mostly, no descriptor is left until another connection closes."""
-    try:
-        return (await asyncio.get_running_loop().sock_accept(listener))[0]
-    except OSError as error:
-        return error
 
 
 def _others(listener: socket.socket, at_most: int) -> Iterator[socket.socket]:

@@ -58,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = _parser()
     flags = parser.parse_args(arguments)
     try:
-        config, cache_bytes = _config(flags), _cache_bytes(flags)
+        config = _config(flags)
+        cache_bytes = None if flags.cluster_cache is None else parse_size(flags.cluster_cache)
         _check_cluster_flags(flags, parser)
         warning = check_memory(config.limits.memory_bytes)
     except ValueError as error:
@@ -73,8 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             from dataplane_server.cluster.command import serve_cluster  # not before: it needs Ray
 
-            name, mirrored = flags.cluster_name, flags.cluster_mirrors
-            serve_cluster(config, name, flags.ray_address, cache_bytes, mirrored=mirrored)
+            serve_cluster(config, flags.cluster_name, flags.ray_address, cache_bytes, mirrored=flags.cluster_mirrors)
     except (ImportError, OSError, RecoveryError) as error:
         if sys.stderr.isatty():
             sys.exit(f"dataplane-server: {_in_words(error)}")
@@ -232,10 +232,6 @@ def _check_cluster_flags(flags: argparse.Namespace, parser: argparse.ArgumentPar
         name = flag.removeprefix("--").replace("-", "_")
         if getattr(flags, name) != parser.get_default(name):
             raise ValueError(f"{flag} is for a cluster; add --cluster ray, or leave it out")
-
-
-def _cache_bytes(flags: argparse.Namespace) -> int | None:
-    return None if flags.cluster_cache is None else parse_size(flags.cluster_cache)
 
 
 def _config(flags: argparse.Namespace) -> ServerConfig:

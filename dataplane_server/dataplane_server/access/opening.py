@@ -43,9 +43,8 @@ def open_gate(config: ServerConfig, plane: DataPlane, repeats: Callable[[Any], b
 
 def peers_of_socket_files(config: ServerConfig) -> AllowedPeers:
     """The processes that the sockets of shared memory admit, of those who may open their files."""
-    if not config.allowed_users and not config.allowed_groups:
-        return AllowedPeers()
-    return AllowedPeers(config.allowed_users, config.allowed_groups)
+    users, groups = config.allowed_users, config.allowed_groups
+    return AllowedPeers(users, groups) if users or groups else AllowedPeers()
 
 
 def has_abstract_socket(config: ServerConfig) -> bool:

@@ -18,8 +18,7 @@ MAX_BUFFERED_BYTES = 256 << 20
 class Holder(Protocol):
     """A connection."""
 
-    def close(self) -> None:
-        """Close at once."""
+    def close(self) -> None: ...
 
 
 class LocalBuffers:

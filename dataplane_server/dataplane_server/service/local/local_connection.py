@@ -37,9 +37,7 @@ MAX_FIRST_BODY_BYTES = 16 << 10
 
 
 class LocalConnection(asyncio.Protocol):
-    """The asyncio protocol of one connection. session: None before the first request. is_lifeline: whether the session
-    ends with it. call: the call that waits.
-    """
+    """The asyncio protocol of one connection; see `frame_endpoint.Connection`."""
 
     def __init__(
         self, endpoint: FrameEndpoint[Any], peer: socket.socket, stall_timeout_s: float = STALL_TIMEOUT_S
