@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import http.client
 import json
 import re
-from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args
@@ -16,11 +14,10 @@ from urllib.parse import urlencode
 import numpy as np
 import pytest
 import torch
+from tests.integration.access.conftest import Start, hashed
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.options import Credentials
-from dataplane_server.config import ServerConfig
-from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.state.partition import REASONS
 from dataplane_server.core.tasks.task_states import TASK_STATES
 from dataplane_server.observe.metrics import Transport
@@ -58,40 +55,21 @@ class Asked:
         raise AssertionError(f"the stream ended without {name}")
 
 
-Start = Callable[..., ServerThread]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    threads = []
-
-    def started(**settings: Any) -> ServerThread:
-        limits = Limits(memory_bytes=1 << 20)
-        threads.append(
-            ServerThread(ServerConfig(listen=("127.0.0.1:0",), http="127.0.0.1:0", limits=limits, **settings))
-        )
-        return threads[-1]
-
-    yield started
-    for thread in threads:
-        thread.stop()
-
-
 @pytest.fixture
 def server(start: Start) -> ServerThread:
-    return start()
+    return start(http="127.0.0.1:0")
 
 
 @pytest.fixture
 def guarded(start: Start, tmp_path: Path) -> ServerThread:
     """A server with an access file."""
     callers = [
-        {"name": name, "tokens": [f"sha256:{hashlib.sha256(name.encode()).hexdigest()}"], "roles": roles}
+        {"name": name, "tokens": [hashed(name)], "roles": roles}
         for name, roles in {**TOKENS, ROOT: {"admin": [""]}}.items()
     ]
     file = tmp_path / "access.json"
     file.write_text(json.dumps({"callers": callers}))
-    return start(access=file)
+    return start(http="127.0.0.1:0", access=file)
 
 
 def fill(client: DataPlaneClient) -> None:
