@@ -60,8 +60,8 @@ of other hosts too. The first request on each connection is DIRECT, which opens 
 there is neither ATTACH nor JOIN, nor memory to map. ArenaRuns are empty: the bytes of all columns, in their order and
 as many as the header declares, follow the request frame of FINISH_WRITE, and the response frame of READ if that has a
 lease, which ends with the last byte. These bytes are no part of a frame's body. After a FINISH_WRITE that is refused
-before its bytes have been read, the server closes the connection. Bytes that take longer than a minute and a second
-for each 64 KiB, or of which none comes for a minute, end the connection.
+before its bytes have been read, the server closes the connection. It also does if fewer than 320 KiB of the bytes move
+in 5 seconds, unless fewer are left.
 
 Node ports. Node actors fetch from each other at direct ports of their own, by FETCH: its values are in the response, or
 follow its frame like those of READ.
