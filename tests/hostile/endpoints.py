@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.message import Message
@@ -45,18 +45,6 @@ class Answer(NamedTuple):
 SERVED = Answer("", "")
 
 
-class Endpoint(Protocol):
-    """verbs: that it has."""
-
-    verbs: tuple[str, ...]
-
-    def body(self, verb: str, message: Message, values: bytes = b"") -> bytes:
-        """A request as it is sent here. message: the request, or the header of its stream."""
-
-    def say(self, verb: str, body: bytes) -> Answer:
-        """Send bytes as a request; what becomes of it."""
-
-
 def grpc_body(verb: str, message: Message, values: bytes = b"") -> bytes:
     data = message.SerializeToString()
     return frame_prefix(data, 0, len(values)) + values if METHODS[verb].client_streaming else data
@@ -74,7 +62,9 @@ def local_body(verb: str, message: Any, values: bytes | None = None) -> bytes:
 
 
 class GrpcEndpoint:
-    """The gRPC service."""
+    """The gRPC service. verbs: that an endpoint has. body: makes a request of a message (of a stream: its header) and
+    values.
+    """
 
     verbs = tuple(METHODS)
     body = staticmethod(grpc_body)
@@ -83,6 +73,7 @@ class GrpcEndpoint:
         self._channel = channel
 
     def say(self, verb: str, body: bytes) -> Answer:
+        """Send bytes as a request; what becomes of it."""
         method = METHODS[verb]
         kinds: dict[tuple[bool, bool], Any] = {
             (False, False): self._channel.unary_unary,
@@ -122,22 +113,15 @@ def _told(packed: bytes) -> Answer:
     return Answer(info.reason, status.message)
 
 
-@contextlib.contextmanager
-def _grpc(target: Target) -> Iterator[Endpoint]:
-    with grpc.insecure_channel(target.grpc_address, options=OPTIONS) as channel:
-        yield GrpcEndpoint(channel)
+Endpoint = GrpcEndpoint | FramedEndpoint
+ENDPOINTS = ("grpc", "local", "direct")
 
 
 @contextlib.contextmanager
-def _local(target: Target) -> Iterator[Endpoint]:
-    with contextlib.closing(target.join()) as peer:
-        yield FramedEndpoint(peer)
-
-
-@contextlib.contextmanager
-def _direct(target: Target) -> Iterator[Endpoint]:
-    with contextlib.closing(target.join_directly()) as peer:
-        yield FramedEndpoint(peer)
-
-
-ENDPOINTS = {"grpc": _grpc, "local": _local, "direct": _direct}
+def endpoint_of(target: Target, name: str) -> Iterator[Endpoint]:
+    if name == "grpc":
+        with grpc.insecure_channel(target.grpc_address, options=OPTIONS) as channel:
+            yield GrpcEndpoint(channel)
+    else:
+        with contextlib.closing(target.join() if name == "local" else target.join_directly()) as peer:
+            yield FramedEndpoint(peer)

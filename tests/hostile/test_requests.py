@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 import pytest
 from google.rpc import error_details_pb2
-from tests.hostile.endpoints import ENDPOINTS, METHODS, OPTIONS, SERVED, Endpoint
+from tests.hostile.endpoints import ENDPOINTS, METHODS, OPTIONS, SERVED, Endpoint, endpoint_of
 from tests.hostile.requests import NO_FRAMES, NO_MESSAGES, NO_OBJECTS, REQUESTS, Request, column
 from tests.hostile.target import Target
 from tests.integration.wire.conftest import unpacked
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.xdist_group("hostile")
 
 @pytest.fixture(params=ENDPOINTS)
 def endpoint(target: Target, request: pytest.FixtureRequest) -> Iterator[Endpoint]:
-    with ENDPOINTS[request.param](target) as endpoint:
+    with endpoint_of(target, request.param) as endpoint:
         yield endpoint
 
 
