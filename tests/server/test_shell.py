@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,10 @@ from dataplane_server.core.calls.answers import Reservation, Waiting
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.flow import FlowPolicy
 from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.refusal import Refusal, server_ended
 from dataplane_server.core.calls.requests import (
     AbortWrite,
+    ClaimSamples,
     ClearSamples,
     FinishWrite,
     PutSamples,
@@ -32,6 +36,21 @@ def put(sample_id: str, size: int) -> PutSamples:
 def shell() -> Shell:
     plane = DataPlane(Limits(memory_bytes=64))
     return Shell(plane, Metrics(plane, lambda: True))
+
+
+async def test_a_call_whose_deadline_comes_when_the_log_has_ended_is_refused(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell.apply(RegisterPartition("r", Definition("p", ("a",), ("train",))))
+    begun = shell.apply(ClaimSamples("c", "p", "train", ("a",), 1, 1))
+    assert isinstance(begun, Waiting)
+
+    def ended(call: object, now: float) -> None:
+        raise server_ended()
+
+    monkeypatch.setattr(shell.plane, "apply", ended)
+    with pytest.raises(Refusal, match="has ended"):
+        await asyncio.wait_for(shell.answer(begun, 0.01), 5.0)
 
 
 @pytest.mark.parametrize("wants", ["space", "room"])

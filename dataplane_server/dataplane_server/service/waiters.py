@@ -21,6 +21,7 @@ from dataplane_server.core.calls.answers import (
     Reservation,
     Reserved,
 )
+from dataplane_server.core.calls.refusal import Refusal
 
 Answer = Grant | Reservation | Reserved | Drawn
 
@@ -68,4 +69,7 @@ class Waiters:
     @staticmethod
     def _expire(ticket: int, future: asyncio.Future[Answer], give_up: Callable[[int], Exception]) -> None:
         if not future.done():
-            future.set_exception(give_up(ticket))
+            try:
+                future.set_exception(give_up(ticket))
+            except Refusal as refusal:  # the log has ended
+                future.set_exception(refusal)
