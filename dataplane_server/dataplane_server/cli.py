@@ -74,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             from dataplane_server.cluster.command import serve_cluster  # not before: it needs Ray
 
-            serve_cluster(config, flags.cluster_name, flags.ray_address, cache_bytes, mirrored=flags.cluster_mirrors)
+            name, mirrored = flags.cluster_name, flags.cluster_mirrors
+            serve_cluster(config, name, flags.ray_address, cache_bytes, mirrored=mirrored)
     except (ImportError, OSError, RecoveryError) as error:
         if sys.stderr.isatty():
             sys.exit(f"dataplane-server: {_in_words(error)}")
@@ -106,47 +107,35 @@ def parse_mode(text: str) -> int:
     return int(text, 8)
 
 
-Flags = tuple[tuple[str, str, object, str], ...]
-"""Each with its metavar, its default (None if the text tells it) and its text."""
-_FLAGS: Flags = (
+_FLAGS_WITH_DEFAULTS = (
     ("--http", "HOST:PORT", "127.0.0.1:9464", "where to serve the page, /metrics and /healthz; '' for nowhere"),
     ("--memory", "SIZE", "4GiB", "budget for stored values, such as 512MiB"),
     ("--max-rows", "ROWS", Limits().max_rows, "most rows to store"),
     ("--log-history", "SIZE", "256MiB", "how much of --data-dir's older log to keep for `dataplane replay`"),
     ("--grace", "SECONDS", 20.0, "how long calls may take to finish after SIGTERM, in seconds"),
-    ("--direct", "HOST:PORT", None, "where clients of other hosts move values over bare TCP (default: nowhere)"),
+)
+_FLAGS = (
+    ("--direct", "HOST:PORT", "where clients of other hosts move values over bare TCP (default: nowhere)"),
     (
         "--http-door",
         "HOST:PORT",
-        None,
         "where a gateway serves JSON over HTTP, for programs without Python (default: nowhere)",
     ),
-    ("--health", "HOST:PORT", None, "where to serve only gRPC health (default: nowhere)"),
-    ("--data-dir", "DIR", None, "keep rows and claims there, for the next life of this server (default: nowhere)"),
-    ("--snapshot-dir", "DIR", None, "where snapshots are (default: in --data-dir)"),
-    (
-        "--standby",
-        "DIR",
-        None,
-        "as --data-dir, for a server that takes over when another one ends (default: no standby)",
-    ),
+    ("--health", "HOST:PORT", "where to serve only gRPC health (default: nowhere)"),
+    ("--data-dir", "DIR", "keep rows and claims there, for the next life of this server (default: nowhere)"),
+    ("--snapshot-dir", "DIR", "where snapshots are (default: in --data-dir)"),
+    ("--standby", "DIR", "as --data-dir, for a server that takes over when another one ends (default: no standby)"),
     (
         "--bookkeeping",
         "SIZE",
-        None,
         "memory beside values: ids, tags, views, remembered answers (default: 256MiB and 512 bytes for each of "
         "--max-rows)",
     ),
-    ("--tls-cert", "FILE", None, "certificate for TLS, in PEM (default: DATAPLANE_TLS_CERT)"),
-    ("--tls-key", "FILE", None, "its key (default: DATAPLANE_TLS_KEY)"),
-    (
-        "--tls-client-ca",
-        "FILE",
-        None,
-        "CA of the certificates that clients must show (default: DATAPLANE_TLS_CLIENT_CA)",
-    ),
-    ("--access", "FILE", None, "JSON file of who may call and what they may do (default: DATAPLANE_ACCESS)"),
-    ("--socket-mode", "MODE", None, "of socket files, such as 0660 for clients of the same group (default: by umask)"),
+    ("--tls-cert", "FILE", "certificate for TLS, in PEM (default: DATAPLANE_TLS_CERT)"),
+    ("--tls-key", "FILE", "its key (default: DATAPLANE_TLS_KEY)"),
+    ("--tls-client-ca", "FILE", "CA of the certificates that clients must show (default: DATAPLANE_TLS_CLIENT_CA)"),
+    ("--access", "FILE", "JSON file of who may call and what they may do (default: DATAPLANE_ACCESS)"),
+    ("--socket-mode", "MODE", "of socket files, such as 0660 for clients of the same group (default: by umask)"),
 )
 _SWITCHES = (
     (
@@ -157,10 +146,10 @@ _SWITCHES = (
     ("--reflection", "answer gRPC reflection, for tools such as grpcurl (default: do not)"),
     ("--accept-loss", "go on without what is damaged in --data-dir (default: refuse to start)"),
 )
-_CLUSTER_FLAGS: Flags = (
-    ("--cluster-name", "NAME", "dataplane", 'for clients, as in connect("ray://NAME")'),
+_CLUSTER_FLAGS: tuple[tuple[str, str, str | None, str], ...] = (
+    ("--cluster-name", "NAME", "dataplane", 'for clients, as in connect("ray://NAME") (default: %(default)s)'),
     ("--cluster-cache", "SIZE", None, "of each node, for values of other nodes (default: a quarter of --memory)"),
-    ("--ray-address", "ADDRESS", "auto", "of the Ray cluster; auto: of this machine"),
+    ("--ray-address", "ADDRESS", "auto", "of the Ray cluster; auto: of this machine (default: %(default)s)"),
 )
 
 
@@ -181,7 +170,11 @@ def _parser() -> argparse.ArgumentParser:
         help="where to serve gRPC: unix:///path or host:port (port 0: any free one); repeatable "
         f"(default: {ServerConfig.listen[0]})",
     )
-    _add(_FLAGS, parser)
+    for flag, metavar, default, text in _FLAGS_WITH_DEFAULTS:
+        help_text = f"{text} (default: %(default)s)"
+        parser.add_argument(flag, metavar=metavar, default=default, type=type(default), help=help_text)
+    for flag, metavar, text in _FLAGS:
+        parser.add_argument(flag, metavar=metavar, help=text)
     for flag, text in _SWITCHES:
         parser.add_argument(flag, action="store_true", help=text)
     for flag, what in (("--allow-user", "user"), ("--allow-group", "group")):
@@ -202,7 +195,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     help_text = "run on the nodes of a Ray cluster: ray (default: none)"
     parser.add_argument("--cluster", metavar="KIND", choices=("ray",), help=help_text)
-    _add(_CLUSTER_FLAGS, parser)
+    for flag, metavar, value, text in _CLUSTER_FLAGS:
+        parser.add_argument(flag, metavar=metavar, default=value, help=text)
     help_text = "keep a second copy of each node's rows on another node, in --memory more (default: one copy)"
     parser.add_argument("--cluster-mirrors", action="store_true", help=help_text)
     parser.add_argument(
@@ -213,13 +207,6 @@ def _parser() -> argparse.ArgumentParser:
         help="lowest level of the events on stderr: debug, info, warning or error (default: %(default)s)",
     )
     return parser
-
-
-def _add(flags: Flags, parser: argparse.ArgumentParser) -> None:
-    for flag, metavar, default, text in flags:
-        kind = str if default is None else type(default)
-        told = text if default is None else f"{text} (default: %(default)s)"
-        parser.add_argument(flag, metavar=metavar, default=default, type=kind, help=told)
 
 
 def _check_cluster_flags(flags: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
