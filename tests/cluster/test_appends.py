@@ -1,9 +1,12 @@
-"""An append whose node copies what its row has: where it copies to is the append's until the node has answered."""
+"""An append whose node copies what its row has: where it copies to is the append's until the node has answered. And a
+read for which the coordinator fetches.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +19,8 @@ from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.requests import FinishWrite, PutSamples, RegisterPartition
-from dataplane_server.core.calls.values import Definition
+from dataplane_server.core.calls.values import Definition, Run, Runs
+from dataplane_server.core.rows.regions import NODE_SHIFT
 
 ROW_BYTES = 8
 
@@ -84,3 +88,21 @@ async def test_the_target_of_a_copy_that_takes_minutes_is_free_only_when_the_nod
     with pytest.raises(Refusal, match="node 1 does not answer"):
         await appending.ended
     assert appending.used == ROW_BYTES
+
+
+async def test_a_read_has_the_bytes_of_its_own_node_although_that_gets_another_arena_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, home = Nodes(), HomeArena()
+    values = ClusterValues(nodes.shell, nodes.members, nodes.mirrors, home)
+    for number in (1, 3):
+        (tmp_path / str(number)).write_bytes(bytes([number]) * 64)
+    home.map(tmp_path / "1", 1 << NODE_SHIFT, 64)
+
+    async def read(*_: object) -> None:
+        home.map(tmp_path / "3", 3 << NODE_SHIFT, 64)
+
+    monkeypatch.setattr(values._lines, "read", read)
+    found = await values._bytes_of(Runs.of([Run(8 + (node << NODE_SHIFT), 2) for node in (1, 2)]))
+    assert [bytes(piece) for piece in found] == [b"\1\1", bytes(2)]
+    await values.close()

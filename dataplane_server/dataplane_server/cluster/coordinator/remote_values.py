@@ -111,13 +111,14 @@ class ClusterValues(Values):
             yield pb.ReadColumnsResponse(header=header).SerializeToString()
 
     async def _bytes_of(self, runs: Runs) -> list[memoryview]:
+        pieces = {run: self._home.view(run) for run in runs if self._home.has(run)}
         by_node: dict[int, list[Run]] = {}
         for run in runs:
-            if not self._home.has(run):
+            if run not in pieces:
                 by_node.setdefault(node_of(run.offset), []).append(run)
-        taken = await asyncio.gather(*(self._taken(node, of_node) for node, of_node in by_node.items()))
-        pieces = {run: piece for found in taken for run, piece in found.items()}
-        return [pieces[run] if run in pieces else self._home.view(run) for run in runs]
+        for taken in await asyncio.gather(*(self._taken(node, of_node) for node, of_node in by_node.items())):
+            pieces |= taken
+        return [pieces[run] for run in runs]
 
     async def _taken(self, node: int, runs: list[Run]) -> dict[Run, memoryview]:
         wanted, place = Runs.of(runs), self._members.place_of(node)

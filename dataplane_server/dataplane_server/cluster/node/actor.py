@@ -268,12 +268,12 @@ class NodeActor:
             task.cancel()
         await asyncio.gather(self._life, self._warming, return_exceptions=True)
         await self._gateway.close()
+        if not keep:
+            self._folder.remove()  # before it waits for nodes that may not answer
         lines = (self._lines.close(), self._mirror_lines.close())
         await asyncio.gather(self._fetching.close(), *lines, self._port.close())
         self._mirrors.close()
         self._arena.close()
-        if not keep:
-            self._folder.remove()
 
 
 def _end_of(life: asyncio.Task[None]) -> None:
