@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import signal
 import subprocess
@@ -116,6 +117,39 @@ def test_a_command_that_finds_a_cluster_says_which_of_its_flags_mean_nothing(ray
     finally:
         for process in processes:
             process.kill()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_command_whose_cluster_cannot_start_says_why_and_leaves_nothing_to_the_next(
+    ray_address: str, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    data.touch()
+    for flags, why in ((("--cluster-cache", "10TiB"), "Errno"), (("--data-dir", str(data)), "File exists")):
+        process = command(ray_address, *flags)
+        event = json.loads(process.communicate(timeout=120)[1].splitlines()[-1])
+        assert (event["event"], why in event["why"]) == ("start_failed", True)
+        assert "\n" not in event["why"]
+        assert process.returncode == 1
+        assert [file for folder in folders() for file in folder.iterdir()] == []
+    process = command(ray_address)
+    assert serving(process)["event"] == "serving"
+    assert ended(process) == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_command_that_waits_for_its_cluster_ends_when_it_is_told_to(ray_address: str, tmp_path: Path) -> None:
+    with (tmp_path / "coordinator.lock").open("w") as former:
+        fcntl.flock(former, fcntl.LOCK_EX)
+        process = command(ray_address, "--data-dir", str(tmp_path))
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(30)
+        assert ended(process) == 128 + signal.SIGTERM
+    process = command(ray_address)
+    serving(process)
+    assert ended(process) == 0
 
 
 def test_a_cluster_has_no_direct_port() -> None:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from tests.cluster.node.conftest import registration
 
 from dataplane_server.cluster.coordinator import actor as module
 from dataplane_server.cluster.coordinator.actor import ClusterOptions, Coordinator
 from dataplane_server.cluster.messages import Beat, BeatAnswer
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
+from dataplane_server.storage.arena import Arena
+
+ray_exceptions = pytest.importorskip("ray.exceptions")
 
 
 class BusyRay:
@@ -53,4 +59,54 @@ async def test_a_look_that_fails_ends_nothing(tmp_path: Path, monkeypatch: pytes
         assert time.monotonic() < deadline
         await asyncio.sleep(0.005)
     assert await coordinator.beat(Beat("unknown", 0, (), 0, 0, 0, 0, 0)) == BeatAnswer(False)
+    await coordinator.stop()
+
+
+@pytest.fixture
+async def coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Coordinator:
+    """Of a node that Ray has alone, and whose actor a test has in `_actors`."""
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(module, "_MAKE_S", 0.1)
+    monkeypatch.setattr(module, "this_node", lambda: "here")
+    monkeypatch.setattr(module, "RayNodes", lambda: SimpleNamespace(alive=lambda silent: ["here"]))
+    monkeypatch.setattr(module, "end_actor", lambda actor, name: None)
+    monkeypatch.setattr(Coordinator, "_create_actor", lambda self, ray_node: self._actors.get(ray_node, Actor()))
+    config = ServerConfig((f"unix://{tmp_path}/grpc",), limits=Limits(memory_bytes=1 << 20), http=None)
+    return Coordinator(config, ClusterOptions("c", "127.0.0.1", 1 << 20))
+
+
+class Actor:
+    """Of a node. error: why it could not be made."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.stopped = False
+        self.__ray_ready__ = SimpleNamespace(remote=self._made)
+        self.stop = SimpleNamespace(remote=self._stop)
+
+    async def _made(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    async def _stop(self, keep: bool = False) -> None:
+        self.stopped = True
+
+
+async def test_a_cluster_whose_first_arena_cannot_be_made_says_why(coordinator: Coordinator) -> None:
+    died = ray_exceptions.RayActorError(error_msg="died\nOSError: no space for the arena", actor_init_failed=True)
+    coordinator._actors["here"] = Actor(died)
+    with pytest.raises(OSError, match="no arena on the coordinator's node: OSError: no space for the arena"):
+        await asyncio.wait_for(coordinator.addresses(), 60.0)
+    await coordinator.stop()
+
+
+async def test_an_actor_that_a_former_cluster_left_with_less_memory_is_replaced(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    left = coordinator._actors["here"] = Actor()
+    arena = Arena(1 << 12, shared=True)
+    said = replace(registration(tmp_path, arena, memory_bytes=1 << 12), ray_node="here")
+    arena.close()
+    assert await coordinator.register(said) is None
+    assert left.stopped
     await coordinator.stop()

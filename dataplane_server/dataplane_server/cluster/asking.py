@@ -22,8 +22,12 @@ async def answer_of(call: Awaitable[Any], node: int, within_s: float | None = AN
     except asyncio.TimeoutError:
         raise Refusal(Reason.NODE_LOST, f"node {node} did not answer in {within_s} s", node=node) from None
     except RayError as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise Refusal(Reason.NODE_LOST, f"node {node} does not answer: {lines[-1]}", node=node) from None
+        raise Refusal(Reason.NODE_LOST, f"node {node} does not answer: {last_line(error)}", node=node) from None
+
+
+def last_line(error: Exception) -> str:
+    """What an actor raised, without Ray's trace."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 async def awaited(reference: Awaitable[A]) -> A:

@@ -1,17 +1,22 @@
 """The command `dataplane-server --cluster ray`: starts the coordinator; stops the cluster on SIGTERM or SIGINT.
 
-The command itself serves nothing. If it is killed, the actors go on, and the command finds them when it runs again.
+The command itself serves nothing. If it is killed, or stopped before the cluster serves, the actors go on, and the
+command finds them when it runs again.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
+from types import FrameType
 
+from dataplane_server.cluster.asking import last_line
 from dataplane_server.cluster.coordinator.starting import Cluster, start
 from dataplane_server.config import ServerConfig
 from dataplane_server.observe.log import event_line
@@ -30,15 +35,21 @@ def serve_cluster(
         if not ray.is_initialized():
             _check_reachable(ray_address)
             ray.init(ray_address, namespace=None, log_to_driver=False, logging_level=logging.WARNING)
-        for number in (signal.SIGTERM, signal.SIGINT):  # after Ray, which has handlers of its own
-            signal.signal(number, lambda *_: stopping.set())
+        # After Ray, which has handlers of its own, and takes exceptions of others for its own errors.
+        _on_signals(lambda number, _: os._exit(128 + number))
         cluster = start(config, name=name, cache_bytes=cache_bytes, mirrored=mirrored)
+        _on_signals(lambda *_: stopping.set())
     except (OSError, ray.exceptions.RayError) as error:
-        raise OSError(f"the cluster cannot start: {error}") from error
+        raise OSError(f"the cluster cannot start: {last_line(error)}") from error
     with cluster:
         print(_banner(cluster) if sys.stdout.isatty() else _event(cluster), flush=True)  # noqa: T201  # a command's output
         stopping.wait()
     ray.shutdown()
+
+
+def _on_signals(handle: Callable[[int, FrameType | None], object]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)
 
 
 def _check_reachable(ray_address: str) -> None:

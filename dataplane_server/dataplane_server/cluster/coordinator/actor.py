@@ -19,7 +19,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from dataplane_server.cluster.asking import awaited
+from dataplane_server.cluster.asking import awaited, last_line
 from dataplane_server.cluster.coordinator.home_arena import HomeArena
 from dataplane_server.cluster.coordinator.members import Member
 from dataplane_server.cluster.coordinator.server import ClusterServer, ray_node_of
@@ -35,6 +35,8 @@ from dataplane_server.service.lives import next_life
 NAMESPACE = "rl-dataplane"
 _LOOK_S = 0.5
 _NODE_S = 8.0
+_MAKE_S = 10.0
+"""How long making the first arena may fail, as while a former process still has it."""
 _SEE_S = 0.05
 RETURN_S = 30.0
 """How long the restarted actor of a living node may take to register."""
@@ -81,6 +83,7 @@ class Coordinator:
         self._actors: dict[str, Any] = {}  # of nodes, by their ids in Ray
         self._silent_since: dict[int, float] = {}  # nodes of the core, without an actor that is heard
         self._listening, self._serving = asyncio.Event(), asyncio.Event()
+        self._failing_since: float | None = None  # making the first arena
         self._locked: int | None = None
         self._ray_node = this_node()
         self._life = asyncio.get_running_loop().create_task(self._live())
@@ -140,10 +143,14 @@ class Coordinator:
 
     async def register(self, registration: Registration) -> Registered | None:
         """A node's actor has its arena. None if it must take another one, because clients use this one for rows that
-        are not known here. The node of the coordinator is the first; then it serves, and others follow.
+        are not known here, or if it is ended, because it has not the memory that nodes have here. The node of the
+        coordinator is the first; then it serves, and others follow.
         """
         server = await self._recovered()
         await self._check_rows(registration, server)
+        if registration.memory_bytes != self._config.limits.memory_bytes:
+            await self._end_left(registration)
+            return None
         if registration.ray_node != self._ray_node:
             await self._until_serving()
         elif self._unseen:
@@ -158,6 +165,14 @@ class Coordinator:
         kept = server.mirrors.returned(member)
         others, placed = members.placed_since(0), members.placed
         return Registered(member.number, member.secret, host, port, others, server.plane.incarnation, placed, kept)
+
+    async def _end_left(self, registration: Registration) -> None:
+        """End an actor that a former cluster has left, which had other memory. The next look makes another one."""
+        ray_node = registration.ray_node
+        actor = self._actors.pop(ray_node, None) or self._actor_of(registration)
+        await asyncio.gather(_done(actor.stop.remote()), return_exceptions=True)
+        await asyncio.to_thread(end_actor, actor, self._actor_name(ray_node))
+        self._log.warning("node_replaced", node=ray_node, memory_bytes=registration.memory_bytes)
 
     async def _check_rows(self, registration: Registration, server: ClusterServer) -> None:
         """Serve no more, if a node has rows of a former coordinator whose log is not here. LostLogError."""
@@ -229,8 +244,25 @@ class Coordinator:
             self._unseen = set(self._actors)
         self._listening.set()
         while True:
-            await self._has_looked(self._server)
+            if await self._has_looked(self._server) and not self._server.plane.nodes():
+                await self._check_first_arena()
             await asyncio.sleep(_LOOK_S)
+
+    async def _check_first_arena(self) -> None:
+        """OSError if the actor of this node cannot be made, as where its memory is not there, and no node has rows."""
+        from ray.exceptions import RayActorError
+
+        try:
+            await asyncio.wait_for(awaited(self._actors[self._ray_node].__ray_ready__.remote()), _LOOK_S)
+        except (KeyError, asyncio.TimeoutError):
+            return  # it is still starting
+        except RayActorError as error:
+            if not error.actor_init_failed:
+                return
+            self._failing_since = self._failing_since or time.monotonic()
+            if time.monotonic() - self._failing_since > _MAKE_S:
+                self._log.error("node_failed", node=self._ray_node, why=last_line(error))
+                raise OSError(f"no arena on the coordinator's node: {last_line(error)}") from None
 
     async def _start(self, server: ClusterServer) -> None:
         if not self._serving.is_set():

@@ -99,7 +99,11 @@ def start(
         max_concurrency=10_000,
         scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True),
     ).remote(config, options)
-    addresses: Any = ray.get(coordinator.addresses.remote(), timeout=timeout_s)
+    try:
+        addresses: Any = ray.get(coordinator.addresses.remote(), timeout=timeout_s)
+    except ray.exceptions.RayTaskError:  # it serves no more, and the next start would find it
+        Cluster(name, {}, coordinator).stop()
+        raise
     kept = addresses.pop("settings", asked)  # coordinators of earlier versions do not tell
     differing = [f"{name}: {kept[name]}, not {value}" for name, value in asked.items() if kept[name] != value]
     if differing:
