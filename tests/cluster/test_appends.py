@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.cluster.test_mirrors import Nodes, until
 
-from dataplane_server.cluster.coordinator import remote_values
+from dataplane_server.cluster import asking
 from dataplane_server.cluster.coordinator.home_arena import HomeArena
 from dataplane_server.cluster.coordinator.remote_values import ClusterValues
 from dataplane_server.core.calls.answers import Reservation
@@ -57,7 +57,7 @@ class Appending:
 
 @pytest.fixture
 async def appending(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Appending]:
-    monkeypatch.setattr(remote_values, "_LOOK_S", 0.02)
+    monkeypatch.setattr(asking, "_LOOK_S", 0.02)
     appending = Appending()
     await until(lambda: appending.nodes.asked("copy"))
     yield appending

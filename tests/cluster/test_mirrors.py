@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from dataplane_server.cluster import asking
 from dataplane_server.cluster.coordinator import mirrors as module
 from dataplane_server.cluster.coordinator.members import Member, Members
 from dataplane_server.cluster.coordinator.mirrors import Mirrors
@@ -75,7 +76,7 @@ class Nodes:
     def register(self, number: int, host: str = "north", mirrors: tuple[str, ...] = ()) -> Member:
         """An actor that beats for ever."""
         place = BytePlace("127.0.0.1", number, b"")
-        said = Registration(f"arena-{number}", "", host, "", "", b"", b"", 1024, 1024, 0, place, "", mirrors)
+        said = Registration(f"arena-{number}", "", host, "", "", b"", 1024, 1024, 0, place, "", mirrors)
         member = Member(number, said, Actor(number, self.calls), heard_at=float("inf"))
         self.members.add(member)
         return member
@@ -106,7 +107,7 @@ class Nodes:
 @pytest.fixture
 async def nodes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Nodes]:
     monkeypatch.setattr(module, "_PATIENCE_S", 0.3)
-    monkeypatch.setattr(module, "_LOOK_S", 0.02)
+    monkeypatch.setattr(asking, "_LOOK_S", 0.02)
     nodes = Nodes()
     yield nodes
     await nodes.mirrors.close()

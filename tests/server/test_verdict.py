@@ -48,7 +48,7 @@ UNHEARD = pb.Node(number=3)
 )
 def test_a_server_is_unhealthy_for_these_reasons_only(changes: dict[str, object], found: list[tuple[str, str]]) -> None:
     quiet: dict[str, object] = {"memory_budget_bytes": 1000, "max_rows": 100}
-    reasons = reasons_of(pb.GetServerStatusResponse(**quiet | changes))  # type: ignore[arg-type]
+    reasons = list(reasons_of(pb.GetServerStatusResponse(**quiet | changes)))  # type: ignore[arg-type]
     assert [reason.ailment for reason in reasons] == [ailment for ailment, _ in found]
     assert all(words in reason.text for reason, (_, words) in zip(reasons, found, strict=True))
     assert {reason.ailment for reason in reasons} <= set(AILMENTS)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from dataplane_server.core.calls.refusal import Reason, Refusal
 
-A = TypeVar("A")
-
 ANSWER_S = 30.0
+_LOOK_S = 0.5
 
 
 async def answer_of(call: Awaitable[Any], node: int, within_s: float | None = ANSWER_S) -> Any:
@@ -18,18 +17,24 @@ async def answer_of(call: Awaitable[Any], node: int, within_s: float | None = AN
     from ray.exceptions import RayError
 
     try:
-        return await asyncio.wait_for(awaited(call), within_s)
+        return await asyncio.wait_for(call, within_s)
     except asyncio.TimeoutError:
         raise Refusal(Reason.NODE_LOST, f"node {node} did not answer in {within_s} s", node=node) from None
     except RayError as error:
         raise Refusal(Reason.NODE_LOST, f"node {node} does not answer: {last_line(error)}", node=node) from None
 
 
+async def answer_while(holds: Callable[[], bool], call: Awaitable[Any], node: int) -> Any:
+    """What a node's actor answers, however long it takes, as long as something holds. Refusal NODE_LOST."""
+    answer: asyncio.Future[Any] = asyncio.ensure_future(answer_of(call, node, None))
+    while not answer.done() and holds():
+        await asyncio.wait({answer}, timeout=_LOOK_S)
+    if not answer.done():
+        answer.cancel()
+        raise Refusal(Reason.NODE_LOST, f"node {node} does not answer", node=node)
+    return answer.result()
+
+
 def last_line(error: Exception) -> str:
     """What an actor raised, without Ray's trace."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
-
-
-async def awaited(reference: Awaitable[A]) -> A:
-    """What an actor's method answers; Ray's references are no coroutines."""
-    return await reference

@@ -42,7 +42,6 @@ class Registration:
     host: str
     folder: str
     socket: str
-    proof: bytes
     nonce: bytes
     memory_bytes: int
     file_bytes: int

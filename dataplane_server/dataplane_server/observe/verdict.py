@@ -27,12 +27,8 @@ class Reason(NamedTuple):
     text: str
 
 
-def reasons_of(status: pb.GetServerStatusResponse) -> list[Reason]:
-    """None if the server is healthy."""
-    return list(_reasons(status))
-
-
-def _reasons(status: pb.GetServerStatusResponse) -> Iterator[Reason]:
+def reasons_of(status: pb.GetServerStatusResponse) -> Iterator[Reason]:
+    """No reason if the server is healthy."""
     if status.draining:
         yield Reason("draining", "it is draining: running calls may finish, new calls are refused")
     if status.held_bytes > MUCH_HELD * status.memory_budget_bytes:

@@ -101,7 +101,8 @@ class Board:
             began, used_s, ended = time.monotonic(), time.thread_time(), True
             with without_collection():  # a snapshot allocates enough to start one, and frees all of it soon
                 for name, content in pieces:
-                    self._add(parts, name, content)
+                    known = self._known
+                    parts[name] = known[name] if content is UNCHANGED else self._part(name, content, known.get(name))
                     if time.monotonic() - began >= _TURN_S:
                         ended = False
                         break
@@ -111,12 +112,6 @@ class Board:
         self.snapshots += 1
         renewed, self._renewed = self._renewed, asyncio.Event()
         renewed.set()
-
-    def _add(self, parts: dict[str, _Part], name: str, content: object) -> None:
-        if content is UNCHANGED:
-            parts[name] = self._known[name]
-        else:
-            parts[name] = self._part(name, content, self._known.get(name))
 
     def _part(self, name: str, content: object, before: _Part | None) -> _Part:
         data = json.dumps({"part": name, "says": content}, separators=(",", ":"))

@@ -43,9 +43,7 @@ class Clients:
         self.inside = Settings(cluster.address, folder, 0, seconds, _GRACE_S, seed, "shm", rows_vanish)
         self.outside = replace(self.inside, address=cluster.outside, processes=_OUTSIDE, transport="grpc")
         self.processes = _OUTSIDE + 1
-        self._hosts = {
-            ray_node: ray.remote(Host).options(**on_node(ray_node)).remote() for ray_node in cluster.wait_for_nodes()
-        }
+        self._hosts = {ray_node: _host(ray_node) for ray_node in cluster.wait_for_nodes()}
         ray.get([host.__ray_ready__.remote() for host in self._hosts.values()])
         self.until = time.monotonic() + seconds
         self.dead: set[str] = set()

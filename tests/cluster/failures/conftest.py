@@ -12,6 +12,8 @@ import pytest
 from tests.cluster.failures.local_cluster import MIB, LocalCluster
 from tests.cluster.three_nodes import ThreeNodes
 
+from dataplane_client.client import DataPlaneClient, connect
+
 
 @pytest.fixture
 def start_plane(three_nodes: ThreeNodes, tmp_path: Path) -> Iterator[Callable[..., LocalCluster]]:
@@ -31,3 +33,11 @@ def start_plane(three_nodes: ThreeNodes, tmp_path: Path) -> Iterator[Callable[..
 @pytest.fixture
 def plane(start_plane: Callable[..., LocalCluster]) -> LocalCluster:
     return start_plane()
+
+
+@pytest.fixture
+def trainer(plane: LocalCluster) -> Iterator[DataPlaneClient]:
+    """On the node of this process."""
+    with connect(plane.address, transport="shm") as client:
+        client.register_partition("p", ["x", "y"], 0, ["train"])
+        yield client

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,14 +18,6 @@ from dataplane_client.errors import NotFoundError
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("ray"), pytest.mark.timeout(1800)]
 
 _ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def trainer(plane: LocalCluster) -> Iterator[DataPlaneClient]:
-    """On the node of this process."""
-    with connect(plane.address, transport="shm") as client:
-        client.register_partition("p", ["x", "y"], 0, ["train"])
-        yield client
 
 
 def test_exactly_the_rows_with_values_on_a_dead_node_are_lost(plane: LocalCluster, trainer: DataPlaneClient) -> None:

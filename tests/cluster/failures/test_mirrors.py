@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -22,14 +22,6 @@ def plane(start_plane: Callable[..., LocalCluster]) -> LocalCluster:
     return plane
 
 
-@pytest.fixture
-def trainer(plane: LocalCluster) -> Iterator[DataPlaneClient]:
-    """On the node of this process."""
-    with connect(plane.address, transport="shm") as client:
-        client.register_partition("p", ["x", "y"], 0, ["train"])
-        yield client
-
-
 def mirrored_node(plane: LocalCluster) -> str:
     """A further node of Ray, once it has a mirror."""
     node = plane.add_node()
@@ -42,11 +34,11 @@ def values(client: DataPlaneClient, *rows: str) -> list[list[float]]:
     return found
 
 
-def mirror_of(plane: LocalCluster, ray_node: str) -> str:
-    """The node that has the mirror of a node, by its name in Ray."""
+def mirror_of(plane: LocalCluster, ray_node: str | None) -> str:
+    """The node that has the mirror of a node, by its name in Ray. None: of the one that has ended."""
     with connect(plane.outside) as client:
         nodes = {node.number: node for node in client.server_status().nodes}
-        (node,) = (node for node in nodes.values() if node.name == ray_node)
+        (node,) = (node for node in nodes.values() if (node.ended if ray_node is None else node.name == ray_node))
         return nodes[node.mirrors[0]].name
 
 
@@ -128,16 +120,9 @@ def test_a_mirror_outlives_the_coordinator_and_the_actor_of_its_node(
     plane.put_on(node, "x", "there, too")
     plane.wait_for_mirrors()
     plane.kill_node(node)
-    plane.kill_node_actor(mirror_of_ended(plane))
+    plane.kill_node_actor(mirror_of(plane, None))
     plane.kill_coordinator()
     check_all_there(trainer, 2)
-
-
-def mirror_of_ended(plane: LocalCluster) -> str:
-    with connect(plane.outside) as client:
-        nodes = {node.number: node for node in client.server_status().nodes}
-        (ended,) = (node for node in nodes.values() if node.ended)
-        return nodes[ended.mirrors[0]].name
 
 
 def test_when_its_own_node_dies_the_coordinator_goes_on_elsewhere_with_all_rows(

@@ -48,7 +48,7 @@ def registration(
     """Of a node whose arena and socket are in a folder."""
     names = dict.fromkeys(("arena_id", "ray_node", "folder"), str(folder))
     place: dict[str, Any] = {**names, "socket": f"{folder}/socket", "host": "here", "incarnation": ""}
-    place |= {"proof": arena.proof, "nonce": arena.nonce, "memory_bytes": memory_bytes, "file_bytes": arena.file_bytes}
+    place |= {"nonce": arena.nonce, "memory_bytes": memory_bytes, "file_bytes": arena.file_bytes}
     return Registration(**place, former=former, bytes_at=bytes_at)
 
 
@@ -131,7 +131,7 @@ async def coordinator(tmp_path: Path, data: Path | None) -> AsyncIterator[tuple[
     server, arena = await cluster_server(tmp_path, 16 * MIB, data), Arena(16 * MIB, shared=True, file=home / "arena")
     port = server.recover("127.0.0.1")
     server.make_home(server.add_node(registration(home, arena, 16 * MIB), None))
-    await server.start()
+    await server.server.start()
     yield server, port, arena
     if not server.plane.totals().draining:  # the test may have stopped it
         await server.stop(0.0)

@@ -104,7 +104,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
             closing.push_async_callback(node.close)
             await node.register(server, port)
         server.make_home(next(iter(server.members)))
-        await server.start()
+        await server.server.start()
         clients = [await closing.enter_async_context(await node.connect(server)) for node in nodes]
         await clients[0].register_partition("p", ["x"], 0, ["train"])
         yield Cluster(server, nodes, clients)

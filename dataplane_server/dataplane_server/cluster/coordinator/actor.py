@@ -19,7 +19,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from dataplane_server.cluster.asking import awaited, last_line
+from dataplane_server.cluster.asking import last_line
 from dataplane_server.cluster.coordinator.home_arena import HomeArena
 from dataplane_server.cluster.coordinator.members import Member
 from dataplane_server.cluster.coordinator.server import ClusterServer, ray_node_of
@@ -95,11 +95,10 @@ class Coordinator:
         node, empty if the node has no arena. Waits until the cluster serves, and some seconds for a node whose actor is
         starting.
         """
-        await self._until_serving()
-        assert self._server is not None  # noqa: S101  # it serves
-        found = {"grpc": self._grpc_address(), "socket": "", "nonce": b""}
+        server = await self._once(self._serving)
+        found = {"grpc": self._grpc_address(server), "socket": "", "nonce": b""}
         deadline = time.monotonic() + _NODE_S
-        while (member := self._server.members.on(ray_node)) is None and time.monotonic() < deadline:
+        while (member := server.members.on(ray_node)) is None and time.monotonic() < deadline:
             if ray_node not in self._actors:
                 break
             await asyncio.sleep(_LOOK_S / 5)
@@ -111,17 +110,12 @@ class Coordinator:
         """The addresses at which it serves: "listen", "http", "http_door"; and its "settings", by name. Waits until it
         serves.
         """
-        await self._until_serving()
-        assert self._server is not None  # noqa: S101  # it serves
-        server = self._server.server
+        server = (await self._once(self._serving)).server
         http, http_door = server.http_address, server.http_door_address
         return {"listen": server.addresses, "http": http, "http_door": http_door, "settings": self._settings}
 
-    async def _until_serving(self) -> None:
-        await self._until(self._serving)
-
-    async def _until(self, event: asyncio.Event) -> None:
-        """Raises what ended the coordinator, if that comes first."""
+    async def _once(self, event: asyncio.Event) -> ClusterServer:
+        """The server, once it listens or serves. Raises what ended the coordinator, if that comes first."""
         waiting = asyncio.ensure_future(event.wait())
         await asyncio.wait([waiting, self._life], return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -129,13 +123,15 @@ class Coordinator:
             raise self._failure
         if self._life.done():
             self._life.result()
+        assert self._server is not None  # noqa: S101  # it listens
+        return self._server
 
-    def _grpc_address(self) -> str:
+    def _grpc_address(self, server: ClusterServer) -> str:
         """The first TCP address, as other machines reach it."""
-        assert self._server is not None  # noqa: S101  # it serves
-        tcp = [address for address in self._server.server.addresses if not address.startswith("unix:")]
+        addresses = server.server.addresses
+        tcp = [address for address in addresses if not address.startswith("unix:")]
         if not tcp:
-            return self._server.server.addresses[0]
+            return addresses[0]
         host, port = host_and_port("listen", tcp[0])
         return with_port(f"{self._options.host}:0", port) if host in ("0.0.0.0", "::") else tcp[0]  # noqa: S104
 
@@ -146,13 +142,13 @@ class Coordinator:
         are not known here, or if it is ended, because it has not the memory that nodes have here. The node of the
         coordinator is the first; then it serves, and others follow.
         """
-        server = await self._recovered()
+        server = await self._once(self._listening)
         await self._check_rows(registration, server)
         if registration.memory_bytes != self._config.limits.memory_bytes:
             await self._end_left(registration)
             return None
         if registration.ray_node != self._ray_node:
-            await self._until_serving()
+            await self._once(self._serving)
         elif self._unseen:
             await self._see_others()
         if registration.former and not server.knows(registration):
@@ -160,7 +156,9 @@ class Coordinator:
         member = server.add_node(registration, self._actors.get(registration.ray_node) or self._actor_of(registration))
         if registration.ray_node == self._ray_node:
             server.make_home(member)
-            await self._start(server)
+            if not self._serving.is_set():
+                await server.server.start()
+                self._serving.set()
         host, port, members = self._options.host, self._calls_port, server.members
         kept = server.mirrors.returned(member)
         others, placed = members.placed_since(0), members.placed
@@ -197,17 +195,7 @@ class Coordinator:
         self._unseen.clear()
 
     async def beat(self, beat: Beat) -> BeatAnswer:
-        server = await self._recovered()
-        member = server.heard(beat)
-        if member is None:
-            return BeatAnswer(False)
-        members = server.members
-        return BeatAnswer(True, members.placed_since(beat.placed), server.orphans(member), members.placed)
-
-    async def _recovered(self) -> ClusterServer:
-        await self._until(self._listening)
-        assert self._server is not None  # noqa: S101  # it listens
-        return self._server
+        return (await self._once(self._listening)).hear(beat)
 
     async def stop(self) -> None:
         """Serve no more, and end the actors of all nodes. Their arenas stay if there is a log that knows the rows."""
@@ -253,7 +241,7 @@ class Coordinator:
         from ray.exceptions import RayActorError
 
         try:
-            await asyncio.wait_for(awaited(self._actors[self._ray_node].__ray_ready__.remote()), _LOOK_S)
+            await asyncio.wait_for(self._actors[self._ray_node].__ray_ready__.remote(), _LOOK_S)
         except (KeyError, asyncio.TimeoutError):
             return  # it is still starting
         except RayActorError as error:
@@ -263,11 +251,6 @@ class Coordinator:
             if time.monotonic() - self._failing_since > _MAKE_S:
                 self._log.error("node_failed", node=self._ray_node, why=last_line(error))
                 raise OSError(f"no arena on the coordinator's node: {last_line(error)}") from None
-
-    async def _start(self, server: ClusterServer) -> None:
-        if not self._serving.is_set():
-            await server.start()
-            self._serving.set()
 
     async def _has_looked(self, server: ClusterServer) -> bool:
         """Look after the nodes. False if that failed, as when Ray is too busy to answer: the next look may not. The
@@ -357,7 +340,7 @@ async def _lock(path: Any) -> int:
 
 
 async def _done(call: Any) -> None:
-    await asyncio.wait_for(awaited(call), 5.0)
+    await asyncio.wait_for(call, 5.0)
 
 
 def end_actor(actor: Any, name: str) -> None:

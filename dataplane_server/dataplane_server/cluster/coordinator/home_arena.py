@@ -36,7 +36,6 @@ class HomeArena(Arena):
         self._mapped, self._home, self._base, self.file_bytes = mapped, memoryview(mapped), base, size_bytes
 
     def unmap(self) -> None:
-        """Forget a node that is lost."""
         self._home = self._mapped = None  # views that calls still have keep the mapping
 
     def has(self, run: Run) -> bool:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Iterator
 from typing import Any
 
-from dataplane_server.cluster.asking import answer_of
+from dataplane_server.cluster.asking import answer_while
 from dataplane_server.cluster.coordinator.members import Member, Members
 from dataplane_server.cluster.messages import Mirrored
 from dataplane_server.core.calls.node_calls import SetMirror
@@ -29,7 +29,6 @@ from dataplane_server.service.shell import Shell
 _PATIENCE_S = 2.0
 """How long a write waits for a mirror that does not answer. A node actor that was killed is often back before that."""
 _AGAIN_S = 0.05
-_LOOK_S = 0.5
 _LATER_S = 5.0
 """When a node is asked for a mirror again that it could not make or keep."""
 
@@ -197,11 +196,5 @@ class Mirrors:
 
 
 async def _answer_of(keeper: Member, call: Awaitable[Any]) -> Any:
-    """What a node's actor answers, however long it takes, if it beats meanwhile. Refusal NODE_LOST."""
-    answer: asyncio.Future[Any] = asyncio.ensure_future(answer_of(call, keeper.number, None))
-    while not answer.done() and keeper.is_up:
-        await asyncio.wait({answer}, timeout=_LOOK_S)
-    if not answer.done():
-        answer.cancel()
-        raise Refusal(Reason.NODE_LOST, f"node {keeper.number} does not answer", node=keeper.number)
-    return answer.result()
+    """As long as the node beats. Refusal NODE_LOST."""
+    return await answer_while(lambda: keeper.is_up, call, keeper.number)

@@ -15,16 +15,15 @@ import numpy as np
 from xxhash import xxh3_128_digest
 
 from dataplane_server.arena_streams import to_its_end
-from dataplane_server.cluster.asking import ANSWER_S, answer_of
+from dataplane_server.cluster.asking import ANSWER_S, answer_of, answer_while
 from dataplane_server.cluster.coordinator.home_arena import HomeArena
 from dataplane_server.cluster.coordinator.members import Member, Members
 from dataplane_server.cluster.coordinator.mirrors import Mirrors
 from dataplane_server.cluster.node.byte_lines import ByteLines
 from dataplane_server.core.calls.answers import Reservation
-from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import ShareReservation
 from dataplane_server.core.calls.values import Int64Array, Run, Runs
-from dataplane_server.core.rows.regions import NODE_SHIFT, WITHIN_NODE, node_of
+from dataplane_server.core.rows.regions import WITHIN_NODE, node_of
 from dataplane_server.service.messages.frames import SENT_CHUNK_BYTES
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.values import Values
@@ -32,7 +31,6 @@ from dataplane_server.storage.arena import in_chunks
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.frames import frame_prefix
 
-_LOOK_S = 0.5
 _WINDOW_BYTES = 64 << 20
 """That are fetched at once for one read over gRPC."""
 
@@ -54,7 +52,7 @@ class ClusterValues(Values):
         layout = self._plane.once_layout(reservation.ticket)
         first = [copy.target for copy in reservation.copies[:1]] + [run.offset for run in reservation.runs[:1]]
         if not first:
-            return b"" if layout is None else _of_nothing(layout[1].size)
+            return b"" if layout is None else xxh3_128_digest(b"") * layout[1].size  # all are without bytes
         node = node_of(first[0])
         if layout is None and not reservation.copies and not self._mirrors.follows(node):
             return b""
@@ -72,8 +70,7 @@ class ClusterValues(Values):
         if reservation.copies:
             await to_its_end(self._copied(member, member.actor.copy.remote(member.secret, reservation.copies)))
         if layout is not None:
-            offsets, sizes = layout[0].ravel() - (node << NODE_SHIFT), layout[1].ravel()
-            digests = await answer_of(member.actor.digests.remote(offsets, sizes), node)
+            digests = await answer_of(member.actor.digests.remote(*(part.ravel() for part in layout)), node)
         if self._mirrors.follows(node):
             copied = [Run(copy.target, copy.size_bytes) for copy in reservation.copies]
             await to_its_end(self._mirrors.follow(node, Runs.of([*copied, *reservation.runs])))
@@ -85,15 +82,12 @@ class ClusterValues(Values):
         no longer than for other answers: nodes register with the next one. Refusal NODE_LOST.
         """
         until = time.monotonic() + ANSWER_S
-        answer = asyncio.ensure_future(answer_of(call, member.number, None))
-        while not answer.done() and self._members.find(member.number) is member:
-            if time.monotonic() > until and self._plane.totals().draining:
-                break
-            await asyncio.wait({answer}, timeout=_LOOK_S)
-        if not answer.done():
-            answer.cancel()
-            raise Refusal(Reason.NODE_LOST, f"node {member.number} does not answer", node=member.number)
-        answer.result()
+
+        def may_copy() -> bool:
+            stops = time.monotonic() > until and self._plane.totals().draining
+            return self._members.find(member.number) is member and not stops
+
+        await answer_while(may_copy, call, member.number)
 
     def complete(self, reservation: Reservation) -> None:
         """The node has done it."""
@@ -131,8 +125,3 @@ class ClusterValues(Values):
     async def close(self) -> None:
         """End reads of other nodes."""
         await self._lines.close()
-
-
-def _of_nothing(number: int) -> bytes:
-    """Digests of values without bytes."""
-    return xxh3_128_digest(b"") * number

@@ -1,7 +1,7 @@
 """The server of a cluster: the same core, log and fronts as for one machine, with values on nodes.
 
-`recover`, then nodes register, then `start` once the coordinator's own node has. Snapshots are refused: a snapshot is
-of the values of one machine.
+`recover`, then nodes register, then the server starts once the coordinator's own node has. Snapshots are refused: a
+snapshot is of the values of one machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataplane_server.cluster.coordinator.members import Member, Members
 from dataplane_server.cluster.coordinator.mirrors import Mirrors
 from dataplane_server.cluster.coordinator.placing import PlacingShell
 from dataplane_server.cluster.coordinator.remote_values import ClusterValues
-from dataplane_server.cluster.messages import Beat, Registration
+from dataplane_server.cluster.messages import Beat, BeatAnswer, Registration
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.node_calls import AddNode, LoseNode
 from dataplane_server.core.rows.regions import NODE_SHIFT, Region
@@ -90,12 +90,8 @@ class ClusterServer:
         """Take lines of nodes that have registered, and calls of their clients. Returns the port."""
         return self._endpoint.start(host)
 
-    async def start(self) -> None:
-        await self.server.start()
-
-    async def stop(self, grace_s: float | None = None) -> None:
+    async def stop(self, grace_s: float = _GRACE_S) -> None:
         self._endpoint.draining = True
-        grace_s = _GRACE_S if grace_s is None else grace_s
         await asyncio.gather(self.server.stop(grace_s), self._endpoint.close(keep=self._keeps))
         await asyncio.gather(self._parts.cluster_values.close(), self.mirrors.close())
 
@@ -124,17 +120,16 @@ class ClusterServer:
         self._parts.home.map(path, member.number << NODE_SHIFT, registration.file_bytes)
         cast("PlacingShell", self.server.shell).home = member.number
 
-    def heard(self, beat: Beat) -> Member | None:
-        """A sign of life of a node; None if it has not registered here."""
-        member = self.members.of_arena(beat.arena_id)
-        if member is not None:
-            member.hear(beat)
-            self._endpoint.release_orphans(beat.gone)
-        return member
-
-    def orphans(self, member: Member) -> tuple[bytes, ...]:
-        """As in BeatAnswer."""
-        return self._endpoint.orphans(member.number)
+    def hear(self, beat: Beat) -> BeatAnswer:
+        """A sign of life of a node."""
+        members = self.members
+        member = members.of_arena(beat.arena_id)
+        if member is None:
+            return BeatAnswer(False)
+        member.hear(beat)
+        self._endpoint.release_orphans(beat.gone)
+        orphans = self._endpoint.orphans(member.number)
+        return BeatAnswer(True, members.placed_since(beat.placed), orphans, members.placed)
 
     def lose_node(self, number: int, why: str) -> None:
         """A node is gone, and the rows with it of which it had a value, unless it has a mirror."""

@@ -20,7 +20,6 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from dataplane_server.cluster.asking import awaited
 from dataplane_server.cluster.messages import BEAT_S, Beat, BeatAnswer, BytePlace, Mirrored, Registered, Registration
 from dataplane_server.cluster.node.arena_bytes import are_inside, in_thread_if_long, touch
 from dataplane_server.cluster.node.byte_lines import ByteLines
@@ -119,7 +118,8 @@ class NodeActor:
             if node == self._number:
                 write = partial(self._arena.copy, map(Copy._make, of_node.tolist()))
             else:
-                data = await self._taken(node, Runs(sources, sizes))
+                data = np.empty(sizes.sum(), np.uint8).data
+                await self._take(node, Runs(sources, sizes), [data])
                 write = partial(cut_into, map(self._arena.view, Runs(targets, sizes)), data)
             await self._write_for(secret, in_thread_if_long(write, int(sizes.sum())))
 
@@ -137,12 +137,6 @@ class NodeActor:
         """The XXH3-128 of each run in this arena, as `service.values` has them."""
         hashed = partial(digests_of, self._arena.memory, offsets & WITHIN_NODE, sizes)
         return await in_thread_if_long(hashed, int(sizes.sum()))
-
-    async def _taken(self, node: int, runs: Runs) -> memoryview:
-        """Refusal NODE_LOST if the node does not answer."""
-        data = np.empty(runs.sizes.sum(), np.uint8).data
-        await self._take(node, runs, [data])
-        return data
 
     async def _take(self, node: int, runs: Runs, into: Sequence[memoryview]) -> None:
         """As `Take` of fetching."""
@@ -212,7 +206,6 @@ class NodeActor:
             host=socket.gethostname(),
             folder=str(self._folder.path),
             socket=str(self._folder.socket),
-            proof=self._arena.proof,
             nonce=self._arena.nonce,
             memory_bytes=self._options.memory_bytes,
             file_bytes=self._arena.file_bytes,
@@ -221,7 +214,7 @@ class NodeActor:
             incarnation=self._folder.incarnation,
             mirrors=self._mirrors.names,
         )
-        registered: Registered | None = await awaited(coordinator.register.remote(registration))
+        registered: Registered | None = await coordinator.register.remote(registration)
         if registered is None:
             self._begin_anew()
         self._others, self._placed = dict(registered.others), registered.placed
@@ -251,7 +244,7 @@ class NodeActor:
             cache_hit_bytes=self._fetching.hit_bytes,
             placed=self._placed,
         )
-        answer: BeatAnswer = await awaited(coordinator.beat.remote(beat))
+        answer: BeatAnswer = await coordinator.beat.remote(beat)
         self._others.update(answer.others or {})
         self._placed = answer.placed
         self._orphans = answer.orphans
