@@ -87,8 +87,11 @@ class LocalCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._cluster.stop()
+        self.stop()
         remove_folders(self.name)
+
+    def stop(self) -> None:
+        self._cluster.stop()
 
     # -- what is there -------------------------------------------------------------------------------------------------
 

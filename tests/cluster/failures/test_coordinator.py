@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -12,8 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 from tests.cluster.failures.hosts import ping
-from tests.cluster.failures.local_cluster import LocalCluster, wait_until
+from tests.cluster.failures.local_cluster import LocalCluster, pid_of, wait_until
 from tests.cluster.failures.pauses import pauses
+from tests.cluster.three_nodes import ray
 from tests.integration.histories.reader import read_history
 from tests.integration.histories.settings import Settings
 
@@ -50,6 +53,13 @@ def test_clients_go_on_after_kills_and_nothing_acknowledged_is_lost_or_counted_t
     assert kills
     assert history.complaints == []
     assert max(pauses(folder, history, kills).values()) < _LONGEST_S
+
+
+def test_a_cluster_that_is_stopped_before_its_coordinator_is_back_leaves_no_actor(plane: LocalCluster) -> None:
+    os.kill(pid_of(plane.coordinator), signal.SIGKILL)
+    plane.stop()
+    left = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
+    assert not [name for name in left if name.startswith(plane.name)]
 
 
 def test_a_coordinator_without_the_log_of_its_nodes_rows_says_what_is_gone(plane: LocalCluster, tmp_path: Path) -> None:

@@ -153,7 +153,8 @@ class Coordinator:
             await self._see_others()
         if registration.former and not server.knows(registration):
             return None
-        member = server.add_node(registration, self._actors.get(registration.ray_node) or self._actor_of(registration))
+        actor = self._actors.get(registration.ray_node) or self._actor_of(registration.ray_node)
+        member = server.add_node(registration, actor)
         if registration.ray_node == self._ray_node:
             server.make_home(member)
             if not self._serving.is_set():
@@ -167,7 +168,7 @@ class Coordinator:
     async def _end_left(self, registration: Registration) -> None:
         """End an actor that a former cluster has left, which had other memory. The next look makes another one."""
         ray_node = registration.ray_node
-        actor = self._actors.pop(ray_node, None) or self._actor_of(registration)
+        actor = self._actors.pop(ray_node, None) or self._actor_of(ray_node)
         await asyncio.gather(_done(actor.stop.remote()), return_exceptions=True)
         await asyncio.to_thread(end_actor, actor, self._actor_name(ray_node))
         self._log.warning("node_replaced", node=ray_node, memory_bytes=registration.memory_bytes)
@@ -203,6 +204,8 @@ class Coordinator:
         await asyncio.gather(self._life, return_exceptions=True)
         if self._server is not None and self._failure is None:
             await self._server.stop()
+        with contextlib.suppress(Exception):  # Ray itself may be about to end
+            await asyncio.to_thread(self._find_actors)
         await asyncio.gather(
             *(_done(actor.stop.remote(keep=self._config.data_dir is not None)) for actor in self._actors.values()),
             return_exceptions=True,
@@ -211,6 +214,13 @@ class Coordinator:
         await asyncio.gather(*ending)
         if self._locked is not None:
             os.close(self._locked)
+
+    def _find_actors(self) -> None:
+        """Also those that a former life of the coordinator has made, and no look has found yet."""
+        for ray_node in self._nodes.alive(()):
+            if ray_node not in self._actors:
+                with contextlib.suppress(ValueError):  # it has none
+                    self._actors[ray_node] = self._actor_of(ray_node)
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -317,10 +327,11 @@ class Coordinator:
         )
         return actor.remote(options)
 
-    def _actor_of(self, registration: Registration) -> Any:
+    def _actor_of(self, ray_node: str) -> Any:
+        """ValueError if there is none."""
         import ray
 
-        return ray.get_actor(self._actor_name(registration.ray_node), NAMESPACE)
+        return ray.get_actor(self._actor_name(ray_node), NAMESPACE)
 
     def _actor_name(self, ray_node: str) -> str:
         return f"{self._options.name}-node-{ray_node}"
