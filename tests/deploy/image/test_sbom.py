@@ -17,12 +17,11 @@ from tests.deploy.image.container import ROOT, debian_packages_in_root
 from tests.deploy.image.test_recipe import IMAGE
 
 SBOM = ROOT / "usr/share/sbom/rl-dataplane-server.cdx.json"
-in_the_image = [pytest.mark.image, pytest.mark.usefixtures("built_root")]
 
 
+@pytest.mark.image
+@pytest.mark.usefixtures("built_root")
 class TestOfTheImage:
-    pytestmark = in_the_image
-
     def test_it_lists_every_python_distribution_of_the_root_with_its_version_and_licence(self) -> None:
         found = [PathDistribution(path) for path in ROOT.rglob("*.dist-info")]
         listed = _components(SBOM, "pkg:pypi/")

@@ -7,16 +7,12 @@ from pathlib import Path
 
 import jsonschema
 import kubernetes_validate
-from tests.deploy.kubernetes.manifests import Manifest, each_overlay, name_of, of_kind, rendered
+from tests.deploy.kubernetes.manifests import each_overlay, name_of, of_kind, rendered
 
 VERSIONS = ("1.29", "1.31", "1.34", "1.37")
 """From the first with native sidecars to the newest that the validator knows."""
 
 POD_MONITOR = json.loads((Path(__file__).parent / "pod_monitor.schema.json").read_text())
-
-
-def _validate(manifest: Manifest, version: str) -> None:
-    assert kubernetes_validate.validate(manifest, version, strict=True) == version
 
 
 @each_overlay
@@ -26,6 +22,6 @@ def test_kubernetes_and_prometheus_operator_take_every_manifest_and_no_two_have_
             jsonschema.validate(manifest, POD_MONITOR)
         else:
             for version in VERSIONS:
-                _validate(manifest, version)
+                assert kubernetes_validate.validate(manifest, version, strict=True) == version
     names = [name_of(manifest) for manifest in rendered(overlay)]
     assert (len(of_kind(overlay, "PodMonitor")), len(names)) == (1, len(set(names)))

@@ -6,11 +6,20 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from scripts.prometheus_server import find_command
 from tests.deploy.monitoring.rule_files import ROOT, RULE_FILES, RULE_TESTS, RULES, load_expectations, load_rules
 from tests.repository.test_pages import anchors_of
 
 ALERTS = load_rules("alert")
 OPERATIONS = ROOT / "docs" / "operations.md"
+
+
+@pytest.fixture(scope="session")
+def promtool() -> Path:
+    command = find_command("promtool")
+    if command is None:
+        pytest.skip("there is no promtool on PATH or in the environment, and `make test` could not fetch it")
+    return command
 
 
 def run(promtool: Path, *arguments: str | Path) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from opentelemetry.sdk.trace import ReadableSpan
+from tests.integration.observe.conftest import Spans
 
 from dataplane_client.client import connect
 
@@ -30,7 +29,7 @@ def server(code: str, *flags: str) -> subprocess.Popen[str]:
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_a_call_is_one_trace_across_two_processes(tmp_path: Path, spans: Callable[[str], list[ReadableSpan]]) -> None:
+def test_a_call_is_one_trace_across_two_processes(tmp_path: Path, spans: Spans) -> None:
     with server(_SET_UP, f"--listen=unix://{tmp_path}/dataplane.sock") as process:
         with connect(f"unix://{tmp_path}/dataplane.sock", transport="shm") as client:
             client.partitions()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind
+from tests.integration.observe.conftest import Spans
 from tests.integration.wire.local_peer import Peer
 
 from dataplane_server.testing import ServerThread
@@ -14,7 +14,6 @@ from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import FILE_SUFFIX, TRACED
 
-Spans = Callable[..., list[ReadableSpan]]
 LIST = pb.LOCAL_METHOD_LIST_PARTITIONS
 RESPONSE = plane_pb.ListPartitionsResponse
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 from tests.integration.conftest import Eventually
+from tests.integration.observe.conftest import Spans
 
 from dataplane_client import observe
 from dataplane_client.client import DataPlaneClient, connect, write_columns
@@ -19,7 +20,6 @@ from dataplane_client.options import TransportChoice
 from dataplane_client.records.meta import Tag
 from dataplane_server.testing import ServerThread
 
-Spans = Callable[..., list[ReadableSpan]]
 TRACER = trace.get_tracer("test")
 
 
