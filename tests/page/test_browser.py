@@ -181,6 +181,17 @@ def test_no_call_is_said_to_have_taken_longer_than_the_server_has_been_up(open_p
     assert [0 < seconds <= up_s + 1 for seconds in told[0][3:5]] == [True, True]
 
 
+def test_elements_of_one_key_are_all_shown_again(open_page: Any) -> None:
+    """As of two claims of one task that wait for the same cause."""
+    shown = open_page().page.evaluate("""async () => {
+      const { h, show } = await import("/page/dom.js");
+      const list = h("div"), told = (words) => h("p", { "data-key": "a" }, words);
+      for (let turn = 0; turn < 3; turn++) show(list, told("one"), told("two"));
+      return list.textContent;
+    }""")
+    assert shown == "onetwo"
+
+
 def test_names_from_clients_are_shown_as_text(open_page: Any, server: ServerThread) -> None:
     name = '<img src=x onerror="document.title=1">'
     with connect(server.addresses[0], client_name=name) as client:

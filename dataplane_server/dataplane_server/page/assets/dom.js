@@ -41,6 +41,7 @@ function patchChildren(parent, wanted) {
     let old = key ? known.get(key) : place;
     if (old && (old.nodeName !== next.nodeName || (!key && old.dataset?.key))) old = null;
     if (old) {
+      known.delete(key); // another one of this key is another element
       if (old !== place) parent.insertBefore(old, place);
       patch(old, next);
       place = old.nextSibling;
