@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataplane_client.batched_data_dict._jagged import JaggedPicker, JaggedSlicer
+from dataplane_client._common.arrays import Int64Array
+from dataplane_client.batched_data_dict._jagged import JaggedColumns
 from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 
 Columns = Mapping[str, Any]
@@ -62,34 +63,33 @@ def slice_rows(columns: Columns, start: int, end: int) -> dict[str, Any]:
     """Rows [start, end). Tensors are views and must have at least end rows; shorter lists and arrays give fewer."""
     if not 0 <= start <= end:
         raise ValueError(f"a slice of rows must have 0 <= start <= end, got start {start} and end {end}")
-    jagged = JaggedSlicer(start, end)
+    jagged = JaggedColumns()
     return {key: _slice(key, value, start, end, jagged) for key, value in columns.items()}
 
 
-def _slice(key: str, value: Any, start: int, end: int, jagged: JaggedSlicer) -> Any:
+def _slice(key: str, value: Any, start: int, end: int, jagged: JaggedColumns) -> Any:
     rows = count_rows(key, value)
     if isinstance(value, (torch.Tensor, PackedTensor)) and end > rows:
         raise AssertionError(f"slice end {end} is greater than the shape of the tensor {key!r}, which has {rows} rows")
     if isinstance(value, PackedTensor):
         return value.slice(range(start, end))
     if isinstance(value, torch.Tensor) and value.is_nested:
-        return jagged(key, value)
+        return jagged.slice(key, value, start, end)
     return value[start:end]
 
 
 def take_rows(columns: Columns, rows: list[int]) -> dict[str, Any]:
     """The given rows, in that order. Tensors and arrays are copies; lists and PackedTensors share their rows."""
-    index = torch.tensor(rows, dtype=torch.int64)
-    jagged = JaggedPicker(rows)
-    return {key: _take(key, value, index, rows, jagged) for key, value in columns.items()}
+    index, jagged = np.array(rows, np.int64), JaggedColumns()
+    return {key: _take(key, value, index, jagged) for key, value in columns.items()}
 
 
-def _take(key: str, value: Any, index: torch.Tensor, rows: list[int], jagged: JaggedPicker) -> Any:
+def _take(key: str, value: Any, index: Int64Array, jagged: JaggedColumns) -> Any:
     count_rows(key, value)
     if isinstance(value, torch.Tensor):
-        return jagged(key, value) if value.is_nested else value[index.to(value.device, non_blocking=True)]
-    if isinstance(value, PackedTensor):
-        return value.slice(rows)
+        if value.is_nested:
+            return jagged.take(key, value, index)
+        return value[torch.from_numpy(index).to(value.device, non_blocking=True)]
     if isinstance(value, np.ndarray):
-        return value[index.numpy()]
-    return [value[row] for row in rows]
+        return value[index]
+    return value.slice(index.tolist()) if isinstance(value, PackedTensor) else [value[row] for row in index.tolist()]

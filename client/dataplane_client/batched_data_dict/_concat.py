@@ -14,14 +14,14 @@ import torch
 
 from dataplane_client._values.padding import widen
 from dataplane_client.batched_data_dict._columns import Columns, count_rows, first_column_rows
-from dataplane_client.batched_data_dict._jagged import JaggedConcat
+from dataplane_client.batched_data_dict._jagged import JaggedColumns
 from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 
 PadValues = Mapping[str, float]
 
 
 def concat_batches(batches: Sequence[Columns], pad_values: PadValues) -> dict[str, Any]:
-    jagged = JaggedConcat()
+    jagged = JaggedColumns()
     keys = sorted(set(chain.from_iterable(batches)))
     return {key: _concat(key, _parts(key, batches), pad_values.get(key, 0), jagged) for key in keys}
 
@@ -43,7 +43,7 @@ def _is_rowless(key: str, value: object) -> bool:
         return False
 
 
-def _concat(key: str, values: list[Any], pad_value: float, jagged: JaggedConcat) -> Any:
+def _concat(key: str, values: list[Any], pad_value: float, jagged: JaggedColumns) -> Any:
     if all(isinstance(value, list) for value in values):
         return list(chain.from_iterable(values))
     if all(isinstance(value, PackedTensor) for value in values):
@@ -51,7 +51,7 @@ def _concat(key: str, values: list[Any], pad_value: float, jagged: JaggedConcat)
     if all(isinstance(value, np.ndarray) and value.ndim for value in values):
         return np.concatenate(values)
     if all(isinstance(value, torch.Tensor) and value.is_nested for value in values):
-        return jagged(key, values)
+        return jagged.join(key, values)
     if all(isinstance(value, torch.Tensor) and value.ndim and not value.is_nested for value in values):
         return _concat_tensors(key, values, pad_value)
     kinds = sorted({type(value).__name__ for value in values})
