@@ -63,12 +63,7 @@ class PackingMetrics:
         self.reset()
 
     def reset(self) -> None:
-        self._packings = 0
-        self._sequences = 0
-        self._bins = 0
-        self._length = 0
-        self._capacity = 0
-        self._min_bins = 0
+        self._packings = self._sequences = self._bins = self._length = self._capacity = self._min_bins = 0
         self._balance_sum = 0.0
 
     def calculate_stats_only(

@@ -48,34 +48,6 @@ class _Bin:
         self.items.append(item.sequence)
 
 
-@dataclass(frozen=True)
-class _Classes:
-    """Large and medium longest first, small and tiny shortest first; equal lengths in the order they came in."""
-
-    large: list[_Item]
-    medium: list[_Item]
-    small: list[_Item]
-    tiny: list[_Item]
-
-    @classmethod
-    def of(cls, lengths: list[int], capacity: int) -> _Classes:
-        classes = cls([], [], [], [])
-        for item in map(_Item, lengths, range(len(lengths))):
-            if item.length > capacity / 2:
-                classes.large.append(item)
-            elif item.length > capacity / 3:
-                classes.medium.append(item)
-            elif item.length > capacity / 6:
-                classes.small.append(item)
-            else:
-                classes.tiny.append(item)
-        classes.large.sort(key=_longest_first)
-        classes.medium.sort(key=_longest_first)
-        classes.small.sort(key=_shortest_first)
-        classes.tiny.sort(key=_shortest_first)
-        return classes
-
-
 def _pop_longest_that_fits(items: list[_Item], room: int) -> _Item | None:
     """Take out the first item not longer than room; items are longest first."""
     i = bisect_left(items, -room, key=_longest_first)
@@ -124,10 +96,15 @@ class ModifiedFirstFitDecreasingPacker(SequencePacker):
         if min(lengths) <= 0:
             i = next(i for i, length in enumerate(lengths) if length <= 0)
             raise ValueError(f"sequence lengths must be positive, got {lengths[i]} for sequence {i}")
-        classes = _Classes.of(lengths, self.bin_capacity)
-        bins = [_Bin(self.bin_capacity - item.length, [item.sequence]) for item in classes.large]
-        _add_mediums(bins, classes.medium)
-        _add_pairs_of_smalls(bins, classes.small)
-        rest = sorted(classes.medium + classes.small + classes.tiny, key=_longest_first)
+        capacity = self.bin_capacity
+        items = sorted(map(_Item, lengths, range(len(lengths))), key=_longest_first)  # equal ones as they came in
+        medium = [item for item in items if capacity / 3 < item.length <= capacity / 2]
+        small = [item for item in items if capacity / 6 < item.length <= capacity / 3]
+        small.sort(key=_shortest_first)
+        tiny = [item for item in items if item.length <= capacity / 6]
+        bins = [_Bin(capacity - item.length, [item.sequence]) for item in items if item.length > capacity / 2]
+        _add_mediums(bins, medium)
+        _add_pairs_of_smalls(bins, small)
+        rest = sorted(medium + small + tiny, key=_longest_first)
         _fill(bins, rest)
-        return [b.items for b in bins] + _pack_leftovers(rest, self.bin_capacity)
+        return [b.items for b in bins] + _pack_leftovers(rest, capacity)
