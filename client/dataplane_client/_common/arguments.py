@@ -7,7 +7,8 @@ as an integer. `where` names the call and begins the message of each error. The 
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Real
 from typing import TypeVar, get_args
 
@@ -18,6 +19,18 @@ T = TypeVar("T")
 _MAX_LENGTH = (1 << 31) - 1
 _MAX_SECONDS = 1e9
 _MAX_GENERATION = (1 << 63) - 1
+
+
+@contextmanager
+def blame_caller(where: str) -> Iterator[None]:
+    """A context manager that turns the TypeErrors and ValueErrors of values that cannot be sent into ours."""
+    try:
+        yield
+    except TypeError as error:
+        raise UnsupportedTypeError(f"{where}: {error}") from None
+    except ValueError as error:
+        reason = error.reason if isinstance(error, InvalidArgumentError) else ""
+        raise InvalidArgumentError(f"{where}: {error}", reason=reason) from None
 
 
 def checked_names(what: str, names: Iterable[str], where: str) -> list[str]:
@@ -60,6 +73,10 @@ def checked_count(what: str, count: int, where: str, *, least: int, most: int) -
     if not least <= checked <= most:
         raise InvalidArgumentError(f"{where}: {what} must be {least} to {most}, got {checked}")
     return checked
+
+
+def optional_count(what: str, count: int | None, where: str, *, least: int, most: int) -> int | None:
+    return None if count is None else checked_count(what, count, where, least=least, most=most)
 
 
 def checked_lengths(lengths: Sequence[int] | None, sample_ids: Sequence[str], where: str) -> list[int] | None:

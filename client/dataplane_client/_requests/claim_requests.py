@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from secrets import randbits
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from dataplane_client._common.arguments import (
     checked_choice,
@@ -13,6 +13,7 @@ from dataplane_client._common.arguments import (
     checked_names,
     checked_number,
     checked_seconds,
+    optional_count,
 )
 from dataplane_client._requests.requests import new_request_id
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
@@ -25,7 +26,6 @@ Balance = Literal["rows", "tokens", "groups"]
 
 DrawStrategy = Literal["uniform", "prioritized", "fifo", "lifo"]
 """How rows are drawn."""
-
 
 ANY = Selection()
 _BALANCES = {"rows": pb.SHARD_BALANCE_ROWS, "tokens": pb.SHARD_BALANCE_TOKENS, "groups": pb.SHARD_BALANCE_GROUPS}
@@ -51,19 +51,9 @@ def claim_request(
 ) -> pb.ClaimSamplesRequest:
     """A claim without a request_id: each attempt gets one of its own."""
     where = f"claim from {partition_id!r}"
+    rows = _rows(partition_id, required_fields, batch_size, min_size, where)
     return pb.ClaimSamplesRequest(
-        partition_id=checked_name("partition id", partition_id, where),
-        task=checked_name("task name", task_name, where),
-        required_fields=checked_names("field name", required_fields, where),
-        batch_size=checked_count("batch_size", batch_size, where, least=1, most=_MOST_ROWS),
-        min_size=_min_size(min_size, batch_size, where),
-        mode=mode,
-        whole_groups=_flag("whole_groups", whole_groups, where),
-        max_tokens=_max_tokens(max_tokens, where),
-        unit=_unit(unit, whole_groups, where),
-        where=filter_message(selection.where, where),
-        order=order_number(selection.order, where),
-        order_tag=checked_name("order_tag", selection.order_tag, where),
+        **rows, **_grant(task_name, whole_groups, max_tokens, unit, selection, where), mode=mode
     )
 
 
@@ -89,21 +79,12 @@ def shard_request(
         raise InvalidArgumentError(f"{where}: balance 'groups' needs whole_groups=True")
     world = checked_count("dp_world", dp_world, where, least=1, most=_UINT32)
     return pb.ClaimShardRequest(
-        partition_id=checked_name("partition id", partition_id, where),
-        task=checked_name("task name", task_name, where),
+        **_rows(partition_id, required_fields, batch_size, min_size, where),
+        **_grant(task_name, whole_groups, max_tokens, unit, selection, where),
         step=checked_count("step", step, where, least=0, most=(1 << 64) - 1),
         dp_rank=checked_count("dp_rank", dp_rank, where, least=0, most=world - 1),
         dp_world=world,
-        required_fields=checked_names("field name", required_fields, where),
-        batch_size=checked_count("batch_size", batch_size, where, least=1, most=_MOST_ROWS),
-        min_size=_min_size(min_size, batch_size, where),
         balance=_BALANCES[balance],
-        max_tokens=_max_tokens(max_tokens, where),
-        whole_groups=_flag("whole_groups", whole_groups, where),
-        unit=_unit(unit, whole_groups, where),
-        where=filter_message(selection.where, where),
-        order=order_number(selection.order, where),
-        order_tag=checked_name("order_tag", selection.order_tag, where),
         again=_flag("again", again, where),
     )
 
@@ -125,19 +106,43 @@ def draw_request(
     call = f"draw_samples from {partition_id!r}"
     checked_choice("strategy", strategy, DrawStrategy, call)
     return pb.DrawSamplesRequest(
+        **_rows(partition_id, required_fields, batch_size, min_size, call),
         request_id=new_request_id(),
-        partition_id=checked_name("partition id", partition_id, call),
         task=checked_name("task name", task_name or "", call),
-        required_fields=checked_names("field name", required_fields, call),
-        batch_size=checked_count("batch_size", batch_size, call, least=1, most=_MOST_ROWS),
-        min_size=_min_size(min_size, batch_size, call),
         strategy=pb.DrawStrategy.Value(f"DRAW_STRATEGY_{strategy.upper()}"),
         priority_tag=checked_name("priority_tag", priority_tag, call),
         priority_exponent=checked_number("priority_exponent", priority_exponent, call),
         where=filter_message(where, call),
-        max_times_sampled=_max_times_sampled(max_times_sampled, call),
+        max_times_sampled=optional_count("max_times_sampled", max_times_sampled, call, least=1, most=_UINT32) or 0,
         seed=randbits(64) if seed is None else checked_count("seed", seed, call, least=0, most=(1 << 64) - 1),
     )
+
+
+def _rows(
+    partition_id: str, required_fields: Sequence[str], batch_size: int, min_size: int | None, where: str
+) -> dict[str, Any]:
+    """What claims, shards and draws say of their rows."""
+    return {
+        "partition_id": checked_name("partition id", partition_id, where),
+        "required_fields": checked_names("field name", required_fields, where),
+        "batch_size": checked_count("batch_size", batch_size, where, least=1, most=_MOST_ROWS),
+        "min_size": optional_count("min_size", min_size, where, least=1, most=batch_size),
+    }
+
+
+def _grant(
+    task_name: str, whole_groups: bool, max_tokens: int | None, unit: BatchUnit | None, selection: Selection, where: str
+) -> dict[str, Any]:
+    """What claims and shards say beside that."""
+    return {
+        "task": checked_name("task name", task_name, where),
+        "whole_groups": _flag("whole_groups", whole_groups, where),
+        "max_tokens": optional_count("max_tokens", max_tokens, where, least=1, most=_INT64) or 0,
+        "unit": _unit(unit, whole_groups, where),
+        "where": filter_message(selection.where, where),
+        "order": order_number(selection.order, where),
+        "order_tag": checked_name("order_tag", selection.order_tag, where),
+    }
 
 
 def _flag(name: str, value: object, where: str) -> bool:
@@ -152,19 +157,6 @@ def _unit(unit: BatchUnit | None, whole_groups: bool, where: str) -> pb.BatchUni
     if unit is not None and not whole_groups:
         raise InvalidArgumentError(f"{where}: unit {unit!r} needs whole_groups=True")
     return _UNITS[unit]
-
-
-def _min_size(min_size: int | None, batch_size: int, where: str) -> int | None:
-    return None if min_size is None else checked_count("min_size", min_size, where, least=1, most=batch_size)
-
-
-def _max_tokens(max_tokens: int | None, where: str) -> int:
-    """0 means no limit in the message, so callers may not pass it."""
-    return 0 if max_tokens is None else checked_count("max_tokens", max_tokens, where, least=1, most=_INT64)
-
-
-def _max_times_sampled(most: int | None, where: str) -> int:
-    return 0 if most is None else checked_count("max_times_sampled", most, where, least=1, most=_UINT32)
 
 
 def release_request(claim_id: str, delay_s: float, reason: str) -> pb.ReleaseClaimRequest:
@@ -206,11 +198,9 @@ def reserve_request(
         group_id=checked_name("group id", group_id, where),
         sample_ids=checked_names("sample id", sample_ids, where),
         weight_version=checked_version(weight_version, where),
-        min_rows=0 if min_rows is None else checked_count("min_rows", min_rows, where, least=1, most=_MOST_ROWS),
+        min_rows=optional_count("min_rows", min_rows, where, least=1, most=_MOST_ROWS) or 0,
         complete_fields=checked_names("field name", complete_fields, where),
-        max_regenerations=None
-        if max_regenerations is None
-        else checked_count("max_regenerations", max_regenerations, where, least=0, most=_UINT32),
+        max_regenerations=optional_count("max_regenerations", max_regenerations, where, least=0, most=_UINT32),
     )
     if deadline_s is not None:
         deadline_ns = checked_seconds("deadline_s", deadline_s, where)
@@ -221,6 +211,4 @@ def reserve_request(
 
 
 def checked_version(weight_version: int | None, where: str) -> int | None:
-    if weight_version is None:
-        return None
-    return checked_count("weight_version", weight_version, where, least=0, most=(1 << 31) - 2)
+    return optional_count("weight_version", weight_version, where, least=0, most=(1 << 31) - 2)

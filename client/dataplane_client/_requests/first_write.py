@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from dataplane_client._common.arguments import checked_names
+from dataplane_client._common.arguments import blame_caller, checked_names
 from dataplane_client._values.codec import with_padded_rows
 from dataplane_client._values.plain_columns import plain_column
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
@@ -27,7 +27,8 @@ class FirstWrite:
         if not isinstance(batch, Mapping):
             raise UnsupportedTypeError(f"kv_first_write: the batch must be a mapping, got {type(batch).__name__}")
         self.sample_ids = checked_names("sample id", sample_ids, "kv_first_write")
-        columns = _columns(batch)
+        with blame_caller("kv_first_write"):
+            columns = {name: plain_column(name, value) for name, value in batch.items()}
         lengths = _checked_lengths(columns)
         rows = lengths.shape[0]
         for what, count in (("sample_ids", len(self.sample_ids)), ("tags", rows if tags is None else len(tags))):
@@ -39,20 +40,12 @@ class FirstWrite:
         longest = max(self.lengths, default=0)
         self.pad_target = -(-longest // pad_to_multiple) * pad_to_multiple
         per_token = {name for name, value in columns.items() if _width(value, rows) in {longest, self.pad_target}}
-        self.fields = with_padded_rows(columns, lengths, per_token)
+        with blame_caller("kv_first_write"):
+            self.fields = with_padded_rows(columns, lengths, per_token)
 
     def receipt(self, meta: KVBatchMeta, task_name: str, extra_info: Mapping[str, object]) -> KVBatchMeta:
         """The meta of the put, for a task."""
         return replace(meta, task_name=task_name, extra_info={**extra_info, PAD_TARGET_KEY: self.pad_target})
-
-
-def _columns(batch: Mapping[str, object]) -> dict[str, object]:
-    try:
-        return {name: plain_column(name, value) for name, value in batch.items()}
-    except TypeError as error:
-        raise UnsupportedTypeError(f"kv_first_write: {error}") from None
-    except ValueError as error:
-        raise InvalidArgumentError(f"kv_first_write: {error}") from None
 
 
 def _checked_lengths(columns: Mapping[str, object]) -> torch.Tensor:

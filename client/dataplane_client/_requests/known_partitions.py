@@ -20,7 +20,7 @@ _NOTHING = Known()
 
 
 class KnownPartitions:
-    """Of the partitions that the server has described last, at most 1,024. Safe for threads."""
+    """Of at most 1,024 partitions that the server has described. Safe for threads."""
 
     def __init__(self) -> None:
         self._known: dict[str, Known] = {}

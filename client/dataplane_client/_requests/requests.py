@@ -17,11 +17,13 @@ import torch
 from tensordict import TensorDictBase
 
 from dataplane_client._common.arguments import (
+    blame_caller,
     checked_count,
     checked_generations,
     checked_lengths,
     checked_name,
     checked_names,
+    optional_count,
 )
 from dataplane_client._common.arrays import generations_of, int64_bytes
 from dataplane_client._requests.padded_puts import carried_lengths
@@ -81,9 +83,7 @@ def register_request(
         fields=checked_names("field name", fields, where),
         tasks=checked_names("task name", tasks, where),
         num_samples=checked_count("num_samples", num_samples, where, least=0, most=_INT64),
-        grpo_group_size=None
-        if grpo_group_size is None
-        else checked_count("grpo_group_size", grpo_group_size, where, least=0, most=_UINT32),
+        grpo_group_size=optional_count("grpo_group_size", grpo_group_size, where, least=0, most=_UINT32),
         enums={
             checked_name("field name", field, where): pb.EnumNames(names=checked_names("enum name", names, where))
             for field, names in enums.items()
@@ -115,9 +115,7 @@ def extend_request(
         fields=checked_names("field name", fields, where),
         per_token_fields=checked_names("per-token field name", per_token_fields, where),
         tasks=checked_names("task name", tasks, where),
-        num_samples=0
-        if num_samples is None
-        else checked_count("num_samples", num_samples, where, least=0, most=_INT64),
+        num_samples=optional_count("num_samples", num_samples, where, least=0, most=_INT64) or 0,
     )
 
 
@@ -269,14 +267,8 @@ def wire_columns(fields: Fields | None, sample_ids: Sequence[str] | None, where:
     if not isinstance(fields, (TensorDictBase, Mapping)):
         raise UnsupportedTypeError(f"{where}: fields must be a TensorDict or a mapping, got {type(fields).__name__}")
     checked_names("field name", fields.keys(), where)
-    try:
+    with blame_caller(where):
         return encode_columns(fields, 1 if sample_ids is None else len(sample_ids), sample_ids)
-    except TypeError as error:
-        raise UnsupportedTypeError(f"{where}: {error}") from None
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError(f"{where}: {error}", reason=error.reason) from None
-    except ValueError as error:
-        raise InvalidArgumentError(f"{where}: {error}") from None
 
 
 def checked_tags(
