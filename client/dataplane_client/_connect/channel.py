@@ -82,11 +82,22 @@ def grpc_target(target: str) -> str:
 
 def open_channel(target: str, secured: Secured) -> grpc.Channel:
     """A channel, which connects with the first call. Raises ValueError for a malformed address."""
+    channel: grpc.Channel = _opened(grpc, target, secured)
+    return channel
+
+
+def open_aio_channel(target: str, secured: Secured) -> grpc.aio.Channel:
+    """The same for asyncio."""
+    channel: grpc.aio.Channel = _opened(grpc.aio, target, secured)
+    return channel
+
+
+def _opened(kind: Any, target: str, secured: Secured) -> Any:
     keep_message_memory()
     options, credentials = CHANNEL_OPTIONS + secured.channel_options, secured.channel_credentials()
     if credentials is None:
-        return grpc.insecure_channel(grpc_target(target), options)
-    return grpc.secure_channel(grpc_target(target), credentials, options)
+        return kind.insecure_channel(grpc_target(target), options)
+    return kind.secure_channel(grpc_target(target), credentials, options)
 
 
 class Connection:
@@ -119,12 +130,3 @@ class _AuthorizedStub:
     def __getattr__(self, verb: str) -> Any:
         call = getattr(self._stub, verb)
         return lambda request, timeout=None: call(request, timeout=timeout, metadata=self._secured.metadata())
-
-
-def open_aio_channel(target: str, secured: Secured) -> grpc.aio.Channel:
-    """The same for asyncio."""
-    keep_message_memory()
-    options, credentials = CHANNEL_OPTIONS + secured.channel_options, secured.channel_credentials()
-    if credentials is None:
-        return grpc.aio.insecure_channel(grpc_target(target), options)
-    return grpc.aio.secure_channel(grpc_target(target), credentials, options)

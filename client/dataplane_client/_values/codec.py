@@ -109,7 +109,7 @@ def maybe_pack_jagged(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
     field. If the per-token fields are known by name, use pack_per_token_field. Returns a nested field unchanged.
     """
     row_lengths = _host_lengths(lengths)
-    if _holds_longest(val, row_lengths) and val.shape[1] == row_lengths.max():
+    if _is_per_token("", val, row_lengths, None):
         return _nest(val.detach(), split_rows(row_lengths, val.device))
     return _detach_contiguous(val)
 
@@ -208,13 +208,17 @@ def _pack_per_token(
     copies: list[RowCopy] = []
     packed = dict(fields)
     for name, val in fields.items():
-        if not isinstance(val, torch.Tensor) or not _holds_longest(val, row_lengths):
-            continue
-        if val.shape[1] == row_lengths.max() if names is None else name in names:
+        if isinstance(val, torch.Tensor) and _is_per_token(name, val, row_lengths, names):
             split = splits.setdefault(val.device, split_rows(row_lengths, val.device))
             packed[name] = _nest(val.detach(), split, copies)
     copy_rows(copies)
     return packed
+
+
+def _is_per_token(name: str, val: torch.Tensor, row_lengths: Int64Array, names: Collection[str] | None) -> bool:
+    if not _holds_longest(val, row_lengths):
+        return False
+    return bool(val.shape[1] == row_lengths.max()) if names is None else name in names
 
 
 def with_padded_rows(
@@ -222,23 +226,15 @@ def with_padded_rows(
 ) -> dict[str, object]:
     """As pack_jagged_fields, with the same errors, but with PaddedRows where that copies rows."""
     row_lengths, columns = _host_lengths(lengths), _columns(fields)
-    longest = int(row_lengths.max(initial=0))
     padded = {
         name: PaddedRows(val.detach(), row_lengths)
         for name, val in columns.items()
-        if isinstance(val, torch.Tensor)
-        and _is_padded(val, row_lengths, longest)
-        and (val.shape[1] == longest if token_aligned_fields is None else name in token_aligned_fields)
+        if isinstance(val, torch.Tensor) and _is_per_token(name, val, row_lengths, token_aligned_fields)
+        if val.device.type == "cpu" and val.is_contiguous()
     }
     others = {name: val for name, val in columns.items() if name not in padded}
     packed, _ = _pack_fields(others, row_lengths, token_aligned_fields)
     return {name: padded[name] if name in padded else packed[name] for name in columns}
-
-
-def _is_padded(val: torch.Tensor, lengths: Int64Array, longest: int) -> bool:
-    if val.is_nested or val.dim() < 2 or val.device.type != "cpu" or not val.is_contiguous():
-        return False
-    return bool(len(lengths) and val.shape[0] == len(lengths) and val.shape[1] >= longest)
 
 
 def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
