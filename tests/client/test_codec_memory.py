@@ -16,9 +16,9 @@ PADS = {"tokens": -7, "logprobs": -1.5, "mask": 1, "pairs": 0}
 
 @pytest.fixture(autouse=True)
 def nothing_idle() -> Iterator[None]:
-    warm_buffers().drop_idle()
+    warm_buffers.drop_idle()
     yield
-    warm_buffers().drop_idle()
+    warm_buffers.drop_idle()
 
 
 def rectangles() -> dict[str, torch.Tensor]:

@@ -208,12 +208,12 @@ held = take(1 << 20); held[:] = 1
 take(1 << 20)[:] = 2
 read, write = os.pipe()
 if os.fork() == 0:
-    assert warm_buffers().idle_bytes == 0 and (held == 1).all()
+    assert warm_buffers.idle_bytes == 0 and (held == 1).all()
     held[:] = 3; take(1 << 20)[:] = 4; del held
-    assert warm_buffers().idle_bytes == 2 << 20
+    assert warm_buffers.idle_bytes == 2 << 20
     os.write(write, b"x"); os._exit(0)
 assert os.wait()[1] == 0
-assert warm_buffers().idle_bytes == 1 << 20 and (held == 1).all() and (take(1 << 20) == 2).all()
+assert warm_buffers.idle_bytes == 1 << 20 and (held == 1).all() and (take(1 << 20) == 2).all()
 """
 
 EXIT = """
@@ -236,9 +236,9 @@ with open("/proc/self/statm") as statm:
 resource.setrlimit(resource.RLIMIT_AS, (used + (40 << 20),) * 2)
 for _ in range(3):
     take(24 << 20)
-assert warm_buffers().idle_bytes == 24 << 20
+assert warm_buffers.idle_bytes == 24 << 20
 take(32 << 20)
-assert warm_buffers().idle_bytes == 32 << 20
+assert warm_buffers.idle_bytes == 32 << 20
 try:
     take(64 << 20)
 except MemoryError as error:

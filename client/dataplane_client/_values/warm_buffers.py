@@ -119,15 +119,8 @@ def _map(size: int) -> mmap.mmap:
     return mapping
 
 
-_of_process = WarmBuffers(_IDLE_BYTES)
-os.register_at_fork(after_in_child=_of_process.drop_idle)
+warm_buffers: Final = WarmBuffers(_IDLE_BYTES)
+"""The pool of this process."""
 
-
-def warm_buffers() -> WarmBuffers:
-    """The pool of this process, which keeps at most 1 GiB idle."""
-    return _of_process
-
-
-def take(nbytes: int) -> ByteArray:
-    """A buffer from the pool of this process; see WarmBuffers.take."""
-    return _of_process.take(nbytes)
+take: Final = warm_buffers.take
+os.register_at_fork(after_in_child=warm_buffers.drop_idle)

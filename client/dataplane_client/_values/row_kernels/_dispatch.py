@@ -37,7 +37,7 @@ def copy_rows(copies: Sequence[RowCopy], threads: int | None = None) -> None:
     copy_rows_in_c(checked, _threads_for(checked, threads))
 
 
-def copy_and_hash_rows(copies: Sequence[RowCopy], threads: int | None = None) -> Int64Array:
+def copy_and_hash_rows(copies: Sequence[RowCopy]) -> Int64Array:
     """As copy_rows. Returns the XXH3-64 of each row, without what is filled behind it, in the order of the copies; 0
     for a row without bytes.
     """
@@ -47,11 +47,11 @@ def copy_and_hash_rows(copies: Sequence[RowCopy], threads: int | None = None) ->
         hash_rows_in_python(checked, hashes)
         copy_rows_in_numpy(checked)
     elif checked.total:
-        copy_rows_in_c(checked, _threads_for(checked, threads), hashes)
+        copy_rows_in_c(checked, _threads_for(checked), hashes)
     return hashes
 
 
-def hash_rows(sources: Sequence[tuple[ByteArray, Int64Array, Int64Array]], threads: int | None = None) -> Int64Array:
+def hash_rows(sources: Sequence[tuple[ByteArray, Int64Array, Int64Array]]) -> Int64Array:
     """The XXH3-64 of rows where they are, as copy_and_hash_rows returns it. sources: arrays, and where their rows begin
     and how many bytes each has.
     """
@@ -61,11 +61,11 @@ def hash_rows(sources: Sequence[tuple[ByteArray, Int64Array, Int64Array]], threa
     if not is_compiled:
         hash_rows_in_python(checked, hashes)
     elif checked.total:
-        copy_rows_in_c(checked, _threads_for(checked, threads), hashes, only_hash=True)
+        copy_rows_in_c(checked, _threads_for(checked), hashes, only_hash=True)
     return hashes
 
 
-def _threads_for(checked: CheckedCopies, most: int | None) -> int:
+def _threads_for(checked: CheckedCopies, most: int | None = None) -> int:
     return min(default_threads() if most is None else most, 1 + checked.total // _BYTES_PER_THREAD)
 
 
