@@ -56,7 +56,7 @@ def send_values(columns: Sequence[WireColumn], line: socket.socket, until: float
 
 def receive_values(rest: bytes, buffers: ReadBuffers, line: socket.socket, until: float) -> None:
     """Fill the buffers of a read. rest: the first bytes, which have come already. Blocks; raises OSError, EOFError, and
-    ValueError if more came than the read has.
+    CorruptedError.
     """
     stream, size_bytes = buffers.stream(), buffers.size_bytes
     chunk = np.empty(max(min(size_bytes, _CHUNK_BYTES), len(rest)), np.uint8).data
