@@ -94,8 +94,11 @@ def test_a_token_stays_while_its_file_has_none(tmp_path: Path) -> None:
         time.sleep(1.1)  # a file is looked at once a second
         return secured.metadata()
 
-    file.write_text("")  # as a writer leaves it for a moment
-    assert after_a_second() == (("authorization", "Bearer first"),)
+    for none in ("", "two\nlines", "t\u00f6ken"):  # the first is what a writer leaves for a moment
+        file.write_text(none)
+        assert after_a_second() == (("authorization", "Bearer first"),)
+        with pytest.raises(InvalidArgumentError, match=f"{file}.*printable ASCII"):
+            Secured("unix:///s", Credentials(token_file=str(file))).metadata()
     file.unlink()
     file.mkdir()
     assert after_a_second() == (("authorization", "Bearer first"),)
@@ -112,6 +115,7 @@ def test_pauses_double_up_to_the_maximum_less_a_random_half() -> None:
     assert list(itertools.islice(backoff_pauses(options), 8)) != list(itertools.islice(backoff_pauses(options), 8))
     for full, pause in zip([0.1, 0.2, 0.4, 0.5, 0.5, 0.5], backoff_pauses(options), strict=False):
         assert full / 2 <= pause <= full
+    assert next(backoff_pauses(ClientOptions(first_backoff_s=10.0, max_backoff_s=0.5))) <= 0.5
 
 
 def test_calls_that_others_wait_for_are_repeated_more_often() -> None:

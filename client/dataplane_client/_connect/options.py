@@ -67,7 +67,7 @@ class Credentials:
             raise InvalidArgumentError('credentials: TLS needs the CA of the server (ca, a PEM file or "system")')
         if self.token is not None and self.token_file is not None:
             raise InvalidArgumentError("credentials: give either token or token_file")
-        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
+        if self.token is not None and not is_token(self.token):
             raise InvalidArgumentError("credentials: a token must be printable ASCII characters")
 
     @classmethod
@@ -85,6 +85,10 @@ class Credentials:
         """The PEM files."""
         names = [name for name in (self.ca, self.certificate, self.key) if name is not None and name != SYSTEM]
         return [Path(name) for name in names]
+
+
+def is_token(text: str) -> bool:
+    return text.isascii() and text.isprintable() and bool(text.strip())
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 
-from dataplane_client._connect.options import SYSTEM, Credentials
+from dataplane_client._connect.options import SYSTEM, Credentials, is_token
 from dataplane_client.errors import InvalidArgumentError
 
 _LOOK_S = 1.0
@@ -72,14 +72,15 @@ class Secured:
         return _stamps(self._credentials.files) not in (self._seen, [])
 
     def _read_token(self, file: Path) -> None:
-        """Leaves the token as it was while its file is missing, empty or unreadable, as when it is written anew."""
+        """Leaves the token as it was while its file is missing, unreadable or without one, as when it is written."""
         stamp = _stamp(file)
         if stamp != self._token_seen:
             with contextlib.suppress(OSError):
-                if token := file.read_bytes().decode("ascii", "replace").strip():
+                token = file.read_bytes().decode("ascii", "replace").strip()
+                if is_token(token):
                     self._token, self._token_seen = _bearer(token), stamp
         if not self._token:
-            raise InvalidArgumentError(f"credentials: there is no file {file} with a token")
+            raise InvalidArgumentError(f"credentials: the file {file} has no token of printable ASCII characters")
 
 
 class _Due:
