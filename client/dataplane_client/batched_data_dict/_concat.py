@@ -48,10 +48,13 @@ def _concat(key: str, values: list[Any], pad_value: float, jagged: JaggedColumns
         return list(chain.from_iterable(values))
     if all(isinstance(value, PackedTensor) for value in values):
         return PackedTensor.concat(values)
-    if all(isinstance(value, np.ndarray) and value.ndim for value in values):
-        return np.concatenate(values)
-    if all(isinstance(value, torch.Tensor) and value.is_nested for value in values):
-        return jagged.join(key, values)
+    try:
+        if all(isinstance(value, np.ndarray) and value.ndim for value in values):
+            return np.concatenate(values)
+        if all(isinstance(value, torch.Tensor) and value.is_nested for value in values):
+            return jagged.join(key, values)
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"column {key!r} cannot be joined: {error}") from None
     if all(isinstance(value, torch.Tensor) and value.ndim and not value.is_nested for value in values):
         return _concat_tensors(key, values, pad_value)
     kinds = sorted({type(value).__name__ for value in values})
