@@ -7,9 +7,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed
+from tests.tensors import objects
 
 from dataplane_client.batched_data_dict import BatchedDataDict, SlicedDataDict
 from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
@@ -17,13 +17,6 @@ from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32]
 DTYPES += [torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
 DTYPES += [torch.float8_e4m3fn, torch.float8_e5m2]
-
-
-def objects(*elements: object) -> np.ndarray[Any, Any]:
-    array = np.empty(len(elements), dtype=object)
-    for i, element in enumerate(elements):
-        array[i] = element
-    return array
 
 
 def rows(rank: int, dtype: torch.dtype) -> torch.Tensor:

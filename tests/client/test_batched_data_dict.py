@@ -12,18 +12,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tensors import objects
 
 from dataplane_client.batched_data_dict import BatchedDataDict, SlicedDataDict
 from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 
 Batch = BatchedDataDict[Any]
-
-
-def objects(*elements: object) -> np.ndarray[Any, Any]:
-    array = np.empty(len(elements), dtype=object)
-    for i, element in enumerate(elements):
-        array[i] = element
-    return array
 
 
 def rows(count: int) -> Batch:
@@ -262,7 +256,6 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "slice beyond a tensor": (lambda: Batch(x=torch.zeros(4)).slice(3, 5), AssertionError, BEYOND),
     "slice beyond packed rows": (lambda: Batch(x=PackedTensor([None] * 4, 0)).slice(3, 5), AssertionError, BEYOND),
     "slice from -1": (lambda: four_rows().slice(-1, 2), ValueError, "0 <= start <= end"),
-    "slice to -1": (lambda: four_rows().slice(0, -1), ValueError, "0 <= start <= end"),
     "slice backwards": (lambda: four_rows().slice(3, 2), ValueError, "0 <= start <= end"),
     "select by a mask": (lambda: four_rows().select_indices([True, False]), TypeError, NOT_FLAT),
     "select by a tensor mask": (lambda: four_rows().select_indices(torch.tensor([True])), TypeError, NOT_FLAT),
@@ -270,7 +263,6 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "select in two dims": (lambda: four_rows().select_indices(torch.tensor([[0]])), TypeError, NOT_FLAT),
     "select a scalar": (lambda: four_rows().select_indices(torch.tensor(0)), TypeError, NOT_FLAT),
     "select by a float": (lambda: four_rows().select_indices([0.0]), TypeError, NOT_FLAT),  # type: ignore[list-item]
-    "chunk far behind": (lambda: Batch(a=torch.zeros(100)).chunk(5, 2), AssertionError, "index OOB"),
     "chunk behind the last": (lambda: Batch(a=torch.zeros(100)).chunk(2, 2), AssertionError, "index OOB"),
     "chunk before the first": (lambda: Batch(a=torch.zeros(100)).chunk(-1, 2), AssertionError, "index OOB"),
     "3 chunks of 4 rows": (lambda: four_rows().chunk(0, 3), AssertionError, "multiple of chunks"),
@@ -278,7 +270,6 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "chunk of uneven columns": (lambda: Batch(a=[1, 2], b=[1]).chunk(0, 1), AssertionError, "sizes"),
     "reorder uneven columns": (lambda: Batch(a=[1, 2], b=[1]).reorder_data([0, 1]), AssertionError, "sizes"),
     "reorder by too many": (lambda: Batch(a=[1, 2]).reorder_data([0, 1, 2]), AssertionError, "sizes"),
-    "reorder by too few": (lambda: Batch(a=[1, 2]).reorder_data([0]), AssertionError, "sizes"),
     "repeat packed tensors": (lambda: four_rows().repeat_interleave(2), NotImplementedError, "'image'"),
     "repeat -1 times": (lambda: Batch(a=[1]).repeat_interleave(-1), ValueError, "num_repeats"),
     "an absent column": (lambda: Batch(a=[1])["b"], KeyError, "'b'.*'a'"),

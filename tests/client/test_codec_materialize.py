@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tests.tensors import objects
 from torch.nested import as_nested_tensor, narrow, nested_tensor, nested_tensor_from_jagged
 
 from dataplane_client._values.columns_layout import Layout
@@ -21,13 +20,6 @@ def ragged(*rows: Sequence[Any], dtype: torch.dtype = torch.int64) -> torch.Tens
 
 
 STRIDED = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
-
-
-def objects(*values: object) -> npt.NDArray[np.object_]:
-    array = np.empty(len(values), object)
-    for i, value in enumerate(values):
-        array[i] = value
-    return array
 
 
 def test_jagged_layout_passes_nested_leaves_through() -> None:

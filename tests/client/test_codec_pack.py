@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict
+from tests.tensors import objects, raw
 from torch.nested import as_nested_tensor, nested_tensor_from_jagged
 
 from dataplane_client._values.columns_layout import join_values
@@ -34,16 +34,11 @@ Sent = list[tuple[object, ...]]
 """Name, kind, dtype, row shape, lengths and bytes of each column of a put."""
 
 DTYPES = [torch.bool, torch.uint8, torch.bfloat16, torch.int32, torch.int64, torch.complex128]
-PLAIN = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 def rows_of(nested: torch.Tensor) -> list[Any]:
     assert nested.layout is torch.jagged
     return [row.tolist() for row in nested.unbind()]
-
-
-def objects(*values: object) -> npt.NDArray[np.object_]:
-    return np.fromiter(values, object, len(values))
 
 
 def sent(fields: Any) -> Sent:
@@ -56,7 +51,7 @@ def sent(fields: Any) -> Sent:
 def expected(fields: Fields, lengths: list[int], names: set[str] | None) -> Iterator[tuple[object, ...]]:
     """Per-token fields, which are those that are named, else those as wide as the longest row, are cut to lengths."""
     for name, value in fields.items():
-        data = value.detach().contiguous().view(PLAIN[value.itemsize]).numpy().tobytes()
+        data = raw(value)
         width = value.shape[1] if value.dim() > 1 else -1
         if width >= max(lengths) and (width == max(lengths) if names is None else name in names):
             entry = int(np.prod(value.shape[2:], dtype=int)) * value.itemsize

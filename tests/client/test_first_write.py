@@ -70,7 +70,6 @@ REFUSED: dict[str, tuple[dict[str, Any], type[DataPlaneError], list[str]]] = {
     "a str of ids": ({"sample_ids": "abc"}, UnsupportedTypeError, ["sample ids", "'abc'"]),
     "tags": ({"tags": [{}] * 4}, InvalidArgumentError, ["4 tags", "3"]),
     "multiple 0": ({"pad_to_multiple": 0}, InvalidArgumentError, ["pad_to_multiple", "0"]),
-    "multiple -8": ({"pad_to_multiple": -8}, InvalidArgumentError, ["pad_to_multiple", "-8"]),
 }
 
 

@@ -117,6 +117,3 @@ def test_runs_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         leased_columns(arena, 5, [jagged(3, 4)], 2, int64(*offsets), int64(*sizes))
-
-
-# -- attaching ---------------------------------------------------------------------------------------------------------

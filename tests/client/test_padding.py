@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
-from torch.nested import nested_tensor_from_jagged
+from tests.tensors import jagged, raw, some
 
 from dataplane_client import DataPlaneClient, connect
 from dataplane_client._memory.placement import Destination, ReadBuffers
@@ -49,25 +49,6 @@ ONE = {
 NAMES = [entry.name for entry in WIRE_DTYPES]
 WAYS: tuple[TransportChoice, ...] = ("shm", "grpc")
 PADS: list[float] = [0, 1, -1, 7, 2**53 + 1, 0.5, float("nan"), -0.0]
-PLAIN = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-
-
-def raw(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().view(PLAIN[tensor.dtype.itemsize]).numpy().tobytes()
-
-
-def some(name: str, *shape: int) -> torch.Tensor:
-    """Bits of all kinds, so that float types hold NaN and infinities too."""
-    dtype: torch.dtype = getattr(torch, name)
-    size = int(np.prod(shape, dtype=int)) * dtype.itemsize
-    return (torch.arange(size) * 37 % (2 if name == "bool" else 256)).to(torch.uint8).view(dtype).reshape(shape)
-
-
-def jagged(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-    offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64, device=values.device)
-    return nested_tensor_from_jagged(
-        values, offsets=offsets, min_seqlen=min(lengths, default=0), max_seqlen=max(lengths, default=0)
-    )
 
 
 def padded_bytes(values: torch.Tensor, lengths: Sequence[int], width: int, pad: bytes) -> bytes:

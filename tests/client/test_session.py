@@ -20,6 +20,7 @@ import pytest
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 from tests import commands
+from tests.ranks import free_port
 
 from dataplane_client._connect.deadline import Deadline
 from dataplane_client._connect.session import LivenessSession
@@ -363,10 +364,3 @@ def test_what_is_to_be_taken_back_ends_with_the_session(session: LivenessSession
 def release(claim_request_id: str) -> Callable[[Any, float], object]:
     request = pb.ReleaseClaimRequest(request_id="r", claim_request_id=claim_request_id)
     return lambda stub, timeout_s: stub.ReleaseClaim(request, timeout=timeout_s)
-
-
-def free_port() -> int:
-    server = grpc.server(ThreadPoolExecutor(max_workers=1))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.stop(0).wait()
-    return int(port)

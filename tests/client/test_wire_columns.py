@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from tests.tensors import jagged, raw, some
 from torch.nested import nested_tensor_from_jagged, to_padded_tensor
 
 from dataplane_client._values.columns_layout import WireColumn
@@ -21,25 +22,6 @@ from dataplane_client._values.wire_columns import decode_columns, encode_columns
 from dataplane_client.codec import WIRE_DTYPES
 
 NAMES = [entry.name for entry in WIRE_DTYPES]
-
-
-def raw(tensor: torch.Tensor) -> bytes:
-    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def random_values(name: str, shape: Sequence[int], seed: int = 0) -> torch.Tensor:
-    dtype = getattr(torch, name)
-    count = int(np.prod(shape)) * dtype.itemsize
-    source = torch.Generator().manual_seed(seed)
-    data = torch.randint(0, 2 if name == "bool" else 256, (count,), dtype=torch.uint8, generator=source)
-    return data.view(dtype).reshape(shape)
-
-
-def jagged(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-    offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64)
-    return nested_tensor_from_jagged(
-        values, offsets=offsets, min_seqlen=min(lengths, default=0), max_seqlen=max(lengths, default=0)
-    )
 
 
 def received(columns: Sequence[WireColumn]) -> list[WireColumn]:
@@ -70,8 +52,8 @@ def test_any_ragged_and_dense_shapes_come_back_bit_for_bit(
 ) -> None:
     n_rows = len(lengths)
     sent = {
-        "j": jagged(random_values(name, (sum(lengths), *trailing), seed), lengths),
-        "d": random_values(name, (n_rows, *trailing), seed),
+        "j": jagged(some(name, sum(lengths), *trailing, seed=seed), lengths),
+        "d": some(name, n_rows, *trailing, seed=seed),
     }
     got = round_trip(TensorDict(sent, [n_rows]), n_rows)
     assert_same_rows(got["j"], sent["j"])

@@ -11,6 +11,7 @@ import torch
 from dataplane_client import BatchedDataDict
 from dataplane_client.client import DataPlaneClient, kv_first_write, read_columns, write_columns
 from dataplane_client.errors import ClosedError, InvalidArgumentError
+from dataplane_client.records.meta import KVBatchMeta
 
 IDS = ["u0_g0", "u0_g1", "u1_g0"]
 LENGTHS = [2, 5, 3]
@@ -24,9 +25,9 @@ def flow(client: DataPlaneClient) -> DataPlaneClient:
     return client
 
 
-def batch(width: int = 5) -> BatchedDataDict[object]:
+def batch() -> BatchedDataDict[object]:
     """Three right-padded rows; what lies beyond a row's length is 99 and must not travel."""
-    tokens = torch.full((3, width), 99)
+    tokens = torch.full((3, 5), 99)
     for row, length in enumerate(LENGTHS):
         tokens[row, :length] = torch.arange(length) + 10 * row
     return BatchedDataDict(
@@ -40,20 +41,18 @@ def batch(width: int = 5) -> BatchedDataDict[object]:
     )
 
 
-def write(client: DataPlaneClient, width: int = 5, pad_to_multiple: int = 1) -> None:
-    kv_first_write(
-        batch(width),
-        sample_ids=IDS,
-        dp_client=client,
-        partition_id="p",
-        pad_to_multiple=pad_to_multiple,
-        tags=[{"version": 3}] * 3,
-    )
+def write(client: DataPlaneClient) -> None:
+    kv_first_write(batch(), sample_ids=IDS, dp_client=client, partition_id="p", tags=[{"version": 3}] * 3)
+
+
+def claimed(client: DataPlaneClient) -> KVBatchMeta:
+    """The rows of the batch."""
+    write(client)
+    return client.claim_meta("p", "train", ["input_ids"], 3)
 
 
 def test_a_batch_comes_back_padded_with_what_the_reader_asks_for(flow: DataPlaneClient) -> None:
-    write(flow)
-    meta = flow.claim_meta("p", "train", ["input_ids"], 3)
+    meta = claimed(flow)
     got = read_columns(flow, meta, ["input_ids", "reward", "problem"], pad_value_dict={"input_ids": -7})
     assert got["input_ids"].tolist() == [[0, 1, -7, -7, -7], [10, 11, 12, 13, 14], [20, 21, 22, -7, -7]]
     assert got["reward"].tolist() == [0.0, 1.0, 0.5]
@@ -61,8 +60,7 @@ def test_a_batch_comes_back_padded_with_what_the_reader_asks_for(flow: DataPlane
 
 
 def test_a_pad_value_of_a_field_that_is_not_there_is_refused(flow: DataPlaneClient) -> None:
-    write(flow)
-    meta = flow.claim_meta("p", "train", ["input_ids"], 3)
+    meta = claimed(flow)
     read_columns(flow, meta, ["reward"], pad_value_dict={"input_ids": -7})  # the claim's, and not read now
     with pytest.raises(InvalidArgumentError, match=r"'inputs'.*input_ids"):
         read_columns(flow, meta, ["input_ids"], pad_value_dict={"input_ids": -7, "inputs": 1})
@@ -124,8 +122,7 @@ def test_layout_auto_is_dense_where_all_rows_read_have_one_length(flow: DataPlan
 
 @pytest.mark.parametrize("read", ["get_samples", "get_data", "read_columns"])
 def test_an_unknown_layout_is_refused_before_anything_is_read(flow: DataPlaneClient, read: str) -> None:
-    write(flow)
-    meta = flow.claim_meta("p", "train", ["input_ids"], 3)
+    meta = claimed(flow)
     first = (IDS, "p") if read == "get_samples" else (meta,)
     with pytest.raises(InvalidArgumentError, match=r"layout .*'square'"):
         getattr(flow, read)(*first, ["input_ids"], layout="square")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from tests.integration.conftest import DIRECT, TRANSPORTS, OpenServer, ways
-from torch.nested import nested_tensor_from_jagged
+from tests.tensors import jagged, objects, raw, some
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.codec import WIRE_DTYPES
@@ -26,41 +26,29 @@ def shared_client(request: pytest.FixtureRequest, open_server: OpenServer) -> It
         yield client
 
 
-def tensor(dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """Random bits, so that float types hold NaN, infinities and denormals too."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    source = torch.Generator().manual_seed(size)
-    bits = torch.randint(0, 2 if dtype is torch.bool else 256, (size,), dtype=torch.uint8, generator=source)
-    return bits.view(dtype).reshape(*shape)
-
-
 def lengths_of(rows: int) -> npt.NDArray[np.int64]:
     """Lengths from 0 to 4, differing."""
     return np.arange(rows, dtype=np.int64) * 7 % 5
 
 
-def nested(values: torch.Tensor, lengths: npt.NDArray[np.int64]) -> torch.Tensor:
-    return nested_tensor_from_jagged(values, offsets=torch.tensor([0, *np.cumsum(lengths)]))
-
-
-def jagged(dtype: torch.dtype, lengths: npt.NDArray[np.int64], trailing: Sequence[int] = ()) -> torch.Tensor:
-    return nested(tensor(dtype, (int(lengths.sum()), *trailing)), lengths)
+def ragged(dtype: torch.dtype, lengths: npt.NDArray[np.int64], trailing: Sequence[int] = ()) -> torch.Tensor:
+    return jagged(some(dtype, int(lengths.sum()), *trailing), lengths)
 
 
 def every_second(dtype: torch.dtype, rows: int) -> torch.Tensor:
     """A strided view of (rows, 3), none of whose rows lie next to one another."""
-    return tensor(dtype, (2 * rows, 3))[::2]
+    return some(dtype, 2 * rows, 3)[::2]
 
 
 CASES: dict[str, tuple[int, Callable[[torch.dtype], tuple[torch.Tensor, torch.Tensor]]]] = {
-    "empty rows": (6, lambda d: (tensor(d, (6, 0)), jagged(d, np.array([0, 3, 0, 0, 2, 0])))),
-    "only empty rows": (3, lambda d: (tensor(d, (3, 2, 0)), jagged(d, np.zeros(3, np.int64)))),
-    "one row": (1, lambda d: (tensor(d, (1, 3)), jagged(d, np.array([4])))),
-    "one entry a row": (4, lambda d: (tensor(d, (4,)), jagged(d, np.ones(4, np.int64)))),
-    "5,000 rows": (5000, lambda d: (tensor(d, (5000, 2)), jagged(d, lengths_of(5000)))),
-    "every second row of a buffer": (10, lambda d: (every_second(d, 10), nested(every_second(d, 20), lengths_of(10)))),
-    "transposed buffer": (5, lambda d: (tensor(d, (3, 5)).T, nested(tensor(d, (2, 10)).T, lengths_of(5)))),
-    "3-D trailing shape": (7, lambda d: (tensor(d, (7, 2, 3, 2)), jagged(d, lengths_of(7), (2, 3, 2)))),
+    "empty rows": (6, lambda d: (some(d, 6, 0), ragged(d, np.array([0, 3, 0, 0, 2, 0])))),
+    "only empty rows": (3, lambda d: (some(d, 3, 2, 0), ragged(d, np.zeros(3, np.int64)))),
+    "one row": (1, lambda d: (some(d, 1, 3), ragged(d, np.array([4])))),
+    "one entry a row": (4, lambda d: (some(d, 4), ragged(d, np.ones(4, np.int64)))),
+    "5,000 rows": (5000, lambda d: (some(d, 5000, 2), ragged(d, lengths_of(5000)))),
+    "every second row of a buffer": (10, lambda d: (every_second(d, 10), jagged(every_second(d, 20), lengths_of(10)))),
+    "transposed buffer": (5, lambda d: (some(d, 3, 5).T, jagged(some(d, 2, 10).T, lengths_of(5)))),
+    "3-D trailing shape": (7, lambda d: (some(d, 7, 2, 3, 2), ragged(d, lengths_of(7), (2, 3, 2)))),
 }
 
 
@@ -69,8 +57,7 @@ def content(value: torch.Tensor) -> tuple[object, ...]:
     values, lengths = value, None
     if value.is_nested:
         values, lengths = value.values(), value.offsets().diff().tolist()  # type: ignore[attr-defined]  # nested only
-    plain = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-    return value.dtype, lengths, tuple(values.shape), values.view(plain[value.dtype.itemsize]).numpy().tobytes()
+    return value.dtype, lengths, tuple(values.shape), raw(values)
 
 
 def assert_same(got: TensorDict, sent: Mapping[str, torch.Tensor]) -> None:
@@ -92,7 +79,7 @@ def test_tensors_of_every_type_come_back_bit_for_bit(shared_client: DataPlaneCli
 
 
 def test_rows_come_back_in_the_order_of_the_request(shared_client: DataPlaneClient) -> None:
-    values = {"x": torch.arange(300).reshape(100, 3), "y": jagged(torch.int32, lengths_of(100))}
+    values = {"x": torch.arange(300).reshape(100, 3), "y": ragged(torch.int32, lengths_of(100))}
     ids = [f"s{row}" for row in range(100)]
     shared_client.drop_partition("p")
     shared_client.register_partition("p", ["x", "y"], 100, ["train"])
@@ -107,7 +94,7 @@ def test_rows_come_back_in_the_order_of_the_request(shared_client: DataPlaneClie
 @pytest.mark.parametrize("chunk_bytes", [1, 997, 1 << 16, 16 << 20], ids=lambda size: f"{size} bytes")
 def test_the_size_of_chunks_does_not_show(address: str, transport: TransportChoice, chunk_bytes: int) -> None:
     rows = 2 if chunk_bytes == 1 else 300
-    sent = {"x": tensor(torch.float32, (rows, 50)), "y": jagged(torch.bfloat16, lengths_of(rows), (9,))}
+    sent = {"x": some(torch.float32, rows, 50), "y": ragged(torch.bfloat16, lengths_of(rows), (9,))}
     ids = [f"s{row}" for row in range(rows)]
     with connect(address, chunk_bytes=chunk_bytes, transport=transport) as client:
         client.drop_partition("p")  # of `shared_client`, whose server this may be
@@ -116,22 +103,11 @@ def test_the_size_of_chunks_does_not_show(address: str, transport: TransportChoi
         assert_same(client.get_samples(ids, "p", ["x", "y"]), sent)
 
 
-def objects(values: Sequence[object]) -> npt.NDArray[np.object_]:
-    array = np.empty(len(values), object)
-    for row, value in enumerate(values):
-        array[row] = value
-    return array
-
-
-def _spread(values: Sequence[object]) -> npt.NDArray[np.object_]:
-    return objects([item for value in values for item in (value, "gap")])[::2]
-
-
 OBJECTS: dict[str, npt.NDArray[np.object_]] = {
-    "empty values": objects([None, "", b"", [], {}]),
-    "one row": objects([{"question": "1 + 1?", "answer": 2}]),
-    "5,000 rows": objects([{"index": row, "text": "x" * (row % 11)} for row in range(5000)]),
-    "non-contiguous": _spread([1, "two", b"three", [4], {"five": 5}]),
+    "empty values": objects(None, "", b"", [], {}),
+    "one row": objects({"question": "1 + 1?", "answer": 2}),
+    "5,000 rows": objects(*({"index": row, "text": "x" * (row % 11)} for row in range(5000))),
+    "non-contiguous": objects(1, None, "two", None, b"three", None, [4], None, {"five": 5})[::2],
 }
 
 

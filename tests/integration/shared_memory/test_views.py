@@ -14,7 +14,7 @@ import pytest
 import torch
 from tests.integration.conftest import Eventually
 from tests.integration.shared_memory.conftest import stalled
-from torch.nested import nested_tensor_from_jagged
+from tests.tensors import PLAIN, jagged, some
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.client import DataPlaneClient, connect
@@ -26,16 +26,6 @@ MIB = 1 << 20
 LENGTHS = [3000, 0, 40_000, 1, 57_000]
 IDS = list("abcde")
 DTYPES = {entry.name: entry.torch_dtype for entry in WIRE_DTYPES}
-PLAIN = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-
-
-def tensor(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    size = int(np.prod(shape)) * dtype.itemsize
-    return torch.randint(0, 2 if dtype is torch.bool else 256, (size,), dtype=torch.uint8).view(dtype).reshape(shape)
-
-
-def jagged(values: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-    return nested_tensor_from_jagged(values, offsets=torch.tensor([0, *np.cumsum(lengths)]))
 
 
 def meta(*sample_ids: str) -> KVBatchMeta:
@@ -56,7 +46,7 @@ def bits(value: torch.Tensor) -> npt.NDArray[np.generic]:
 @pytest.fixture
 def sent(client: DataPlaneClient) -> torch.Tensor:
     """The entries of x in rows a to e."""
-    values = tensor(torch.int32, sum(LENGTHS))
+    values = some(torch.int32, sum(LENGTHS))
     client.put_samples(IDS, "p", {"x": jagged(values, LENGTHS)})
     return values
 
@@ -77,7 +67,7 @@ def fill_the_arena(client: DataPlaneClient) -> None:
 def test_values_of_every_element_type_equal_those_over_grpc(
     client: DataPlaneClient, grpc_client: DataPlaneClient, dtype: torch.dtype
 ) -> None:
-    fields = {"x": jagged(tensor(dtype, 20_000, 3), [0, 7000, 13_000]), "y": tensor(dtype, 3, 7001)}
+    fields = {"x": jagged(some(dtype, 20_000, 3), [0, 7000, 13_000]), "y": some(dtype, 3, 7001)}
     client.put_samples(["a", "b", "c"], "p", fields)
     for ids in (["a", "b", "c"], ["c", "a"], ["b"]):
         ours, theirs = (read(reader, *ids, fields=("y", "x")) for reader in (client, grpc_client))
