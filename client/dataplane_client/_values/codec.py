@@ -159,56 +159,38 @@ def pack_jagged_fields(
     Raises TypeError for any other type of field and ValueError for a field without N rows.
     """
     row_lengths = None if lengths is None else _host_lengths(lengths)
-    packed, n_rows = _pack_fields(_columns(fields), row_lengths, token_aligned_fields)
-    return TensorDict(packed, batch_size=[n_rows])
+    columns, n_rows = _columns(fields, None if row_lengths is None else len(row_lengths))
+    return TensorDict(_packed(columns, row_lengths, token_aligned_fields), batch_size=[n_rows])
 
 
-def _pack_fields(
-    columns: dict[str, torch.Tensor | ObjectArray],
-    row_lengths: Int64Array | None,
-    token_aligned_fields: Collection[str] | None,
-) -> tuple[dict[str, torch.Tensor | ObjectArray], int]:
-    n_rows = _common_rows(columns) if row_lengths is None else len(row_lengths)
-    for name, val in columns.items():
-        _check_rows(name, val, n_rows)
-    if row_lengths is not None:
-        columns = _pack_per_token(columns, row_lengths, token_aligned_fields)
-    return {
-        name: _detach_contiguous(val) if isinstance(val, torch.Tensor) else val for name, val in columns.items()
-    }, n_rows
+def _columns(fields: Mapping[str, object], n_rows: int | None) -> tuple[dict[str, torch.Tensor | ObjectArray], int]:
+    """The fields as columns of n_rows rows, and this number. None: as many as the first one has."""
+    columns: dict[str, torch.Tensor | ObjectArray] = {}
+    for name, value in fields.items():
+        column = plain_column(name, value)
+        if not isinstance(column, (torch.Tensor, np.ndarray)):
+            raise TypeError(f"field {name!r}: expected a tensor, a list or an array, got {type(value).__name__}")
+        rows = count_rows(column)
+        n_rows = (rows or 0) if n_rows is None else n_rows
+        if rows != n_rows:
+            found = "a 0-d value" if rows is None else f"{rows} rows"
+            raise ValueError(f"field {name!r}: batch dimension mismatch: {found}, but the batch has {n_rows} rows")
+        columns[name] = column
+    return columns, n_rows or 0
 
 
-def _columns(fields: Mapping[str, object]) -> dict[str, torch.Tensor | ObjectArray]:
-    return {name: _column(name, value) for name, value in fields.items()}
-
-
-def _column(name: str, value: object) -> torch.Tensor | ObjectArray:
-    column = plain_column(name, value)
-    if isinstance(column, (torch.Tensor, np.ndarray)):
-        return column
-    raise TypeError(f"field {name!r}: expected a tensor, a list or an array, got {type(value).__name__}")
-
-
-def _common_rows(fields: Mapping[str, torch.Tensor | ObjectArray]) -> int:
-    counts = (count_rows(val) for val in fields.values())
-    return next((count for count in counts if count is not None), 0)
-
-
-def _check_rows(name: str, val: torch.Tensor | ObjectArray, n_rows: int) -> None:
-    found_rows = count_rows(val)
-    if found_rows != n_rows:
-        found = "a 0-d value" if found_rows is None else f"{found_rows} rows"
-        raise ValueError(f"field {name!r}: batch dimension mismatch: {found}, but the batch has {n_rows} rows")
-
-
-def _pack_per_token(
-    fields: Mapping[str, torch.Tensor | ObjectArray], row_lengths: Int64Array, names: Collection[str] | None
+def _packed(
+    columns: Mapping[str, torch.Tensor | ObjectArray], row_lengths: Int64Array | None, names: Collection[str] | None
 ) -> dict[str, torch.Tensor | ObjectArray]:
     splits: dict[torch.device, RowSplit] = {}
     copies: list[RowCopy] = []
-    packed = dict(fields)
-    for name, val in fields.items():
-        if isinstance(val, torch.Tensor) and _is_per_token(name, val, row_lengths, names):
+    packed: dict[str, torch.Tensor | ObjectArray] = {}
+    for name, val in columns.items():
+        if not isinstance(val, torch.Tensor):
+            packed[name] = val
+        elif row_lengths is None or not _is_per_token(name, val, row_lengths, names):
+            packed[name] = _detach_contiguous(val)
+        else:
             split = splits.setdefault(val.device, split_rows(row_lengths, val.device))
             packed[name] = _nest(val.detach(), split, copies)
     copy_rows(copies)
@@ -225,7 +207,8 @@ def with_padded_rows(
     fields: Mapping[str, object], lengths: Lengths, token_aligned_fields: Collection[str] | None
 ) -> dict[str, object]:
     """As pack_jagged_fields, with the same errors, but with PaddedRows where that copies rows."""
-    row_lengths, columns = _host_lengths(lengths), _columns(fields)
+    row_lengths = _host_lengths(lengths)
+    columns, _ = _columns(fields, len(row_lengths))
     padded = {
         name: PaddedRows(val.detach(), row_lengths)
         for name, val in columns.items()
@@ -233,7 +216,7 @@ def with_padded_rows(
         if val.device.type == "cpu" and val.is_contiguous()
     }
     others = {name: val for name, val in columns.items() if name not in padded}
-    packed, _ = _pack_fields(others, row_lengths, token_aligned_fields)
+    packed = _packed(others, row_lengths, token_aligned_fields)
     return {name: padded[name] if name in padded else packed[name] for name in columns}
 
 

@@ -63,8 +63,8 @@ def encode_columns(
     Raises TypeError for an unsupported leaf, dtype or value type, and ValueError for a field with another number of
     rows, naming the field; InvalidArgumentError (ROW_COUNT_MISMATCH) when a field does not have n_samples rows.
     """
-    if isinstance(td, TensorDictBase):
-        _check_batch(td, n_samples)
+    if isinstance(td, TensorDictBase) and not td.batch_dims:
+        raise ValueError("a TensorDict must have a batch dim, its rows; this one has none")
     row_name = row_number if sample_ids is None else partial(name_of_row, sample_ids)
     leaves = {name: _leaf(name, value, row_name) for name, value in td.items()}
     n_rows = _count_rows(td, leaves) if n_samples is None else n_samples
@@ -122,13 +122,6 @@ def _leaf(name: str, value: object, row_name: RowName) -> object:
     return PaddedRows(leaf, np.full(leaf.shape[0], leaf.shape[1], np.int64))
 
 
-def _check_batch(td: TensorDictBase, n_samples: int | None) -> None:
-    if td.batch_dims == 0:
-        raise ValueError("a TensorDict must have a batch dim, its rows; this one has none")
-    if n_samples is not None and td.batch_size[0] != n_samples:
-        raise _row_count_mismatch(f"the fields have {_counted(td.batch_size[0], 'row')}", n_samples)
-
-
 def _count_rows(td: TensorDictBase | Mapping[str, object], leaves: Mapping[str, object]) -> int:
     if isinstance(td, TensorDictBase):
         return int(td.batch_size[0])
@@ -158,11 +151,8 @@ def _wrong_rows(name: str, leaf: object, found: int | None, n_rows: int, are_nam
             f"; if they are the tokens of that sample, give a list with one tensor, or shape (1, {found}) and "
             f"sequence_lengths=[{found}]"
         )
-    return _row_count_mismatch(f"field {name!r} has {_counted(found, 'row')}", n_rows, hint)
-
-
-def _row_count_mismatch(found: str, n_samples: int, hint: str = "") -> InvalidArgumentError:
-    message = f"{found}, but the call names {_counted(n_samples, 'sample')}{hint}"
+    rows = f"field {name!r} has {_counted(found, 'row')}"
+    message = f"{rows}, but the call names {_counted(n_rows, 'sample')}{hint}"
     return InvalidArgumentError(message, reason="ROW_COUNT_MISMATCH")
 
 
