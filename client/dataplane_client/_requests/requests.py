@@ -94,11 +94,20 @@ def register_request(
         open=open,
         clear_when_consumed=clear_when_consumed,
         dtypes={
-            checked_name("field name", field, where): dtype_name(dtype) if isinstance(dtype, torch.dtype) else dtype
+            checked_name("field name", field, where): _name_of_dtype(field, dtype, where)
             for field, dtype in dtypes.items()
         },
         digests=digests,
     )
+
+
+def _name_of_dtype(field: str, dtype: object, where: str) -> str:
+    if isinstance(dtype, str):
+        return dtype
+    if not isinstance(dtype, torch.dtype):
+        raise UnsupportedTypeError(f"{where}, field {field!r}: a dtype must be torch's, or its name, got {dtype!r}")
+    with blame_caller(where):
+        return dtype_name(dtype, field)
 
 
 def extend_request(
@@ -235,7 +244,7 @@ def put_request(
         append=append,
         only_if=filter_message(only_if, where),
         once=checked_names("field name", once, where),
-        read_on=read_on,
+        read_on=checked_name("node id", read_on, where),
         create_only=create_only,
         existing_only=existing_only,
     )
