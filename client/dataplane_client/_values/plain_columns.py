@@ -71,6 +71,8 @@ def plain_column(field: str, value: object, row_name: RowName = row_number) -> o
 
 
 def _tensor(where: str, value: Array) -> torch.Tensor:
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{where}: a masked array, whose mask would be lost; put value.filled(...)")
     native = np.ascontiguousarray(value, value.dtype.newbyteorder("="))
     try:
         fit = native.flags.writeable and min(native.strides, default=0) >= 0  # a reversed entry
