@@ -43,6 +43,7 @@ def batches(rank: int, device: str) -> dict[str, BatchedDataDict[Any]]:
         "dtypes_differ": {"x": torch.ones(1, dtype=torch.float32 if rank else torch.float16)},
         "widths_differ": {"x": torch.ones(1, 2 + rank)},
         "kinds_differ": {"x": [1] if rank else torch.ones(1)},
+        "unpicklable": {"x": [lambda: rank] if rank else [1]},
         "packed": {"x": PackedTensor(torch.ones(1), 0)},
         "packed_on_one_rank": {"x": PackedTensor(torch.ones(1), 0) if rank else torch.ones(1)},
         "nested": {"x": jagged},
@@ -64,7 +65,7 @@ def as_json(value: Any) -> Any:
 def gathered(batch: BatchedDataDict[Any], group: torch.distributed.ProcessGroup) -> Any:
     try:
         result = batch.all_gather(group)
-    except (ValueError, NotImplementedError) as error:
+    except (ValueError, TypeError, NotImplementedError) as error:
         return {"error": type(error).__name__, "text": str(error)}
     return {"class": type(result).__name__, **{key: as_json(value) for key, value in result.items()}}
 

@@ -76,6 +76,7 @@ def test_ranks_may_hold_their_columns_in_different_orders(two_ranks: Ranks) -> N
         ("dtypes_differ", "ValueError", "'x'"),
         ("widths_differ", "ValueError", "'x'"),
         ("kinds_differ", "ValueError", "'x'"),
+        ("unpicklable", "TypeError", "'x' of rank 1 cannot be pickled"),
         ("packed", "NotImplementedError", "'x' of rank 0 is a PackedTensor"),
         ("packed_on_one_rank", "NotImplementedError", "'x' of rank 1 is a PackedTensor"),
         ("nested", "NotImplementedError", "'x' of rank 0 is a nested tensor"),

@@ -209,7 +209,8 @@ class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
         """The rows of all ranks of group in rank order, on every rank; a collective call.
 
         Ranks may have different numbers of rows, but the same columns, dtypes and row shapes: ValueError on every rank
-        otherwise, NotImplementedError for PackedTensors and nested tensors. Results carry no gradients.
+        otherwise, NotImplementedError for PackedTensors and nested tensors, TypeError for elements that a rank cannot
+        pickle. Results carry no gradients.
         """
         return type(self)(gather_columns(self.data, group))
 

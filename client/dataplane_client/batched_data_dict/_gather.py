@@ -47,15 +47,12 @@ def gather_columns(columns: Columns, group: torch.distributed.ProcessGroup) -> d
     described = _gather_objects({key: _describe(value) for key, value in columns.items()}, group)
     _check_agreement(described)
     gathered: dict[str, Any] = {}
-    for key, (layout, _) in described[
-        0
-    ].items():  # in rank 0's order, so that all ranks enter the collectives in one order
+    for key, (layout, _) in described[0].items():  # so that all ranks enter the collectives in one order
         if layout.kind == "tensor":
             gathered[key] = _gather_tensor(columns[key], [ranks[key][1] for ranks in described], group)
-        elif layout.kind == "ndarray":
-            gathered[key] = np.concatenate(_gather_objects(columns[key], group))
         else:
-            gathered[key] = list(chain.from_iterable(_gather_objects(columns[key], group)))
+            parts = _gather_parts(key, columns[key], group)
+            gathered[key] = np.concatenate(parts) if layout.kind == "ndarray" else list(chain.from_iterable(parts))
     return {key: gathered[key] for key in columns}
 
 
@@ -73,6 +70,25 @@ def _check_agreement(described: list[_Described]) -> None:
                 raise ValueError(
                     f"all_gather: column {key!r} is {tuple(expected)} on rank 0 but {tuple(layout)} on rank {rank}"
                 )
+
+
+class _Unpicklable(NamedTuple):
+    """What a rank sends in place of a column, so that no other rank waits for it."""
+
+    why: str
+
+
+def _gather_parts(key: str, value: Any, group: torch.distributed.ProcessGroup) -> list[Any]:
+    try:
+        parts = _gather_objects(value, group)
+    except RuntimeError:  # of the collective
+        raise
+    except Exception as error:  # noqa: BLE001  # of pickling, which comes first and may raise anything
+        parts = _gather_objects(_Unpicklable(f"{type(error).__name__}: {error}"), group)
+    for rank, part in enumerate(parts):
+        if isinstance(part, _Unpicklable):
+            raise TypeError(f"all_gather: column {key!r} of rank {rank} cannot be pickled: {part.why}")
+    return parts
 
 
 def _gather_objects(value: Any, group: torch.distributed.ProcessGroup) -> list[Any]:
