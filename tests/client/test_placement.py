@@ -17,6 +17,9 @@ from hypothesis import strategies as st
 
 from dataplane_client._memory.placement import Destination, Padding, PlacedColumn, ReadBuffers
 from dataplane_client._values.columns_layout import ColumnLayout
+from dataplane_client._values.digests import DigestCheck
+from dataplane_client.errors import InternalError
+from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.element_types import ITEM_SIZES, Kind
 
 Int64Array = npt.NDArray[np.int64]
@@ -143,6 +146,12 @@ def test_runs_that_do_not_fit_the_rows_or_the_memory_are_refused(
     buffers = ReadBuffers([LAYOUT], 3, ADJOINING)
     with pytest.raises(ValueError, match=message):
         buffers.copy_runs(np.zeros(100, np.uint8), int64(*offsets), int64(*sizes))
+
+
+@pytest.mark.parametrize("digests", [b"abc", bytes(16)], ids=["cut", "too many"])
+def test_digests_that_are_not_one_for_each_value_are_an_error_of_the_server(digests: bytes) -> None:
+    with pytest.raises(InternalError, match=f"{len(digests)} bytes of digests"):
+        DigestCheck(digests, pb.ReadColumnsRequest(sample_ids=["a"], fields=["x"]), "a read")
 
 
 # -- values that come in chunks ----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dataplane_client._common.arrays import ByteArray, Int64Array
+from dataplane_client._common.arrays import ByteArray, Int64Array, int64s
 from dataplane_client._values.columns_layout import WireColumn
 from dataplane_client._values.row_kernels import hash_rows
 from dataplane_client.errors import CorruptedError, InternalError
@@ -38,11 +38,11 @@ class DigestCheck:
 
     def __init__(self, digests: bytes, request: pb.ReadColumnsRequest, where: str) -> None:
         """InternalError unless there is one digest for each value of the request."""
-        self._expected: Int64Array = np.frombuffer(digests, "<i8").astype(np.int64, copy=False)
-        self._request = request
-        self._where = where
         if len(digests) != 8 * len(request.fields) * len(request.sample_ids):
             raise InternalError(f"{where}: the server sent {len(digests)} bytes of digests")
+        self._expected = int64s(digests)
+        self._request = request
+        self._where = where
 
     def check(self, hashes: Int64Array) -> None:
         """Raises CorruptedError, which names the first value that differs. hashes: column by column, row by row."""
