@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dataplane_client._common.arrays import ByteArray, Int64Array
+from dataplane_client._common.arrays import ByteArray, Int64Array, int64_bytes
 from dataplane_client._memory.placement import column_pieces, row_places
 from dataplane_client._values.columns_layout import WireColumn
-from dataplane_client._values.digests import digest_bytes, rows_of
+from dataplane_client._values.digests import rows_of
 from dataplane_client._values.row_kernels import RowCopy, copy_and_hash_rows, copy_rows
 
 
@@ -23,7 +23,7 @@ def fill_and_hash_runs(
         RowCopy(arena, targets, source, starts, of_rows)
         for targets, (source, starts, of_rows) in zip(places, rows, strict=True)
     ]
-    return digest_bytes(copy_and_hash_rows(copies))
+    return int64_bytes(copy_and_hash_rows(copies))
 
 
 def fill_runs(arena: ByteArray, offsets: Int64Array, sizes: Int64Array, columns: Sequence[WireColumn]) -> None:

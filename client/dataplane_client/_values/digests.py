@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dataplane_client._common.arrays import ByteArray, Int64Array, int64s
+from dataplane_client._common.arrays import ByteArray, Int64Array, int64_bytes, int64s
 from dataplane_client._values.columns_layout import WireColumn
 from dataplane_client._values.row_kernels import hash_rows
 from dataplane_client.errors import CorruptedError, InternalError
@@ -26,11 +26,7 @@ def rows_of(column: WireColumn, n_rows: int) -> tuple[ByteArray, Int64Array, Int
 
 def digests_of(columns: Sequence[WireColumn], n_rows: int) -> bytes:
     """The digests of the values of columns of n_rows rows, as they travel."""
-    return digest_bytes(hash_rows([rows_of(column, n_rows) for column in columns]))
-
-
-def digest_bytes(hashes: Int64Array) -> bytes:
-    return hashes.astype("<i8", copy=False).tobytes()
+    return int64_bytes(hash_rows([rows_of(column, n_rows) for column in columns]))
 
 
 class DigestCheck:
