@@ -50,7 +50,9 @@ def begin_checkpoint(
     def name_snapshot() -> None:
         unfinished = path / f".{FILE}"
         unfinished.write_text(text)
+        _sync(unfinished)
         unfinished.replace(path / FILE)
+        _sync(path)
 
     return name_snapshot
 
@@ -66,3 +68,12 @@ def load_checkpoint(client: DataPlaneClient, folder: str | os.PathLike[str]) -> 
     client.restore_snapshot(saved["snapshot"])
     metadata: dict[str, object] = saved["metadata"]
     return metadata
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file's contents, or the names in a folder, are on stable storage."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

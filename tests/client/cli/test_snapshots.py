@@ -1,4 +1,4 @@
-"""`dataplane snapshot`, `restore` and `verify`."""
+"""`dataplane snapshot`, `restore` and `verify`, and checkpoints that name a snapshot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests import commands
 from tests.client.cli.reading import DATAPLANE, run
 from tests.integration.histories.mortal_server import MortalServer
 
-from dataplane_client import ClaimNotFoundError, connect, observe
+from dataplane_client import ClaimNotFoundError, checkpoint_files, connect, observe
 from dataplane_client.cli._server import Server
 from dataplane_server.durability.snapshot import Manifest
 
@@ -72,6 +72,25 @@ def test_a_restore_ends_although_its_caller_was_busy_when_the_server_began_anew(
             observe.remove(observer)
     code, text = run("restore", "one", "--yes", "-s", address, "--timeout", "20")
     assert (code, "the server goes on from one" in text) == (0, True), text
+
+
+def test_the_name_of_a_checkpoints_snapshot_is_on_disk_before_the_folder_is_complete(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, bool]] = []
+    folder = tmp_path / "step-1"
+
+    def sync(descriptor: int) -> None:
+        at_once(descriptor)
+        name = Path(f"/proc/self/fd/{descriptor}").readlink().name
+        synced.append((name, (folder / checkpoint_files.FILE).exists()))
+
+    at_once = os.fsync
+    monkeypatch.setattr(os, "fsync", sync)
+    with connect(address) as client:
+        checkpoint_files.save_checkpoint(client, folder, {"step": 1})
+        assert checkpoint_files.load_checkpoint(client, folder) == {"step": 1}
+    assert synced == [(".data_plane.json", False), ("step-1", True)]
 
 
 @pytest.mark.parametrize(("answer", "code", "rows"), [(b"y\n", 0, 1), (b"n\n", 1, 2)], ids=["yes", "no"])
