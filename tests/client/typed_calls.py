@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing_extensions import assert_type
 
-from dataplane_client import Claim, DataPlaneClient, Group, KVBatchMeta, aio, connect
+from dataplane_client import (
+    Claim,
+    DataPlaneClient,
+    GivenUpGroup,
+    Group,
+    GroupList,
+    KVBatchMeta,
+    ReservedGroup,
+    aio,
+    connect,
+)
 
 
 def blocking() -> None:
@@ -17,6 +27,9 @@ def blocking() -> None:
             assert_type(claim.meta.drop([0]), "KVBatchMeta | None")
         with client.reserve_group("p", "g", ["a"]) as group:
             assert_type(group, Group)
+        assert_type(listed := client.groups("p"), GroupList)
+        assert_type(listed.groups, list[ReservedGroup])
+        assert_type(listed.given_up, list[GivenUpGroup])
     connect("host:1", timeout=3.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     connect("host:1", transport="tcp")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
