@@ -22,7 +22,7 @@ import torch
 
 from dataplane_client._connect.options import TransportChoice
 from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import fail, print_json, print_text
+from dataplane_client.cli._output import fail, show
 from dataplane_client.cli._table import Table
 from dataplane_client.cli._text import plural, rate_text, size_text
 from dataplane_client.cli._values import client_or_exit
@@ -72,11 +72,10 @@ def bench(load: Load, transport: TransportChoice, address: str, output: Format, 
         opened[0].register_partition(partition_id, [*_FIELDS, _WRITTEN_BACK], 0, [_TASK])
         used = opened[0].transport
         measured = _measure([_Client(client, partition_id, load) for client in opened], load)
-    if output == "json":
-        print_json({"address": address, "transport": used, **asdict(load), "measured": measured})
-        return
+    document = {"address": address, "transport": used, **asdict(load), "measured": measured}
     batch = f"batches of {plural(load.rows, 'row')} of {plural(load.tokens, 'token')}"
-    print_text(f"{address}: {plural(load.clients, 'client')}, {batch}, values through {used}", "", _table(measured))
+    heading = f"{address}: {plural(load.clients, 'client')}, {batch}, values through {used}"
+    show(output, document, heading, "", _table(measured))
 
 
 def _check_room(status: ServerStatus, load: Load) -> None:

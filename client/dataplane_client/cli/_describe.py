@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import print_json, print_text
+from dataplane_client.cli._output import show
 from dataplane_client.cli._server import answer_of
 from dataplane_client.cli._status import contents_text
 from dataplane_client.cli._table import Labelled, Table, figure
@@ -31,21 +31,18 @@ _STATES = {
 def show_partition(partition_id: str, address: str, output: Format, timeout_s: float) -> None:
     answer = answer_of(address, timeout_s, "GetPartition", pb.GetPartitionRequest(partition_id=partition_id))
     partition = partition_description(answer.partition)
-    if output == "json":
-        print_json(partition)
-        return
     tasks = partition.tasks
-    print_text(*_partition_lines(partition), "", _field_table(partition.fields))
-    if tasks:
-        print_text("", _row_table(tasks), "", _wait_table(tasks))
-        print_text("", f"{_period_text(partition)}:", "", _delivery_table(tasks), "", _time_table(tasks))
+    of_now = ("", _row_table(tasks), "", _wait_table(tasks))
+    of_late = ("", f"{_period_text(partition)}:", "", _delivery_table(tasks), "", _time_table(tasks))
+    of_tasks = (*of_now, *of_late) if tasks else ()
+    show(output, partition, *_partition_lines(partition), "", _field_table(partition.fields), *of_tasks)
 
 
 def _partition_lines(partition: PartitionDescription) -> list[Labelled]:
     version = partition.weight_version
     flow, period = _flow(partition), _period_text(partition)
     removed = plural(sum(flow.removed_rows.values()), "row")
-    limit = partition.max_deliveries
+    limit, waiting = partition.max_deliveries, f"{plural(partition.waiting_calls, 'call')}: {partition.waits_because}"
     modes = {
         "open": partition.open,
         "closed": partition.closed,
@@ -64,7 +61,7 @@ def _partition_lines(partition: PartitionDescription) -> list[Labelled]:
         *([figure("mode", mode)] if mode else []),
         *([figure("groups", f"{partition.open_groups:,} open")] if partition.open_groups else []),
         *([figure("new rows", bounds)] if (bounds := _bounds_text(partition)) else []),
-        *([figure("waiting", _waiting_text(partition))] if partition.waiting_calls else []),
+        *([figure("waiting", waiting)] if partition.waiting_calls else []),
     ]
 
 
@@ -108,10 +105,6 @@ def _bounds_text(partition: PartitionDescription) -> str:
         f"{band.samples_per_insert:g} draws a row, surplus {band.least:g} to {band.most:g}" if band else "",
     ]
     return "; ".join(bound for bound in bounds if bound)
-
-
-def _waiting_text(partition: PartitionDescription) -> str:
-    return f"{plural(partition.waiting_calls, 'call')}: {partition.waits_because}"
 
 
 def _field_table(fields: Iterable[FieldDescription]) -> Table:

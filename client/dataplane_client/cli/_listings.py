@@ -10,7 +10,7 @@ from functools import reduce
 import typer
 
 from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import print_json, print_text
+from dataplane_client.cli._output import show
 from dataplane_client.cli._server import Server, answer_of, server_or_exit
 from dataplane_client.cli._table import Table
 from dataplane_client.cli._text import age_text, count_text, plural, tags_text
@@ -59,12 +59,8 @@ def show_samples(request: pb.ListSamplesRequest, most: int, address: str, output
             rows += _rows_of(page, answer.sequence_lengths)
             request.page_token, more = page.next_page or 0, page.next_page is not None
         absence = "" if rows else _absence(server, request)
-    if output == "json":
-        print_json(rows)
-        return
-    print_text(_sample_table(rows, bool(request.task)) if rows else f"no samples{absence}")
-    if more:
-        print_text(f"there are more than {most:,}: see --limit")
+    table = _sample_table(rows, bool(request.task)) if rows else f"no samples{absence}"
+    show(output, rows, table, *([f"there are more than {most:,}: see --limit"] if more else []))
 
 
 def samples_request(
@@ -140,11 +136,8 @@ def _group_text(group: SampleGroup | None) -> str:
 def show_claims(partition_id: str | None, task: str | None, address: str, output: Format, timeout_s: float) -> None:
     request = pb.ListClaimsRequest(partition_id=partition_id or "", task=task or "")
     listed = claim_list(answer_of(address, timeout_s, "ListClaims", request))
-    if output == "json":
-        print_json(listed)
-        return
-    print_text(_claim_table(listed.open) if listed.open else "no open claims", "")
-    print_text(_wait_table(listed.waiting) if listed.waiting else "no claim waits")
+    claims = _claim_table(listed.open) if listed.open else "no open claims"
+    show(output, listed, claims, "", _wait_table(listed.waiting) if listed.waiting else "no claim waits")
 
 
 def _claim_table(claims: Iterable[ClaimDescription]) -> Table:
@@ -172,14 +165,10 @@ def _missing_text(claim: WaitingClaim) -> str:
 def show_groups(partition_id: str, address: str, output: Format, timeout_s: float) -> None:
     request = pb.ListGroupsRequest(partition_id=partition_id)
     listed = group_list(answer_of(address, timeout_s, "ListGroups", request))
-    if output == "json":
-        print_json(listed)
-        return
-    print_text(_reserved_table(listed.groups) if listed.groups else "no reserved groups")
-    if len(listed.groups) < listed.reserved:
-        print_text(f"{listed.reserved:,} groups are reserved")
-    if listed.given_up:
-        print_text("", _given_up_table(listed.given_up))
+    groups = _reserved_table(listed.groups) if listed.groups else "no reserved groups"
+    more = [f"{listed.reserved:,} groups are reserved"] if len(listed.groups) < listed.reserved else []
+    given_up = ("", _given_up_table(listed.given_up)) if listed.given_up else ()
+    show(output, listed, groups, *more, *given_up)
 
 
 def _reserved_table(groups: Iterable[ReservedGroup]) -> Table:
@@ -208,10 +197,7 @@ def _given_up_table(groups: Iterable[GivenUpGroup]) -> Table:
 
 def show_sessions(address: str, output: Format, timeout_s: float) -> None:
     listed = session_list(answer_of(address, timeout_s, "ListSessions", pb.ListSessionsRequest()))
-    if output == "json":
-        print_json(listed)
-        return
-    print_text(_session_table(listed) if listed else "no open sessions")
+    show(output, listed, _session_table(listed) if listed else "no open sessions")
 
 
 def _session_table(sessions: Iterable[SessionDescription]) -> Table:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from dataplane_client.cli._options import Format
 from dataplane_client.cli._text import printable
 
 if TYPE_CHECKING:
@@ -44,6 +45,14 @@ def console() -> Console:
     sized = sys.stdout.isatty() or "COLUMNS" in os.environ
     width = None if sized else _WIDTH_WITHOUT_TERMINAL
     return Console(markup=False, emoji=False, highlight=False, soft_wrap=False, width=width)
+
+
+def show(output: Format, document: object, *parts: RenderableType) -> None:
+    """Print the document as JSON, or the parts as text."""
+    if output == "json":
+        print_json(document)
+    else:
+        print_text(*parts)
 
 
 def print_text(*parts: RenderableType) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import fail, print_json, print_text
+from dataplane_client.cli._output import fail, show
 from dataplane_client.cli._server import Server, server_or_exit
 from dataplane_client.cli._table import Table
 from dataplane_client.cli._text import plural
@@ -23,11 +23,8 @@ def prove(partition_id: str, step: int, task: str | None, address: str, output: 
         rows = [row for row in _rows(server, partition_id, of_task) if row.step == step]
     if not rows:
         fail(f"no row of partition {partition_id!r} is in step {step} of task {of_task!r} that the server remembers")
-    if output == "json":
-        print_json(as_json(rows))
-        return
-    print_text(f"step {step} of task {of_task}: {plural(len(rows), 'row')}, digest {digest_of_rows(rows)}", "")
-    print_text(_table(rows))
+    heading = f"step {step} of task {of_task}: {plural(len(rows), 'row')}, digest {digest_of_rows(rows)}"
+    show(output, as_json(rows), heading, "", _table(rows))
 
 
 def _only_task(server: Server, partition_id: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import typer
 
 from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import fail, print_json, print_text
+from dataplane_client.cli._output import fail, print_text, show
 from dataplane_client.cli._server import answer_of, server_or_exit
 from dataplane_client.cli._table import Table
 from dataplane_client.cli._text import age_text, plural, tags_text
@@ -31,21 +31,14 @@ def show_sample(partition_id: str, sample_id: str, address: str, output: Format,
         described = sample_description(server.call("GetSample", request))
     if not described.resident and not described.events:
         fail(f"partition {partition_id!r} has no sample {sample_id!r}, and the server has no history of it")
-    if output == "json":
-        print_json(described)
-        return
-    print_text(*_sample_lines(partition_id, sample_id, described))
-    if described.tasks:
-        print_text(_task_table(described.tasks))
-    print_text(_event_table(described.events) if described.events else "no history")
+    tasks = [_task_table(described.tasks)] if described.tasks else []
+    events = _event_table(described.events) if described.events else "no history"
+    show(output, described, *_sample_lines(partition_id, sample_id, described), *tasks, events)
 
 
 def show_dead_letters(partition_id: str, task: str, address: str, output: Format, timeout_s: float) -> None:
     letters = _dead_letters(partition_id, task, address, timeout_s)
-    if output == "json":
-        print_json(letters)
-        return
-    print_text(_dead_letter_table(letters) if letters else "no dead letters")
+    show(output, letters, _dead_letter_table(letters) if letters else "no dead letters")
 
 
 def reset_dead(partition_id: str, task: str, address: str, timeout_s: float) -> None:

@@ -14,7 +14,7 @@ from typing import NoReturn
 import typer
 
 from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import fail, print_json, print_text
+from dataplane_client.cli._output import fail, print_text, show
 from dataplane_client.cli._server import Server, server_or_exit
 from dataplane_client.cli._table import Table
 from dataplane_client.cli._text import plural, size_text
@@ -37,13 +37,10 @@ def take_snapshot(name: str, address: str, timeout_s: float) -> None:
 def show_snapshots(address: str, output: Format, timeout_s: float) -> None:
     with server_or_exit(address, timeout_s) as server:
         listed = _snapshots(server)
-    if output == "json":
-        print_json(listed)
-        return
     table = Table("snapshot", "taken (UTC)", ">rows", ">values")
     for one in listed:
         table.add_row(one.name, f"{one.taken:%Y-%m-%d %H:%M:%S}", f"{one.rows:,}", size_text(one.values_bytes))
-    print_text(table if listed else "no snapshots")
+    show(output, listed, table if listed else "no snapshots")
 
 
 def _snapshots(server: Server) -> list[SnapshotDescription]:

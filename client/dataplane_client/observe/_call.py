@@ -77,12 +77,12 @@ class Call:
     @property
     def partition(self) -> str:
         """The partition that the call names; "" for none."""
-        return _messages.partition_of(self._request)
+        return str(getattr(self._request, "partition_id", ""))
 
     @property
     def task(self) -> str:
         """The task that the call names; "" for none."""
-        return _messages.task_of(self._request)
+        return str(getattr(self._request, "task", ""))
 
     @property
     def rows(self) -> int | None:

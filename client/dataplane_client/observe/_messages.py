@@ -19,14 +19,6 @@ _MOST_TAGS = 64
 """The server's default limit of tags of a row. A row that has this many is not marked."""
 
 
-def partition_of(request: object) -> str:
-    return str(getattr(request, "partition_id", ""))
-
-
-def task_of(request: object) -> str:
-    return str(getattr(request, "task", ""))
-
-
 def rows_of(request: object, response: object) -> int | None:
     """The number of rows in the response, else in the request, else None."""
     for message in (_grant(response), request):

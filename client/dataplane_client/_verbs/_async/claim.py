@@ -7,9 +7,8 @@ from typing import Literal
 
 from dataplane_client._common.arguments import checked_name
 from dataplane_client._common.tracebacks import short_tracebacks
-from dataplane_client._connect.deadline import Deadline
 from dataplane_client._requests.claim_requests import release_request
-from dataplane_client._requests.requests import GivenTag, new_request_id, put_request, wire_columns
+from dataplane_client._requests.requests import GivenTag, Put, new_request_id, put_request, wire_columns
 from dataplane_client._requests.row_write import RowWrite
 from dataplane_client._values.codec import Fields
 from dataplane_client._values.column_messages import column_message
@@ -107,10 +106,8 @@ class AsyncClaim(AsyncHandle):
         meta, caller = self.meta, self._session.transport.options.caller
         where = f"write under claim {self.claim_id}"
         put = put_request(where, meta.partition_id, meta.sample_ids, fields, caller, generations=meta.generations)
-        put.header.claim_id = self.claim_id
         put.write.lengths = put.write.lengths or meta.sequence_lengths
-        with self._watch_for_fence():
-            await write_rows(self._session.transport, put.write, timeout_s)
+        await self._put(put, timeout_s)
 
     async def append_tokens(
         self,
@@ -129,6 +126,9 @@ class AsyncClaim(AsyncHandle):
         self._check_open()
         where, caller = f"append_tokens under claim {self.claim_id}", self._session.transport.options.caller
         put = put_request(where, self.meta.partition_id, sample_ids, fields, caller, tags=tags, append=True)
+        await self._put(put, timeout_s)
+
+    async def _put(self, put: Put, timeout_s: float | None) -> None:
         put.header.claim_id = self.claim_id
         with self._watch_for_fence():
             await write_rows(self._session.transport, put.write, timeout_s)
@@ -172,7 +172,7 @@ class AsyncClaim(AsyncHandle):
         that was also put again, and PreconditionError if the meta has no generations, as that of an adopted claim may.
         """
         found, meta, transport = [], self.meta, self._session.transport
-        deadline = Deadline(transport.options.timeout_s if timeout_s is None else timeout_s)
+        deadline = transport.deadline(timeout_s)
         if meta.generations is None:
             raise PreconditionError(f"the meta of {self._label} has no generations, which say what was claimed")
         for sample_id, generation in zip(meta.sample_ids, meta.generations, strict=True):

@@ -10,7 +10,6 @@ import torch
 
 from dataplane_client._common.arguments import checked_count, checked_name, checked_names
 from dataplane_client._common.tracebacks import short_tracebacks
-from dataplane_client._connect.deadline import Deadline
 from dataplane_client._requests.claim_requests import checked_version
 from dataplane_client._requests.requests import extend_request, new_request_id, register_request
 from dataplane_client._verbs._async.runtime import sleep
@@ -207,7 +206,7 @@ class PartitionVerbs:
         connect again by themselves; the claims and groups that they hold have ended. Raises PreconditionError if the
         snapshot cannot be used; then nothing has changed.
         """
-        deadline = Deadline(self._transport.options.timeout_s if timeout_s is None else timeout_s)
+        deadline = self._transport.deadline(timeout_s)
         request = pb.RestoreSnapshotRequest(request_id=new_request_id(), snapshot=name)
         began = time.monotonic()
         response = await self._transport.unary("RestoreSnapshot", request, deadline.left_s)
@@ -239,7 +238,7 @@ class PartitionVerbs:
         """Describe all partitions, by id. Many take several calls, so two of them may be described at different times;
         one that is registered or dropped meanwhile is there or not.
         """
-        deadline = Deadline(self._transport.options.timeout_s if timeout_s is None else timeout_s)
+        deadline = self._transport.deadline(timeout_s)
         request = pb.ListPartitionsRequest(page_size=_PAGE_PARTITIONS)
         described: list[PartitionDescription] = []
         while True:

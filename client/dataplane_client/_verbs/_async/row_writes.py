@@ -32,7 +32,7 @@ async def write_rows(transport: AsyncTransport, write: RowWrite, timeout_s: floa
     sent as that was, it gets the answer. If the partition's values have digests, the first write costs one more call,
     unless this client has registered the partition.
     """
-    deadline = Deadline(transport.options.timeout_s if timeout_s is None else timeout_s)
+    deadline = transport.deadline(timeout_s)
     where = f"partition {write.partition_id!r}"
     if any(column.of_empty_lists for column in write.columns):
         partition = await _partition_of(transport, write, deadline)

@@ -76,7 +76,7 @@ class AsyncSession:
 
     async def request_grant(self, verb: str, request: Any, timeout_s: float | None, *, waits: bool = False) -> Any:
         """Make a call that grants something. Sets session_id and request_id of the request."""
-        deadline = Deadline(self.transport.options.timeout_s if timeout_s is None else timeout_s)
+        deadline = self.transport.deadline(timeout_s)
         pauses = backoff_pauses(self.transport.options)
         stale, again = "", False
         while True:
@@ -90,7 +90,8 @@ class AsyncSession:
                     raise
             except BaseException as error:
                 if _may_have_been_granted(error):
-                    self._liveness.undo(_undo_of(verb, request))
+                    undo_of = _undo_of_reservation if verb == "ReserveGroup" else _undo_of_claim
+                    self._liveness.undo(undo_of(request))
                 raise
             if again:
                 await sleep(pause_s)
@@ -128,10 +129,6 @@ def _may_have_been_granted(error: BaseException) -> bool:
         or isinstance(error, (UnavailableError, ClosedError, InternalError))
         or type(error) is DeadlineError
     )
-
-
-def _undo_of(verb: str, request: Any) -> Undo:
-    return _undo_of_reservation(request) if verb == "ReserveGroup" else _undo_of_claim(request)
 
 
 def _undo_of_claim(request: pb.ClaimSamplesRequest | pb.ClaimShardRequest) -> Undo:

@@ -195,10 +195,7 @@ class ClaimVerbs:
         request = claim_request(partition_id, task_name, required_fields, batch_size, mode=mode)
         request.request_id = new_request_id()
         try:
-            if blocking:
-                response = self._transport.unary("ClaimSamples", request, timeout_s, waits=True)
-            else:
-                response = self._transport.unary("ClaimSamples", request, timeout_s)
+            response = self._transport.unary("ClaimSamples", request, timeout_s, waits=blocking)
         except ClaimTimeoutError:
             if blocking:
                 raise
@@ -306,7 +303,7 @@ class ClaimVerbs:
         reserve_group, put_samples and Group.commit.
         """
         where = f"put_group {group_id!r} of {partition_id!r}"
-        deadline = Deadline(self._transport.options.timeout_s if timeout_s is None else timeout_s)
+        deadline = self._transport.deadline(timeout_s)
         rows = (where, partition_id, sample_ids, fields, self._transport.options.caller)
         put = put_request(*rows, tags=tags, sequence_lengths=sequence_lengths)
         name = new_request_id() if request_id is None else checked_name("request id", request_id, where)

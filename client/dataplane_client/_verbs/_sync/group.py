@@ -166,10 +166,7 @@ class Group(Handle):
         self._check_open()
         where = f"put_shared into group {self.group_id!r}"
         put = shared_put_request(where, self.meta.partition_id, fields, self._session.transport.options.caller)
-        put.header.reservation_id = self.reservation_id
-        with self._watch_for_fence():
-            response = write_rows(self._session.transport, put.write, timeout_s)
-        self.abort_hint = response.abort_hint
+        self._put(put, timeout_s)
 
     def commit(self, weight_version: int | None = None, *, timeout_s: float | None = None) -> int:
         """Show the rows to claims, all at once. Returns how many there are.

@@ -102,6 +102,10 @@ class Transport:
         local = self._local
         return "grpc" if local is None else local.transport
 
+    def deadline(self, timeout_s: float | None) -> Deadline:
+        """timeout_s: None for that of the client."""
+        return Deadline(self.options.timeout_s if timeout_s is None else timeout_s)
+
     def close(self) -> None:
         """Close all connections; calls under way end with an error. Does nothing if closed."""
         with self._lock:
@@ -163,7 +167,7 @@ class Transport:
     def _make(self, call: Call, attempt: Callable[[Calls, float], Response], timeout_s: float | None) -> Response:
         """Make a call: in its turn, observed, repeated until its deadline."""
         with call:
-            deadline = Deadline(self.options.timeout_s if timeout_s is None else timeout_s)
+            deadline = self.deadline(timeout_s)
             turn = self._pacing.enter(call.verb, deadline)
             if turn is not None:
                 self._wait_for(turn, call.verb, deadline)
