@@ -17,7 +17,6 @@ from dataplane_client import (
     FlowPolicy,
     InvalidArgumentError,
     NotFoundError,
-    TransportChoice,
     aio,
     observe,
 )
@@ -135,28 +134,23 @@ def test_threads_that_put_at_once_get_each_its_own_answer(client: DataPlaneClien
     assert values == [[float(value)] for value in range(64)]
 
 
-def test_tasks_that_put_at_once_share_calls_and_one_that_is_cancelled_takes_none_with_it(
-    client: DataPlaneClient, partition: str, address: str, transport: TransportChoice, puts: Puts
+async def test_tasks_that_put_at_once_share_calls_and_one_that_is_cancelled_takes_none_with_it(
+    async_client: aio.AsyncDataPlaneClient, client: DataPlaneClient, partition: str, puts: Puts
 ) -> None:
-    async def run() -> None:
-        async with aio.connect(address, transport=transport) as many, many.batching() as batching:
-            tasks = [
-                asyncio.create_task(batching.put_samples([f"s{value}"], partition, row(value))) for value in range(50)
-            ]
-            await asyncio.sleep(0)  # all are in line; the first sends
-            tasks[0].cancel()
-            tasks[9].cancel()
-            done = await asyncio.gather(*tasks, return_exceptions=True)
-            assert [place for place, one in enumerate(done) if isinstance(one, BaseException)] == [0, 9]
-
-    asyncio.run(run())
+    async with async_client.batching() as batching:
+        tasks = [asyncio.create_task(batching.put_samples([f"s{value}"], partition, row(value))) for value in range(50)]
+        await asyncio.sleep(0)  # all are in line; the first sends
+        tasks[0].cancel()
+        tasks[9].cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [place for place, one in enumerate(done) if isinstance(one, BaseException)] == [0, 9]
     assert puts.rows == [1, 48]
     held = client.list_samples(partition).meta.sample_ids
     assert sorted(held) == sorted(f"s{value}" for value in range(50) if value != 9)
 
 
-def test_a_sender_that_is_cancelled_while_its_batch_is_refused_leaves_each_put_its_own_answer(
-    client: DataPlaneClient, partition: str, address: str, transport: TransportChoice
+async def test_a_sender_that_is_cancelled_while_its_batch_is_refused_leaves_each_put_its_own_answer(
+    async_client: aio.AsyncDataPlaneClient, client: DataPlaneClient, partition: str
 ) -> None:
     tasks: list[asyncio.Task[object]] = []
 
@@ -165,18 +159,14 @@ def test_a_sender_that_is_cancelled_while_its_batch_is_refused_leaves_each_put_i
             if call.verb == "PutSamples" and call.rows == 4:
                 tasks[1].cancel()  # the first of the four, which sends them
 
-    async def run() -> list[object]:
-        async with aio.connect(address, transport=transport) as many, many.batching() as batching:
+    observe.add(observer := Cancels())
+    try:
+        async with async_client.batching() as batching:
             for value in range(5):
                 length = 4 if value == 3 else 3
                 put = batching.put_samples([f"s{value}"], partition, row(value), sequence_lengths=[length])
                 tasks.append(asyncio.create_task(put))
-            return list(await asyncio.gather(*tasks, return_exceptions=True))
-
-    observer = Cancels()
-    observe.add(observer)
-    try:
-        done = asyncio.run(run())
+            done = await asyncio.gather(*tasks, return_exceptions=True)
     finally:
         observe.remove(observer)
     assert [type(done[1]), type(done[3])] == [asyncio.CancelledError, InvalidArgumentError]
@@ -210,87 +200,72 @@ async def hold_two(batching: aio.AsyncBatching, partition: str) -> aio.AsyncPend
     return await batching.put_later(["other"], partition, {"reward": [3.0]})
 
 
-def test_a_flush_that_is_cancelled_loses_no_put(
-    client: DataPlaneClient, full_partition: str, address: str, transport: TransportChoice
+async def test_a_flush_that_is_cancelled_loses_no_put(
+    async_client: aio.AsyncDataPlaneClient, client: DataPlaneClient, full_partition: str
 ) -> None:
-    async def run() -> None:
-        async with aio.connect(address, transport=transport) as many, many.batching() as batching:
-            await hold_two(batching, full_partition)
-            for _ in range(2):  # the second finds a put under way, and one in line
-                await cancel_flush(batching, client, full_partition)
-            await many.clear_samples(["a", "b"], full_partition)
-
-    asyncio.run(run())
+    async with async_client.batching() as batching:
+        await hold_two(batching, full_partition)
+        for _ in range(2):  # the second finds a put under way, and one in line
+            await cancel_flush(batching, client, full_partition)
+        await async_client.clear_samples(["a", "b"], full_partition)
     assert sorted(client.list_samples(full_partition).meta.sample_ids) == ["first", "other"]
 
 
-def test_a_put_is_sent_though_who_asked_for_its_meta_is_cancelled(
-    client: DataPlaneClient, full_partition: str, address: str, transport: TransportChoice
+async def test_a_put_is_sent_though_who_asked_for_its_meta_is_cancelled(
+    async_client: aio.AsyncDataPlaneClient, client: DataPlaneClient, full_partition: str
 ) -> None:
-    async def run() -> None:
-        async with aio.connect(address, transport=transport) as many, many.batching() as batching:
-            pending = await hold_two(batching, full_partition)
-            flush, asks = asyncio.create_task(batching.flush()), asyncio.create_task(pending.meta())
-            await until_a_call_waits(client, full_partition)
-            asks.cancel()
-            await many.clear_samples(["a", "b"], full_partition)
-            await flush
-
-    asyncio.run(run())
+    async with async_client.batching() as batching:
+        pending = await hold_two(batching, full_partition)
+        flush, asks = asyncio.create_task(batching.flush()), asyncio.create_task(pending.meta())
+        await until_a_call_waits(client, full_partition)
+        asks.cancel()
+        await async_client.clear_samples(["a", "b"], full_partition)
+        await flush
     assert sorted(client.list_samples(full_partition).meta.sample_ids) == ["first", "other"]
 
 
-def test_a_put_whose_flush_is_cancelled_is_sent_by_who_waits_for_its_meta(
-    client: DataPlaneClient, full_partition: str, address: str, transport: TransportChoice
+async def test_a_put_whose_flush_is_cancelled_is_sent_by_who_waits_for_its_meta(
+    async_client: aio.AsyncDataPlaneClient, client: DataPlaneClient, full_partition: str
 ) -> None:
-    async def run() -> None:
-        async with aio.connect(address, transport=transport) as many, many.batching() as batching:
-            pending = await hold_two(batching, full_partition)
-            flush, asks = asyncio.create_task(batching.flush()), asyncio.create_task(pending.meta())
-            await until_a_call_waits(client, full_partition)
-            flush.cancel()
-            await many.clear_samples(["a", "b"], full_partition)
-            assert (await asyncio.wait_for(asks, 100.0)).sample_ids == ["other"]
-
-    asyncio.run(run())
+    async with async_client.batching() as batching:
+        pending = await hold_two(batching, full_partition)
+        flush, asks = asyncio.create_task(batching.flush()), asyncio.create_task(pending.meta())
+        await until_a_call_waits(client, full_partition)
+        flush.cancel()
+        await async_client.clear_samples(["a", "b"], full_partition)
+        assert (await asyncio.wait_for(asks, 100.0)).sample_ids == ["other"]
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_a_flush_waits_for_puts_that_another_task_sends(
-    client: DataPlaneClient, full_partition: str, address: str, transport: TransportChoice, cancelled: bool
+async def test_a_flush_waits_for_puts_that_another_task_sends(
+    async_client: aio.AsyncDataPlaneClient, client: DataPlaneClient, full_partition: str, cancelled: bool
 ) -> None:
-    async def run() -> None:
-        async with aio.connect(address, transport=transport) as many, many.batching() as batching:
-            await hold_two(batching, full_partition)
-            one = asyncio.create_task(batching.flush())
-            await until_a_call_waits(client, full_partition)
-            two = asyncio.create_task(batching.flush())
-            await asyncio.sleep(0.05)
-            assert not two.done()
-            if cancelled:
-                one.cancel()
-            await many.clear_samples(["a", "b"], full_partition)
-            await asyncio.wait_for(two, 100.0)
-            assert (await many.list_samples(full_partition)).meta.sample_ids == ["first", "other"]
-            await asyncio.wait([one])
-
-    asyncio.run(run())
+    async with async_client.batching() as batching:
+        await hold_two(batching, full_partition)
+        one = asyncio.create_task(batching.flush())
+        await until_a_call_waits(client, full_partition)
+        two = asyncio.create_task(batching.flush())
+        await asyncio.sleep(0.05)
+        assert not two.done()
+        if cancelled:
+            one.cancel()
+        await async_client.clear_samples(["a", "b"], full_partition)
+        await asyncio.wait_for(two, 100.0)
+        assert (await async_client.list_samples(full_partition)).meta.sample_ids == ["first", "other"]
+        await asyncio.wait([one])
 
 
-def test_a_flush_raises_the_error_of_a_put_that_another_task_sends(
-    client: DataPlaneClient, full_partition: str, address: str, transport: TransportChoice
+async def test_a_flush_raises_the_error_of_a_put_that_another_task_sends(
+    async_client: aio.AsyncDataPlaneClient, client: DataPlaneClient, full_partition: str
 ) -> None:
-    async def run() -> None:
-        async with aio.connect(address, transport=transport) as many, many.batching() as batching:
-            await batching.put_later(["first"], full_partition, row(1))
-            flushes = [asyncio.create_task(batching.flush()) for _ in range(2)]
-            await until_a_call_waits(client, full_partition)
-            await many.drop_partition(full_partition)
-            ends = await asyncio.gather(*flushes, return_exceptions=True)
-            assert [type(end) for end in ends] == [NotFoundError, NotFoundError]
-            await batching.flush()  # it was told
-
-    asyncio.run(run())
+    async with async_client.batching() as batching:
+        await batching.put_later(["first"], full_partition, row(1))
+        flushes = [asyncio.create_task(batching.flush()) for _ in range(2)]
+        await until_a_call_waits(client, full_partition)
+        await async_client.drop_partition(full_partition)
+        ends = await asyncio.gather(*flushes, return_exceptions=True)
+        assert [type(end) for end in ends] == [NotFoundError, NotFoundError]
+        await batching.flush()  # it was told
 
 
 def test_a_flush_waits_for_puts_that_another_thread_sends(client: DataPlaneClient, full_partition: str) -> None:
@@ -317,54 +292,45 @@ def test_a_refused_put_holds_up_none_that_cannot_travel_with_it(client: DataPlan
         assert (other.meta().sample_ids, like.meta().sample_ids) == (["other"], ["like"])
 
 
-def test_a_flush_that_waits_for_room_holds_up_no_puts_into_other_partitions(
-    client: DataPlaneClient, full_partition: str, address: str, transport: TransportChoice
+async def test_a_flush_that_waits_for_room_holds_up_no_puts_into_other_partitions(
+    async_client: aio.AsyncDataPlaneClient, client: DataPlaneClient, full_partition: str
 ) -> None:
     client.register_partition("q", ["reward"], 0, ["train"])
 
-    async def run() -> None:
-        async with aio.connect(address, transport=transport) as many, many.batching() as batching:
-            await batching.put_later(["first"], full_partition, row(1))
-            await batching.put_later(["second"], "q", {"reward": [1.0]})
-            flush = asyncio.create_task(batching.flush())
-            await until_a_call_waits(client, full_partition)
-            await batching.put_samples(["third"], "q", {"reward": [2.0]})
-            assert not flush.done()
-            await many.clear_samples(["a", "b"], full_partition)
-            await flush
-
-    asyncio.run(run())
+    async with async_client.batching() as batching:
+        await batching.put_later(["first"], full_partition, row(1))
+        await batching.put_later(["second"], "q", {"reward": [1.0]})
+        flush = asyncio.create_task(batching.flush())
+        await until_a_call_waits(client, full_partition)
+        await batching.put_samples(["third"], "q", {"reward": [2.0]})
+        assert not flush.done()
+        await async_client.clear_samples(["a", "b"], full_partition)
+        await flush
     assert sorted(client.list_samples("q").meta.sample_ids) == ["second", "third"]
     client.drop_partition("q")
 
 
-def test_what_a_cancelled_flush_has_sent_fails_where_the_next_one_ends(
-    client: DataPlaneClient, full_partition: str, address: str, transport: TransportChoice
+async def test_what_a_cancelled_flush_has_sent_fails_where_the_next_one_ends(
+    async_client: aio.AsyncDataPlaneClient, client: DataPlaneClient, full_partition: str
 ) -> None:
-    async def run() -> None:
-        async with aio.connect(address, transport=transport) as many, many.batching() as batching:
+    with pytest.raises(NotFoundError, match=full_partition):  # noqa: PT012  # the end raises
+        async with async_client.batching() as batching:
             await batching.put_later(["first"], full_partition, row(1))
             await cancel_flush(batching, client, full_partition)
             client.drop_partition(full_partition)
 
-    with pytest.raises(NotFoundError, match=full_partition):
-        asyncio.run(run())
 
-
-def test_each_put_has_its_own_deadline(
-    client: DataPlaneClient, full_partition: str, address: str, transport: TransportChoice
+async def test_each_put_has_its_own_deadline(
+    async_client: aio.AsyncDataPlaneClient, client: DataPlaneClient, full_partition: str
 ) -> None:
-    async def run() -> None:
-        async with aio.connect(address, transport=transport) as many, many.batching() as batching:
-            tasks = [
-                asyncio.create_task(batching.put_samples([name], full_partition, row(1), timeout_s=timeout_s))
-                for name, timeout_s in (("first", 0.05), ("short", 0.1), ("long", 60.0))
-            ]
-            for task in tasks[:2]:
-                with pytest.raises(DeadlineError):  # it found no room, or waited behind one that did not
-                    await task
-            await many.clear_samples(["a"], full_partition)
-            assert (await tasks[2]).outcomes == ["created"]
-
-    asyncio.run(run())
+    async with async_client.batching() as batching:
+        tasks = [
+            asyncio.create_task(batching.put_samples([name], full_partition, row(1), timeout_s=timeout_s))
+            for name, timeout_s in (("first", 0.05), ("short", 0.1), ("long", 60.0))
+        ]
+        for task in tasks[:2]:
+            with pytest.raises(DeadlineError):  # it found no room, or waited behind one that did not
+                await task
+        await async_client.clear_samples(["a"], full_partition)
+        assert (await tasks[2]).outcomes == ["created"]
     assert sorted(client.list_samples(full_partition).meta.sample_ids) == ["b", "long"]
