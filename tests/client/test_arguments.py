@@ -125,6 +125,11 @@ def status(timeout_s: float) -> Call:
     return lambda c: c.server_status(timeout_s=timeout_s)
 
 
+def register(partition_id: Any = "q", **more: Any) -> Call:
+    definition = {"fields": ["x"], "num_samples": 1, "consumer_tasks": ["t"]}
+    return lambda c: c.register_partition(partition_id, **{**definition, **more})
+
+
 ONE_EACH = "tags|mapping.* 2 samples"
 BOUNDS = "'b'.* -1 to .*, got"
 GENERATION = "clear_samples in 'p'.*generation"
@@ -142,8 +147,20 @@ WRONG: dict[type[Exception], list[tuple[Call, str]]] = {
         (lambda c: c.put_samples("p", ["a"]), "sample ids"),  # type: ignore[arg-type]
         (lambda c: c.claim("p", "t", ["x"], 1, whole_groups=8), "whole_groups .* 8"),  # type: ignore[arg-type]
         (lambda c: c.read_columns(META, ["x"], pad_value_dict="x"), "pad_value_dict .* 'x'"),  # type: ignore[arg-type]
+        (register(None), "partition id .*NoneType"),
+        (register(enums={"x": [1]}), "'q'.* enum name .*int"),
     ],
     InvalidArgumentError: [
+        *((register(**{number: -1}), f"'q'.*{number} .*-1") for number in ("num_samples", "grpo_group_size")),
+        (lambda c: c.set_policies("p", {"t": {"max_staleness": 1}}), "'t': .*TaskPolicy"),  # type: ignore[dict-item]
+        (lambda c: c.get_samples(["a"], "p", []), "'p'.*select_fields"),
+        (lambda c: c.get_samples(["a"], "p", ["x"], layout="square"), "layout .*'square'"),  # type: ignore[arg-type]
+        (lambda c: c.get_data(META, ["x"], layout="square"), "layout .*'square'"),  # type: ignore[arg-type]
+        (lambda c: c.read_columns(META, ["x"], layout="square"), "layout .*'square'"),  # type: ignore[arg-type]
+        (
+            lambda c: c.claim_shard("p", "t", [], 2, step=0, dp_rank=0, dp_world=1, balance="fair"),  # type: ignore[arg-type]
+            "balance .*'fair'",
+        ),
         (dead_letters("a\udfff"), "task name .*UTF-8"),
         *((claim(x), f"batch_size must be 1 to 65536, got {x}") for x in (0, 65_537, 1 << 70)),
         *((claim(least=x), f"min_size .* 1 to 5, got {x}") for x in (0, 6, -1, 1 << 70)),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -30,7 +30,6 @@ from torch.nested import nested_tensor
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.errors import DataPlaneError
 from dataplane_client.options import TransportChoice
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
@@ -272,22 +271,3 @@ def filled(client: DataPlaneClient) -> DataPlaneClient:
     columns = {"tokens": tokens, "reward": torch.zeros(3), "image": torch.zeros(3, 4, 5), "text": text}
     client.put_samples(["a", "b", "c"], "p", columns, [{"version": 1}] * 3)
     return client
-
-
-@pytest.fixture
-def assert_refused(filled: DataPlaneClient, unchanged: Unchanged) -> Callable[..., None]:
-    """Check that a call on `filled` fails as the first exception class, which derives from the second, with a message
-    that holds the fragments, and that it changes nothing.
-    """
-
-    def check(
-        call: Callable[[DataPlaneClient], object],
-        kinds: tuple[type[DataPlaneError], type[Exception]],
-        fragments: Sequence[str],
-    ) -> None:
-        with unchanged(filled), pytest.raises(kinds[1]) as caught:
-            call(filled)
-        assert type(caught.value) is kinds[0]
-        assert [fragment for fragment in fragments if fragment not in str(caught.value)] == [], str(caught.value)
-
-    return check

@@ -118,11 +118,3 @@ def test_layout_auto_is_dense_where_all_rows_read_have_one_length(flow: DataPlan
     assert mixed["problem"].tolist() == ["a", {}, None]
     even = flow.read_columns(meta.slice(0, 2), names, layout="auto", pad_to_seqlen=pad_to_seqlen)["input_ids"]
     assert (even.is_nested, even[:, :2].tolist(), even.shape[1]) == (False, [[1, 2], [3, 4]], pad_to_seqlen or 2)
-
-
-@pytest.mark.parametrize("read", ["get_samples", "get_data", "read_columns"])
-def test_an_unknown_layout_is_refused_before_anything_is_read(flow: DataPlaneClient, read: str) -> None:
-    meta = claimed(flow)
-    first = (IDS, "p") if read == "get_samples" else (meta,)
-    with pytest.raises(InvalidArgumentError, match=r"layout .*'square'"):
-        getattr(flow, read)(*first, ["input_ids"], layout="square")

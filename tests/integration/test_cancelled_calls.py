@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from dataplane_client import DataPlaneClient, FlowPolicy, TransportChoice, aio
+from dataplane_client import DataPlaneClient, FlowPolicy, aio
 from dataplane_client.aio import AsyncBatching, AsyncClaim, AsyncGroup, AsyncPendingPut
 from dataplane_client.errors import DataPlaneError, DeadlineError, UnavailableError
 
@@ -98,28 +98,24 @@ class Verbs:
                 others.append(held)
 
 
-def test_nothing_is_left_of_calls_that_were_cancelled(
-    client: DataPlaneClient, address: str, transport: TransportChoice, eventually: Callable[..., None]
+async def test_nothing_is_left_of_calls_that_were_cancelled(
+    async_client: aio.AsyncDataPlaneClient, client: DataPlaneClient, eventually: Callable[..., None]
 ) -> None:
     client.register_partition("p", ["x"], 0, ["train"])
-
-    async def run() -> None:
-        async with aio.connect(address, transport=transport) as many:
-            verbs = Verbs(many, random.Random(1))
-            await cancel_some(verbs.dice, verbs.call)
-            ends: list[AsyncClaim | AsyncGroup] = [*verbs.claims, *verbs.groups]
-            for held in ends:
-                with contextlib.suppress(DataPlaneError):  # a cancelled call has ended it
-                    await (held.release() if isinstance(held, AsyncClaim) else held.abort())
-            await asyncio.to_thread(eventually, is_idle)
+    verbs = Verbs(async_client, random.Random(1))
+    await cancel_some(verbs.dice, verbs.call)
+    ends: list[AsyncClaim | AsyncGroup] = [*verbs.claims, *verbs.groups]
+    for held in ends:
+        with contextlib.suppress(DataPlaneError):  # a cancelled call has ended it
+            await (held.release() if isinstance(held, AsyncClaim) else held.abort())
 
     def is_idle() -> bool:
         described = client.partition("p")
         return not (described.task("train").claimed_rows or described.open_groups or described.waiting_calls)
 
-    asyncio.run(run())
+    await asyncio.to_thread(eventually, is_idle)
     client.clear_samples(None, "p")
-    eventually(lambda: client.server_status().memory_used_bytes == 0)
+    await asyncio.to_thread(eventually, lambda: client.server_status().memory_used_bytes == 0)
 
 
 class Puts:
@@ -166,34 +162,29 @@ class Puts:
         self.pending[partition, name] = await self.batching.put_later([name], partition, columns, timeout_s=timeout_s)
 
 
-def test_a_batched_put_is_there_as_its_answer_says_whoever_was_cancelled(
-    client: DataPlaneClient, address: str, transport: TransportChoice
+async def test_a_batched_put_is_there_as_its_answer_says_whoever_was_cancelled(
+    async_client: aio.AsyncDataPlaneClient, client: DataPlaneClient
 ) -> None:
     for partition in "pq":
         client.register_partition(partition, ["x", "y"], 0, ["train"], dtypes={"x": "float32", "y": "float32"})
 
-    async def run() -> Puts:
-        async with aio.connect(address, transport=transport) as many:
-            batching = many.batching(max_rows=16)
-            puts = Puts(batching, random.Random(1))
-            pacing = asyncio.create_task(make_room(many))
-            await cancel_some(puts.dice, puts.call)
-            pacing.cancel()
-            await many.set_policies("p", flow=FlowPolicy())
-            with contextlib.suppress(DataPlaneError):  # of a put that was held
-                await batching.__aexit__(None, None, None)
-            for (partition, name), pending in puts.pending.items():
-                with contextlib.suppress(DataPlaneError):
-                    await puts.note(partition, name, pending.meta())
-            return puts
-
-    async def make_room(many: aio.AsyncDataPlaneClient) -> None:
+    async def make_room() -> None:
         """Puts into p wait now and then."""
         for rows in range(20, 1 << 20, 20):
-            await many.set_policies("p", flow=FlowPolicy(max_rows=rows))
+            await async_client.set_policies("p", flow=FlowPolicy(max_rows=rows))
             await asyncio.sleep(0.05)
 
-    puts = asyncio.run(run())
+    batching = async_client.batching(max_rows=16)
+    puts = Puts(batching, random.Random(1))
+    pacing = asyncio.create_task(make_room())
+    await cancel_some(puts.dice, puts.call)
+    pacing.cancel()
+    await async_client.set_policies("p", flow=FlowPolicy())
+    with contextlib.suppress(DataPlaneError):  # of a put that was held
+        await batching.__aexit__(None, None, None)
+    for (partition, name), pending in puts.pending.items():
+        with contextlib.suppress(DataPlaneError):
+            await puts.note(partition, name, pending.meta())
     there = {
         (partition, name)
         for partition in "pq"

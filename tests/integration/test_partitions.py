@@ -13,7 +13,7 @@ import torch
 from tests.integration.conftest import Eventually
 
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.errors import EndOfDataError, InvalidArgumentError, NotFoundError, PreconditionError
+from dataplane_client.errors import EndOfDataError, NotFoundError, PreconditionError
 from dataplane_client.loader import ClaimLoader
 from dataplane_client.options import TransportChoice
 
@@ -122,9 +122,3 @@ def test_a_loader_runs_through_a_partition_that_clears_what_it_consumed(address:
     with ClaimLoader(address, "p", "train", ["a"], 4, idle_timeout_s=20.0) as loader:
         assert sum(batch.meta.size for batch in loader) == 10
     assert client.partition("p").rows == 0
-
-
-def test_a_policy_that_is_none_is_refused(client: DataPlaneClient) -> None:
-    client.register_partition("p", ["a"], 0, ["train"])
-    with pytest.raises(InvalidArgumentError, match=r"'train': .*TaskPolicy"):
-        client.set_policies("p", {"train": {"max_staleness": 1}})  # type: ignore[dict-item]

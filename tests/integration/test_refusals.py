@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 from tensordict import TensorDict
+from tests.integration.conftest import Unchanged
 from torch.nested import nested_tensor_from_jagged
 
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
+from dataplane_client.errors import InvalidArgumentError, NotFoundError, UnsupportedTypeError
 
 TYPE = (UnsupportedTypeError, TypeError)
 VALUE = (InvalidArgumentError, ValueError)
@@ -123,23 +125,45 @@ TAGS = [
 ]
 
 
+def assert_refused(call: Callable[[], object], kinds: tuple[type, type], fragments: Sequence[str]) -> None:
+    """Check that a call fails as the first exception class, which derives from the second, with these words."""
+    with pytest.raises(kinds[1]) as caught:
+        call()
+    assert type(caught.value) is kinds[0]
+    assert [fragment for fragment in fragments if fragment not in str(caught.value)] == [], str(caught.value)
+
+
 @pytest.mark.parametrize(("put", "kinds", "fragments"), [*COLUMNS, *LENGTHS, *LEAVES, *LISTS, *NAMES, *TAGS])
 def test_a_put_is_refused_for(
-    assert_refused: Callable[..., None], put: Mapping[str, object], kinds: tuple[type, type], fragments: Sequence[str]
+    filled: DataPlaneClient, unchanged: Unchanged, put: Mapping[str, Any], kinds: Any, fragments: Sequence[str]
 ) -> None:
     arguments = {"sample_ids": ["a", "b", "c"], "partition_id": "p", **put}
-    assert_refused(lambda client: client.put_samples(**arguments), kinds, fragments)
+    with unchanged(filled):
+        assert_refused(lambda: filled.put_samples(**arguments), kinds, fragments)
 
 
 @pytest.mark.parametrize(("put", "kinds", "fragments"), [COLUMNS[2], LENGTHS[0], COLUMNS[3]])
 def test_a_commit_with_columns_is_refused_like_a_put_and_the_claim_stays_open_for(
-    filled: DataPlaneClient, put: Mapping[str, object], kinds: tuple[type, type], fragments: Sequence[str]
+    filled: DataPlaneClient, put: Mapping[str, Any], kinds: Any, fragments: Sequence[str]
 ) -> None:
     claim = filled.claim("p", "train", [], 3)
     before = filled.partitions()
-    with pytest.raises(kinds[1]) as caught:
-        claim.commit(put["fields"])  # type: ignore[arg-type]
-    assert type(caught.value) is kinds[0]
-    assert [fragment for fragment in fragments if fragment not in str(caught.value)] == []
+    assert_refused(lambda: claim.commit(put["fields"]), kinds, fragments)
     assert filled.partitions() == before
     assert claim.release() == 3
+
+
+def test_a_refusal_carries_reason_and_details_for_programs(filled: DataPlaneClient) -> None:
+    with pytest.raises(NotFoundError) as caught:
+        filled.get_samples(["b"], "p", ["logprobs"])
+    error = caught.value
+    assert (error.reason, error.retry_after_s) == ("FIELD_NOT_PRODUCED", None)
+    assert error.details == {"partition_id": "p", "sample_id": "b", "field": "logprobs"}
+    assert str(error).startswith(f"get_samples at {filled.target}: ")
+
+
+def test_clearing_unknown_samples_and_dropping_unknown_partitions_is_fine(filled: DataPlaneClient) -> None:
+    assert filled.clear_samples(["a", "z"], "p") == 1
+    assert filled.clear_samples([], "p") == 0
+    assert filled.drop_partition("nope") == 0
+    assert filled.partition("p").rows == 2

@@ -11,10 +11,8 @@ from dataplane_client.loader import ClaimLoader
 
 SENSELESS: list[tuple[dict[str, Any], str]] = [
     ({"fields": []}, "fields"),
-    ({"batch_size": 0}, "batch_size"),
     ({"prefetch": 0}, "prefetch"),
     ({"max_batches": 0}, "max_batches"),
-    ({"max_tokens": 0}, "max_tokens"),
     ({"min_size": 5}, "min_size must be 1 to 4, got 5"),
     ({"num_workers": 2}, "num_workers .* 2"),
     ({"idle_timeout_s": 0}, "idle_timeout_s"),
@@ -25,19 +23,15 @@ SENSELESS: list[tuple[dict[str, Any], str]] = [
     ({"client_options": {"transport": "pigeon"}}, "transport"),
     ({"device": "abacus"}, "^ClaimLoader: 'abacus'"),
     ({"unit": "rows"}, "unit 'rows' needs whole_groups"),
-    ({"batch_size": 65_537}, "batch_size .* 1 to 65536"),
     ({"where": "std > high"}, "column 7"),
-    ({"order": "first"}, "order .*'first'"),
     ({"pad_value_dict": {"token": 0}}, "^ClaimLoader: pad_value_dict names 'token'"),
 ]
 OF_ANOTHER_TYPE: list[tuple[dict[str, Any], str]] = [
     ({"address": object()}, "^ClaimLoader: .*address .*object"),
     ({"batch_size": "4"}, "batch_size must be an int, got str"),
-    ({"min_size": 1.5}, "min_size must be an int, got float"),
     ({"idle_timeout_s": "5"}, "^ClaimLoader: idle_timeout_s .*'5'"),
     ({"fields": [1]}, "^ClaimLoader: .*field name .*int"),
     ({"client_options": {"timeout": 3}}, "^ClaimLoader: client_options .*'timeout'"),
-    ({"partition_id": 7}, "partition id .* int"),
     ({"whole_groups": 8}, "whole_groups .* 8"),
 ]
 
