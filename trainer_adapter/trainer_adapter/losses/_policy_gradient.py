@@ -71,15 +71,10 @@ class ClippedPolicyGradientOptions:
             raise ValueError("sequence_level_importance_ratios needs token_level_loss=False")
         if self.reference_policy_kl_type not in ("k1", "k2", "k3"):
             raise ValueError(f"reference_policy_kl_type must be k1, k2 or k3, not {self.reference_policy_kl_type!r}")
-        self._check_truncation()
-
-    def _check_truncation(self) -> None:
         bound = self.truncated_importance_sampling_ratio
-        if bound is None:
-            return
-        if not self.use_importance_sampling_correction:
+        if bound is not None and not self.use_importance_sampling_correction:
             raise ValueError("truncated_importance_sampling_ratio needs use_importance_sampling_correction=True")
-        if bound <= 0:
+        if bound is not None and bound <= 0:
             raise ValueError(f"truncated_importance_sampling_ratio must be positive, not {bound}")
 
 
@@ -170,7 +165,7 @@ class ClippedPolicyGradientLoss:
         return masked_mean(row_means(values, mask), sample_mask, seqs)
 
     def _mismatch(self, tokens: _Tokens, weights: Tensor) -> dict[str, Tensor]:
-        metrics: dict[str, Tensor] = {}
+        metrics = {}
         if "generation_logprobs" in tokens.data:
             metrics["token_mult_prob_error"] = exp_of_log_ratio((tokens.prev_logprobs - tokens.drawn_logprobs()).abs())
         if self._options.use_importance_sampling_correction:

@@ -49,12 +49,8 @@ def merge_metrics(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _merge(name: str, values: Sequence[Any]) -> Any:
-    if name.endswith("_min"):
-        return _extreme(min, values, math.inf)
-    if name.endswith("_max"):
-        return _extreme(max, values, -math.inf)
-    return sum(values)
-
-
-def _extreme(choose: Callable[..., Any], values: Sequence[Any], sentinel: float) -> Any:
+    if not name.endswith(("_min", "_max")):
+        return sum(values)
+    choose: Callable[..., Any] = min if name.endswith("_min") else max
+    sentinel = math.inf if choose is min else -math.inf
     return choose((value for value in values if math.isfinite(value)), default=sentinel)
