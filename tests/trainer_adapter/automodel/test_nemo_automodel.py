@@ -15,7 +15,7 @@ from tests.trainer_adapter.automodel.setup_cases import policy_config, set_up
 from transformers import AutoConfig
 
 from trainer_adapter.automodel.config import DistributedContext
-from trainer_adapter.automodel.data import sequence_bounds
+from trainer_adapter.automodel.data import packed_bounds
 from trainer_adapter.automodel.models.automodel_model import _adapter_config, _model_kwargs, load_automodel
 from trainer_adapter.automodel.packages import from_package, is_installed, missing_parts
 from trainer_adapter.automodel.setup import _maybe_set_force_hf, validate_and_prepare_config
@@ -153,7 +153,7 @@ def test_packed_sequences_of_the_packages_own_models_have_the_logits_that_they_h
     assert type(model).__module__.startswith("nemo_automodel.")
     batch = tiny_policy.batch_of(nemo_automodel_cases.LENGTHS)
     microbatch = tiny_policy.processed(batch, packed=True)
-    bounds = sequence_bounds(microbatch).tolist()
+    bounds = packed_bounds(microbatch).bounds
     with torch.no_grad():
         packed = extract_logits(model, model_forward(model, microbatch.processed_inputs))[0]
         for row, (start, end) in enumerate(pairwise(bounds)):

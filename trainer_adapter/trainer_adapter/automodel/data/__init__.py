@@ -13,7 +13,6 @@ from trainer_adapter.automodel.data._packing import (
     get_flash_attention_kwargs,
     pack_sequences,
     packed_bounds,
-    sequence_bounds,
     unpack_rows,
 )
 
@@ -29,6 +28,5 @@ __all__ = [
     "packed_bounds",
     "process_global_batch",
     "process_microbatch",
-    "sequence_bounds",
     "unpack_rows",
 ]

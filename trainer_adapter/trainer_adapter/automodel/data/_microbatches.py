@@ -61,20 +61,17 @@ def get_microbatch_iterator(
     have different numbers of microbatches, at least one, and agree here on the number of dummies. All ranks of one
     model have the same number, so the agreement of the whole world is that of the data-parallel ranks.
     """
-    raw, length = _raw_microbatches(data, cfg, mbs, dp_mesh)
-    return make_processed_microbatch_iterator(raw, tokenizer, cfg, cp_size), length
-
-
-def _raw_microbatches(
-    data: BatchedDataDict[Any], cfg: Mapping[str, Any], mbs: int, dp_mesh: DeviceMesh | None
-) -> tuple[Iterator[BatchedDataDict[Any]], int]:
+    raw: Iterator[BatchedDataDict[Any]]
     if required(cfg, "dynamic_batching.enabled"):
-        return data.make_microbatch_iterator_with_dynamic_shapes(), data.get_microbatch_iterator_dynamic_shapes_len()
-    if is_enabled(cfg, "sequence_packing"):
-        return _add_dummies(data, dp_mesh)
-    if mbs < 1:
+        raw = data.make_microbatch_iterator_with_dynamic_shapes()
+        length = data.get_microbatch_iterator_dynamic_shapes_len()
+    elif is_enabled(cfg, "sequence_packing"):
+        raw, length = _add_dummies(data, dp_mesh)
+    elif mbs < 1:
         raise ValueError(f"mbs must be at least 1 sample, got {mbs}")
-    return data.make_microbatch_iterator(mbs), data.size // mbs
+    else:
+        raw, length = data.make_microbatch_iterator(mbs), data.size // mbs
+    return make_processed_microbatch_iterator(raw, tokenizer, cfg, cp_size), length
 
 
 def _add_dummies(data: BatchedDataDict[Any], dp_mesh: DeviceMesh | None) -> tuple[Iterator[BatchedDataDict[Any]], int]:
@@ -87,9 +84,8 @@ def _add_dummies(data: BatchedDataDict[Any], dp_mesh: DeviceMesh | None) -> tupl
     fewest, most = (length, length) if dp_mesh is None else extremes_over(length, None, compute_device())
     if fewest == 0:
         raise ValueError(f"a data-parallel rank has no rows to pack; this one has {data.size}")
-    dummies = most - length
-    repeated = cycle(data.make_microbatch_iterator_for_packable_sequences())
-    return chain(microbatches, islice(repeated, dummies)), length
+    dummies = islice(cycle(data.make_microbatch_iterator_for_packable_sequences()), most - length)
+    return chain(microbatches, dummies), length
 
 
 def process_microbatch(

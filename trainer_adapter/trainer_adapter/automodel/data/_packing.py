@@ -105,20 +105,12 @@ def packed_bounds(microbatch: ProcessedMicrobatch) -> FlashAttentionKwargs:
     return kwargs
 
 
-def sequence_bounds(microbatch: ProcessedMicrobatch) -> Tensor:
-    """[N+1] int32: sequence i of a packed microbatch is at positions [bounds[i], bounds[i + 1]) of its row.
-
-    Raises ValueError for a microbatch that was not packed.
-    """
-    return packed_bounds(microbatch).cu_seqlens_q
-
-
 def unpack_rows(packed: Tensor, microbatch: ProcessedMicrobatch) -> Tensor:
     """Split packed [1,L,...] into [N,S,...] with zeros after each sequence; S is the width before packing.
 
     Differentiable. The number of kernels does not depend on N.
     """
-    bounds = sequence_bounds(microbatch).to(torch.int64)
+    bounds = packed_bounds(microbatch).cu_seqlens_q.to(torch.int64)
     places = bounds[:-1, None] + torch.arange(microbatch.original_seq_len, device=bounds.device)
     rows = packed[0, places.clamp(max=packed.shape[1] - 1)]
     is_beyond = (places >= bounds[1:, None]).view(*places.shape, *(1,) * (packed.ndim - 2))

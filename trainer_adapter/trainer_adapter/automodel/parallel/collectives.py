@@ -17,18 +17,18 @@ from torch.distributed import ProcessGroup
 
 def concat_over(part: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """Concatenate all ranks' parts, which have the same shape, along dim in rank order. Differentiable."""
-    whole: Tensor = _Concatenation.apply(part, dim, group)  # type: ignore[no-untyped-call]
+    whole: Tensor = Concatenation.apply(part, dim, group)  # type: ignore[no-untyped-call]
     return whole
 
 
-class _Concatenation(torch.autograd.Function):
+class Concatenation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, dim: int, group: ProcessGroup) -> Tensor:
-        ctx.own = (dim, part.shape[dim] * torch.distributed.get_rank(group), part.shape[dim])
+        ctx.dim, ctx.group = dim, group
         parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(group.size())]
         torch.distributed.all_gather(parts, part.contiguous(), group=group)
         return torch.cat(parts, dim=dim)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad.narrow(*ctx.own), None, None
+        return grad.chunk(ctx.group.size(), ctx.dim)[torch.distributed.get_rank(ctx.group)], None, None

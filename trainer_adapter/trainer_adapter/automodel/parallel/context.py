@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _ATTENTIONS = {"gathered": gathered_attention, "torch": ring_attention}
-EnterAttention: TypeAlias = Callable[[ProcessedInputs, "DeviceMesh"], AbstractContextManager[Tensor]]
-"""A context in which attention sees the positions of all ranks. It yields this rank's positions [S_own]."""
 
 
 def register_attention(config: Mapping[str, Any]) -> str:
@@ -65,15 +63,14 @@ def context_parallel_contexts(
     """
     if context.cp_size == 1:
         return None
-    mesh = context.device_mesh["cp"]
-    enter_attention: EnterAttention = {"gathered": _attend_to_gathered, "torch": _attend_in_ring}[
-        context_parallel_attention(config)
-    ]
+    mesh, kind = context.device_mesh["cp"], context_parallel_attention(config)
 
     @contextmanager
     def enter(inputs: ProcessedInputs) -> Iterator[None]:
         _check_inputs(inputs, mesh.size())
-        with enter_attention(inputs, mesh) as shard, _shard_buffers(inputs.cp_buffers, shard):
+        positions = positions_of_ranks(inputs.seq_len, mesh.size(), inputs.input_ids.device)
+        own = positions[mesh.get_local_rank()]
+        with _attend(inputs, positions, mesh, kind), _shard_buffers(inputs.cp_buffers, own):
             yield
 
     return enter
@@ -102,21 +99,15 @@ def _shard_buffers(buffers: list[Tensor], positions: Tensor) -> Iterator[None]:
             buffer.data = data
 
 
-@contextmanager
-def _attend_to_gathered(inputs: ProcessedInputs, mesh: DeviceMesh) -> Iterator[Tensor]:
-    positions = positions_of_ranks(inputs.seq_len, mesh.size(), inputs.input_ids.device)
+def _attend(
+    inputs: ProcessedInputs, positions: list[Tensor], mesh: DeviceMesh, kind: str
+) -> AbstractContextManager[None]:
+    """A context in which attention sees the positions of all ranks."""
+    if kind == "torch":
+        return attend_in_ring(mesh.get_group())
     packed = inputs.flash_attn_kwargs
     bounds = packed.cu_seqlens_q if isinstance(packed, FlashAttentionKwargs) else None
-    rank = mesh.get_local_rank()
-    with attend_to(shard_sequence(positions, rank, bounds, mesh.get_group())):
-        yield positions[rank]
-
-
-@contextmanager
-def _attend_in_ring(inputs: ProcessedInputs, mesh: DeviceMesh) -> Iterator[Tensor]:
-    positions = positions_of_ranks(inputs.seq_len, mesh.size(), inputs.input_ids.device)
-    with attend_in_ring(mesh.get_group()):
-        yield positions[mesh.get_local_rank()]
+    return attend_to(shard_sequence(positions, mesh.get_local_rank(), bounds, mesh.get_group()))
 
 
 def positions_of_ranks(length: int, ranks: int, device: torch.device) -> list[Tensor]:

@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from trainer_adapter.automodel.parallel.collectives import Concatenation
+
 
 @dataclass(frozen=True)
 class ShardedSequence:
@@ -123,20 +125,12 @@ def _gather_kv(key: Tensor, value: Tensor, group: ProcessGroup) -> tuple[Tensor,
     return keys, values
 
 
-class _AllGather(torch.autograd.Function):
-    """Concatenates all ranks' parts along dim in rank order, for results that each rank uses in its own way."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, dim: int, group: ProcessGroup) -> Tensor:
-        ctx.how = (dim, group)
-        parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(group.size())]
-        torch.distributed.all_gather(parts, part.contiguous(), group=group)
-        return torch.cat(parts, dim=dim)
+class _AllGather(Concatenation):
+    """For results that each rank uses in its own way."""
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        dim, group = ctx.how
-        grads = [part.contiguous() for part in grad.chunk(group.size(), dim=dim)]
+        grads = [part.contiguous() for part in grad.chunk(ctx.group.size(), ctx.dim)]
         own = torch.empty_like(grads[0])
-        torch.distributed.reduce_scatter(own, grads, group=group)
+        torch.distributed.reduce_scatter(own, grads, group=ctx.group)
         return own, None, None

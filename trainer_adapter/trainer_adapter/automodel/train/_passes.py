@@ -15,8 +15,7 @@ microbatch's logits live on through the next forward pass.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -109,7 +108,8 @@ def automodel_forward_backward(
         if on_microbatch_start is not None:
             on_microbatch_start(index)
         is_dummy = num_valid_microbatches is not None and index >= num_valid_microbatches
-        with _contexts(differentiates, train_context_fn, processed_mb.processed_inputs):
+        own = nullcontext() if train_context_fn is None else train_context_fn(processed_mb.processed_inputs)
+        with nullcontext() if differentiates else torch.no_grad(), own:
             result, metrics = run_pass(processed_mb, is_dummy)
         results.append(_report(result, metrics, is_dummy, num_global_batches) if has_loss else (result, metrics))
     return results
@@ -158,17 +158,6 @@ def _post_process(
     return post_processing_fn(logits, processed_mb, seqs, toks, temperature)
 
 
-@contextlib.contextmanager
-def _contexts(
-    differentiates: bool,
-    train_context_fn: Callable[[ProcessedInputs], AbstractContextManager[Any]] | None,
-    inputs: ProcessedInputs,
-) -> Iterator[None]:
-    own = nullcontext() if train_context_fn is None else train_context_fn(inputs)
-    with nullcontext() if differentiates else torch.no_grad(), own:
-        yield
-
-
 def _report(
     loss: Tensor, metrics: dict[str, Any], is_dummy: bool, num_global_batches: int
 ) -> tuple[Tensor, dict[str, Any]]:
@@ -176,4 +165,4 @@ def _report(
         return torch.zeros_like(loss), metrics
     is_extreme = {name: "_min" in name or "_max" in name for name in metrics}
     shares = {name: value if is_extreme[name] else value / num_global_batches for name, value in metrics.items()}
-    return loss.detach(), shares
+    return loss, shares
