@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from trainer_adapter.automodel.config import is_enabled
 
-INITIAL_VALUES = ("xavier", "uniform", "kaiming")
-_FLOAT32 = ("float32", "torch.float32")
+_INITIAL_VALUES = ("xavier", "uniform", "kaiming")
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,6 @@ class PeftConfig:
 def peft_config(dtensor_cfg: Mapping[str, Any], tp_size: int, device: str) -> PeftConfig | None:
     """Read the adapters of dtensor_cfg; None if they are not enabled.
 
-    Raises AssertionError for use_triton with tensor parallelism, ValueError for other invalid settings,
     NotImplementedError for dropout if tensor-parallel ranks cannot draw the same random numbers.
     """
     lora_cfg = enabled_lora_cfg(dtensor_cfg, tp_size)
@@ -99,7 +97,7 @@ def _check_unchangeable(lora_cfg: Mapping[str, Any]) -> None:
         raise ValueError(
             "dtensor_cfg.lora_cfg.use_triton must be false: the transformers backend has no Triton kernels"
         )
-    if str(lora_cfg.get("lora_dtype") or "float32") not in _FLOAT32:
+    if str(lora_cfg.get("lora_dtype") or "float32") not in ("float32", "torch.float32"):
         raise ValueError(
             f"dtensor_cfg.lora_cfg.lora_dtype must be float32, not {lora_cfg['lora_dtype']}: weights are kept in "
             "float32, and layers compute in the policy's precision"
@@ -117,21 +115,13 @@ def _check_names(key: str, value: object) -> tuple[str, ...]:
 def _check_values(config: PeftConfig) -> None:
     if not (config.match_all_linear or config.target_modules):
         raise ValueError("dtensor_cfg.lora_cfg must name target_modules or set match_all_linear")
-    _check("dim", config.dim, _is_count(config.dim), "an integer of at least 1")
-    _check("alpha", config.alpha, _is_number(config.alpha) and config.alpha > 0, "a positive number")
-    _check("dropout", config.dropout, _is_number(config.dropout) and 0 <= config.dropout < 1, "at least 0 and below 1")
-    _check("dropout_position", config.dropout_position, config.dropout_position in ("pre", "post"), "pre or post")
-    _check("lora_A_init", config.lora_A_init, config.lora_A_init in INITIAL_VALUES, f"one of {INITIAL_VALUES}")
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _check(key: str, value: object, is_right: bool, rule: str) -> None:
-    if not is_right:
-        raise ValueError(f"dtensor_cfg.lora_cfg.{key} must be {rule}, got {value!r}")
+    checks = {
+        "dim": (type(config.dim) is int and config.dim >= 1, "an integer of at least 1"),
+        "alpha": (type(config.alpha) in (int, float) and config.alpha > 0, "a positive number"),
+        "dropout": (type(config.dropout) in (int, float) and 0 <= config.dropout < 1, "at least 0 and below 1"),
+        "dropout_position": (config.dropout_position in ("pre", "post"), "pre or post"),
+        "lora_A_init": (config.lora_A_init in _INITIAL_VALUES, f"one of {_INITIAL_VALUES}"),
+    }
+    for key, (is_right, rule) in checks.items():
+        if not is_right:
+            raise ValueError(f"dtensor_cfg.lora_cfg.{key} must be {rule}, got {getattr(config, key)!r}")

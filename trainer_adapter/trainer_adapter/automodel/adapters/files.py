@@ -24,8 +24,6 @@ from trainer_adapter.automodel.rank import fail_together
 _WEIGHTS = "adapter_model.safetensors"
 _CONFIG = "adapter_config.json"
 _PREFIX = "base_model.model."
-_RESCALED = ("use_rslora", "alpha_pattern")
-"""Settings of peft that scale layers by something else than alpha / r."""
 
 
 def write_adapters(folder: Path, model: nn.Module) -> None:
@@ -95,7 +93,7 @@ def _check_scale(path: Path, rank: int, alpha: float) -> None:
     described = json.loads(path.read_text())
     if not isinstance(described, dict) or described.get("peft_type") != "LORA":
         raise ValueError(f"{path}: peft_type must be LORA")
-    if rescaled := [key for key in _RESCALED if described.get(key)]:
+    if rescaled := [key for key in ("use_rslora", "alpha_pattern") if described.get(key)]:  # not by alpha / r
         raise ValueError(f"{path}: {rescaled[0]} is not supported")
     if described.get("lora_alpha") != alpha or described.get("r") != rank:
         raise ValueError(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from fnmatch import fnmatchcase
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,11 +58,9 @@ def add_adapters(model: nn.Module, config: PeftConfig) -> None:
 
 def adapted_layers(model: nn.Module) -> dict[str, Any]:
     """Layers with lora_A, lora_B and scale by name, those of NeMo Automodel included; empty without adapters."""
-    return {name: layer for name, layer in model.named_modules() if _has_adapter(layer)}
-
-
-def _has_adapter(layer: nn.Module) -> bool:
-    return hasattr(layer, "lora_A") and hasattr(layer, "lora_B")
+    return {
+        name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A") and hasattr(layer, "lora_B")
+    }
 
 
 def adapter_weights(model: nn.Module) -> set[str]:
@@ -94,27 +92,19 @@ def _draw_a(layer: LoraLinear, generator: torch.Generator) -> Tensor:
 def _select_layers(model: nn.Module, config: PeftConfig) -> list[str]:
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     for pattern in config.target_modules:
-        if not any(_matches(name, pattern) for name in linear):
+        if not any(_matches(name, (pattern,)) for name in linear):
             raise ValueError(f"dtensor_cfg.lora_cfg.target_modules: {pattern!r} matches no linear layer of the model")
-    everywhere = [name for name in linear if config.match_all_linear and not _is_output_head(model, name)]
-    wanted = [name for name in linear if name in everywhere or _matches_any(name, config.target_modules)]
-    adapted = [name for name in wanted if not _matches_any(name, config.exclude_modules)]
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    everywhere = {name for name in linear if config.match_all_linear and model.get_submodule(name) is not head}
+    wanted = [name for name in linear if name in everywhere or _matches(name, config.target_modules)]
+    adapted = [name for name in wanted if not _matches(name, config.exclude_modules)]
     if not adapted:
         raise ValueError("dtensor_cfg.lora_cfg: exclude_modules leaves no linear layer to adapt")
     return adapted
 
 
-def _matches_any(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(_matches(name, pattern) for pattern in patterns)
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return name.rpartition(".")[2] == pattern or fnmatchcase(name, pattern)
-
-
-def _is_output_head(model: nn.Module, name: str) -> bool:
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    return head is not None and model.get_submodule(name) is head
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(name.rpartition(".")[2] == pattern or fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _check_layers(model: nn.Module, names: list[str]) -> None:
@@ -129,13 +119,9 @@ def _check_layers(model: nn.Module, names: list[str]) -> None:
             raise ValueError(f"dtensor_cfg.lora_cfg: {name} shares its weight with another layer; exclude it")
 
 
-def _adapt(layer: nn.Module, config: PeftConfig) -> None:
+def _adapt(layer: Any, config: PeftConfig) -> None:
     """Change the layer in place, because it carries the hooks of tensor parallelism."""
     layer.__class__ = LoraLinear
-    _add_adapter(cast("LoraLinear", layer), config)
-
-
-def _add_adapter(layer: LoraLinear, config: PeftConfig) -> None:
     layer.adapter = config
     layer.scale = config.alpha / config.dim
     layer.lora_A = nn.Linear(layer.in_features, config.dim, bias=False, device="meta")
