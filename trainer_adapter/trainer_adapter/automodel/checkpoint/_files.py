@@ -76,23 +76,17 @@ def complete(folders: Sequence[Path]) -> None:
 def write_folders(
     tensors: Mapping[Path, dict[str, Any]], consolidated: Path | None, group: ProcessGroup | None = None
 ) -> None:
-    """Write this rank's tensors of several unfinished folders, of which one gets whole tensors as well; see
-    write_tensors.
+    """Write this rank's tensors of each unfinished folder; a collective call of the group (None: of all ranks).
+
+    consolidated: a folder that gets whole tensors, for other programs; the ranks' files go to its subfolder `sharded`.
     """
     for folder, own in tensors.items():
         if own:
-            write_tensors(unfinished(folder), own, folder == consolidated, group)
-
-
-def write_tensors(
-    folder: Path, tensors: dict[str, torch.Tensor], consolidated: bool, group: ProcessGroup | None = None
-) -> None:
-    """Write this rank's tensors; a collective call of the group (None: of all ranks).
-
-    consolidated: the ranks' files go to <folder>/sharded, and whole tensors, for other programs, to the folder itself.
-    """
-    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True, enable_consolidation=consolidated)
-    save(tensors, storage_writer=writer, process_group=group)
+            whole = folder == consolidated
+            writer = HuggingFaceStorageWriter(
+                str(unfinished(folder)), save_distributed=True, enable_consolidation=whole
+            )
+            save(own, storage_writer=writer, process_group=group)
 
 
 def read_tensors(folder: Path, tensors: dict[str, torch.Tensor]) -> None:

@@ -74,7 +74,8 @@ class CheckpointManager:
         """
         if checkpointing_cfg is None:
             raise ValueError("checkpointing_cfg must be provided")
-        _check_format(checkpointing_cfg.get("model_save_format"))
+        if (save_format := checkpointing_cfg.get("model_save_format")) not in (None, "safetensors"):
+            raise ValueError(f"checkpointing_cfg.model_save_format must be safetensors, not {save_format!r}")
         _require_process_group()
         self.finish_checkpoint()
         folder = Path(weights_path) / "model"
@@ -83,9 +84,11 @@ class CheckpointManager:
         if optimizer is not None and optimizer_path is not None:
             optim = Path(optimizer_path) / "optim"
             tensors[optim] = _write_optimizer(optim, model, optimizer, scheduler)
-        tensors[folder] = {} if adapted_layers(model) else own_weights(model)
         if adapted_layers(model):
+            tensors[folder] = {}
             write_adapters(unfinished(folder), model)
+        else:
+            tensors[folder] = own_weights(model)
         with fail_together("writing the model's configuration and the tokenizer"):
             if torch.distributed.get_rank() == 0:
                 model.config.save_pretrained(unfinished(folder))
@@ -105,7 +108,7 @@ class CheckpointManager:
         self._saver.finish()
 
     def close(self) -> None:
-        """Like finish_checkpoint; nothing can be saved afterwards."""
+        """Wait for the save in flight as finish_checkpoint does, but not for other ranks' calls, and end its thread."""
         self._saver.close()
 
     def load_checkpoint(
@@ -141,11 +144,6 @@ class CheckpointManager:
 def _require_process_group() -> None:
     if not torch.distributed.is_initialized():
         raise AssertionError("Checkpointer must be initialized: setup_distributed comes first")
-
-
-def _check_format(save_format: str | None) -> None:
-    if save_format not in (None, "safetensors"):
-        raise ValueError(f"checkpointing_cfg.model_save_format must be safetensors, not {save_format!r}")
 
 
 def _make_folder(folder: Path) -> None:

@@ -28,10 +28,11 @@ def read_random_state(folder: Path, model: torch.nn.Module) -> None:
     """Set the generators; does nothing if the checkpoint has no state of this rank in this arrangement."""
     if not _path(folder, model).exists():
         return
-    cpu, *gpu = msgpack.unpackb(_path(folder, model).read_bytes())
-    torch.set_rng_state(_to_tensor(cpu))
+    states = msgpack.unpackb(_path(folder, model).read_bytes())
+    cpu, *gpu = (torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in states)
+    torch.set_rng_state(cpu)
     if gpu and computes_on_gpu():
-        torch.cuda.set_rng_state(_to_tensor(gpu[0]))
+        torch.cuda.set_rng_state(gpu[0])
 
 
 def _path(folder: Path, model: torch.nn.Module) -> Path:
@@ -39,7 +40,3 @@ def _path(folder: Path, model: torch.nn.Module) -> Path:
     first: Any = next(model.parameters())
     sizes = first.device_mesh.shape if isinstance(first, DTensor) else ()
     return folder / f"random.{'x'.join(map(str, sizes))}.{torch.distributed.get_rank()}.msgpack"
-
-
-def _to_tensor(state: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
