@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer_adapter.automodel.data import FlashAttentionKwargs, ProcessedMicrobatch
-from trainer_adapter.automodel.qkv_calibration._samples import gather_samples
+from trainer_adapter.automodel.rank import rank_device
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -122,7 +122,7 @@ class QkvCalibration:
         Raises ValueError if no rank has a sample, if a layer was not part of a forward pass, and for activations that
         are not finite.
         """
-        samples = gather_samples(self._stack_samples(), mesh)
+        samples = _gather_samples(self._stack_samples(), mesh)
         if not len(samples):
             raise ValueError("calibration needs at least one microbatch with a real token, and no rank had one")
         self._check(samples == _LEFT_OUT, "was not part of a forward pass")
@@ -207,3 +207,31 @@ def _attention_functions() -> Any:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # transformers may not be installed
 
     return ALL_ATTENTION_FUNCTIONS
+
+
+def _gather_samples(own: Tensor, mesh: DeviceMesh | None) -> Tensor:
+    """Gather [samples, tensors] of each rank into [all samples, tensors] float32; a collective call.
+
+    Ranks that differ only in cp and tp have parts of the same samples, of which the largest counts; ranks along dp have
+    different samples, in any number. NaN becomes infinity, which a maximum keeps.
+    """
+    largest = own.nan_to_num(nan=torch.inf, posinf=torch.inf)
+    if mesh is None:
+        return largest
+    largest = largest.to(rank_device(mesh.device_type))
+    for name in ("cp", "tp"):
+        torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, mesh.get_group(name))
+    return _gather_unequal(largest, mesh["dp"])
+
+
+def _gather_unequal(own: Tensor, dp: DeviceMesh) -> Tensor:
+    """Gather tables of different lengths, padded to one size because collectives require that."""
+    count = torch.tensor([len(own)], device=own.device)
+    counts = [torch.empty_like(count) for _ in range(dp.size())]
+    torch.distributed.all_gather(counts, count, dp.get_group())
+    numbers = [int(number) for number in counts]
+    table = torch.zeros(max(numbers), own.shape[1], device=own.device)
+    table[: len(own)] = own
+    tables = [torch.empty_like(table) for _ in numbers]
+    torch.distributed.all_gather(tables, table, dp.get_group())
+    return torch.cat([rows[:number] for rows, number in zip(tables, numbers, strict=True)])
