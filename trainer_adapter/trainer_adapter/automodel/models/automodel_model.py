@@ -27,6 +27,9 @@ from trainer_adapter.automodel.packages import SUPPORTED, from_package, require_
 from trainer_adapter.automodel.parallel.context import check_attention
 from trainer_adapter.automodel.rank import fail_together, report
 
+_REPEATABLE_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Attention without cuDNN's, see setup_model_and_optimizer."""
+
 
 def load_automodel(
     config: PolicyConfig, runtime_config: RuntimeConfig, context: DistributedContext
@@ -45,8 +48,12 @@ def load_automodel(
     adapters = _adapter_config(config["dtensor_cfg"], context.tp_size)
     arguments = _model_kwargs(config, runtime_config, context.tp_size, on_cpu)
     is_hf_model = from_package("get_is_hf_model")(runtime_config.model_config, bool(arguments.get("force_hf")))
-    if not is_hf_model:
-        _check_own_context(runtime_config, context)
+    if not is_hf_model and context.cp_size > 1:
+        raise NotImplementedError(
+            "dtensor_cfg.context_parallel_size > 1: NeMo Automodel's own "
+            f"{architecture_of(runtime_config.model_config)} does not use a registered attention. Set "
+            "dtensor_cfg.automodel_kwargs.force_hf=true or model_backend=transformers"
+        )
     if runtime_config.enable_seq_packing and not is_hf_model:
         check_own_packing(runtime_config.model_config, arguments.get("backend"))
     load = _load_on_cpu if on_cpu else _load_on_gpu
@@ -64,15 +71,6 @@ def _check_experts(dtensor_cfg: Mapping[str, Any], on_cpu: bool) -> None:
         raise NotImplementedError(
             f"dtensor_cfg.expert_parallel_size > 1 needs device=cuda: NeMo Automodel {SUPPORTED}, the newest release "
             "known here, has no experts on the CPU"
-        )
-
-
-def _check_own_context(runtime_config: RuntimeConfig, context: DistributedContext) -> None:
-    if context.cp_size > 1:
-        raise NotImplementedError(
-            "dtensor_cfg.context_parallel_size > 1: NeMo Automodel's own "
-            f"{architecture_of(runtime_config.model_config)} does not use a registered attention. Set "
-            "dtensor_cfg.automodel_kwargs.force_hf=true or model_backend=transformers"
         )
 
 
@@ -105,13 +103,8 @@ def _model_kwargs(config: PolicyConfig, runtime_config: RuntimeConfig, tp_size: 
             "WARNING: dtensor_cfg.automodel_kwargs.backend is ignored: it applies to NeMo Automodel's own models only"
         )
         return chosen
-    return {**chosen, "backend": _instantiate(backend)}
-
-
-def _instantiate(backend: Mapping[str, Any]) -> Any:
-    """Call `_target_` with the other keys."""
-    resolve = from_package("_resolve_target")
-    return resolve(backend["_target_"])(**{key: value for key, value in backend.items() if key != "_target_"})
+    target = from_package("_resolve_target")(backend["_target_"])
+    return {**chosen, "backend": target(**{key: value for key, value in backend.items() if key != "_target_"})}
 
 
 def _load_on_gpu(
@@ -123,7 +116,7 @@ def _load_on_gpu(
         distributed_setup=setup,
         peft_config=adapters,
         torch_dtype=str(runtime_config.model_config.dtype),
-        sdpa_method=_sdpa_method(setup.activation_checkpointing),
+        sdpa_method=_REPEATABLE_KERNELS if setup.activation_checkpointing else None,  # None: all
         **_config_kwargs(runtime_config),
         **arguments,
     )
@@ -160,10 +153,3 @@ def _config_kwargs(runtime_config: RuntimeConfig) -> dict[str, Any]:
     if runtime_config.attn_impl is not None:
         kwargs["attn_implementation"] = runtime_config.attn_impl
     return kwargs
-
-
-def _sdpa_method(activation_checkpointing: bool) -> list[SDPBackend] | None:
-    """Attention kernels to choose from, see setup_model_and_optimizer; None: all."""
-    if not activation_checkpointing:
-        return None
-    return [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from trainer_adapter.automodel.config import DistributedContext
 from trainer_adapter.automodel.packages import from_package
 from trainer_adapter.automodel.parallel.fsdp import FSDP2Config
-from trainer_adapter.automodel.parallel.mesh import ParallelSizes
+from trainer_adapter.automodel.parallel.mesh import ParallelSizes, flat_mesh
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,9 @@ class AutomodelLayout(FSDP2Config):
 
 def arrange_ranks(dtensor_cfg: Mapping[str, Any], sizes: ParallelSizes, config: FSDP2Config) -> DistributedContext:
     """Make the package's meshes over all ranks; a collective call. config: as for the transformers backend."""
-    moe_config = _moe_config(dtensor_cfg) if sizes.ep > 1 else None
+    moe_config = None
+    if sizes.ep > 1:
+        moe_config = from_package("MoEParallelizerConfig")(**(dtensor_cfg.get("moe_parallelizer") or {}))
     setup = from_package("DistributedSetup").build(
         strategy=_strategy(config),
         parallelism_sizes=from_package("ParallelismSizes")(
@@ -102,11 +104,6 @@ def _strategy(config: FSDP2Config) -> Any:
     )
 
 
-def _moe_config(dtensor_cfg: Mapping[str, Any]) -> Any:
-    config = from_package("MoEParallelizerConfig")
-    return config(**(dtensor_cfg.get("moe_parallelizer") or {}))
-
-
 def _view_in_three_dimensions(mesh: DeviceMesh) -> DeviceMesh:
     """The same ranks in the same order, with their existing groups, as a mesh of "dp", "cp" and "tp"."""
     flat = from_package("get_flat_mesh")
@@ -115,5 +112,5 @@ def _view_in_three_dimensions(mesh: DeviceMesh) -> DeviceMesh:
     view = DeviceMesh.from_group(
         groups, mesh.device_type, mesh=mesh.mesh.reshape(shape), mesh_dim_names=("dp", "cp", "tp")
     )
-    view["dp", "cp"]._flatten("dp_cp")  # noqa: SLF001  # torch's documented name
+    flat_mesh(view)
     return view

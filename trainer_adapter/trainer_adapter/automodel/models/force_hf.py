@@ -30,16 +30,10 @@ def _maybe_set_force_hf(automodel_kwargs: dict[str, Any], model_config: Any) -> 
     if automodel_kwargs.get("force_hf") is True:
         return
     architecture = architecture_of(model_config)
-    registered = _registered_classes()
-    if architecture not in registered or _translates(_adapter_module(registered[architecture])):
-        return
-    if automodel_kwargs.get("force_hf") is False:
-        raise RuntimeError(
-            f"force_hf=False, but engines cannot get the weights of {architecture}: its state-dict adapter has no "
-            f"{_TRANSLATOR}. Set policy.dtensor_cfg.automodel_kwargs.force_hf=true or file an issue with NeMo Automodel"
-        )
-    report(f"WARNING: the state-dict adapter of {architecture} has no {_TRANSLATOR}; using force_hf=True")
-    automodel_kwargs["force_hf"] = True
+    registered: dict[str, type] = from_package("ModelRegistry").model_arch_name_to_cls
+    if architecture in registered and not _translates(_adapter_module(registered[architecture])):
+        lack = f"the state-dict adapter of {architecture} has no {_TRANSLATOR}, so that engines cannot get its weights"
+        _force(automodel_kwargs, lack, "file an issue with NeMo Automodel")
 
 
 def force_hf_with_tensor_parallelism(automodel_kwargs: dict[str, Any], model_config: Any) -> None:
@@ -48,29 +42,23 @@ def force_hf_with_tensor_parallelism(automodel_kwargs: dict[str, Any], model_con
     Raises RuntimeError if the user set force_hf=False for such a model.
     """
     architecture = architecture_of(model_config)
-    if automodel_kwargs.get("force_hf") is True or architecture not in _WRONG_WITH_TENSOR_PARALLELISM:
-        return
+    if automodel_kwargs.get("force_hf") is not True and architecture in _WRONG_WITH_TENSOR_PARALLELISM:
+        lack = f"NeMo Automodel's own {architecture} has wrong gradients with tensor_parallel_size > 1"
+        _force(automodel_kwargs, lack, "tensor_parallel_size=1")
+
+
+def _force(automodel_kwargs: dict[str, Any], lack: str, otherwise: str) -> None:
     if automodel_kwargs.get("force_hf") is False:
         raise RuntimeError(
-            f"force_hf=False, but NeMo Automodel's own {architecture} computes a wrong gradient of the embeddings with "
-            "tensor_parallel_size > 1. Set policy.dtensor_cfg.automodel_kwargs.force_hf=true or tensor_parallel_size=1"
+            f"force_hf=False, but {lack}. Set policy.dtensor_cfg.automodel_kwargs.force_hf=true or {otherwise}"
         )
-    report(
-        f"WARNING: NeMo Automodel's own {architecture} has wrong gradients with tensor_parallel_size > 1; using "
-        "force_hf=True"
-    )
+    report(f"WARNING: {lack}; using force_hf=True")
     automodel_kwargs["force_hf"] = True
 
 
 def architecture_of(model_config: Any) -> str | None:
     """The name of the model's class; None if its configuration names none."""
     return next(iter(getattr(model_config, "architectures", None) or []), None)
-
-
-def _registered_classes() -> dict[str, type]:
-    """The custom implementations by the name of their architecture."""
-    classes: dict[str, type] = from_package("ModelRegistry").model_arch_name_to_cls
-    return classes
 
 
 def _adapter_module(model_class: type) -> ModuleType | None:
@@ -84,8 +72,6 @@ def _adapter_module(model_class: type) -> ModuleType | None:
 
 def _translates(module: ModuleType | None) -> bool:
     """Whether the module's first adapter, by name, can translate one tensor; true if there is no adapter."""
-    if module is None:
-        return True
     classes = inspect.getmembers(module, inspect.isclass)
     adapter = next((found for name, found in classes if name.endswith("StateDictAdapter")), None)
     if adapter is None:

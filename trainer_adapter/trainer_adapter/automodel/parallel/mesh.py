@@ -47,11 +47,11 @@ def parallel_sizes(dtensor_cfg: Mapping[str, Any], world_size: int) -> ParallelS
 def create_mesh(device: str, sizes: ParallelSizes) -> DeviceMesh:
     """Make a mesh of all ranks. It also has "dp_cp", the ranks among which weights are divided."""
     mesh = init_device_mesh(device, (sizes.dp, sizes.cp, sizes.tp), mesh_dim_names=("dp", "cp", "tp"))
-    _flat_mesh(mesh)
+    flat_mesh(mesh)
     return mesh
 
 
-def _flat_mesh(mesh: DeviceMesh) -> DeviceMesh:
+def flat_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """The dimension "dp_cp"; the first call makes it."""
     flat: DeviceMesh = mesh["dp", "cp"]._flatten("dp_cp")  # noqa: SLF001  # torch's documented name
     return flat
@@ -62,7 +62,7 @@ def weight_mesh(mesh: DeviceMesh, dp_replicate: int) -> DeviceMesh:
 
     Context-parallel ranks see different tokens, like data-parallel ranks, so they divide weights as well.
     """
-    data = _flat_mesh(mesh)
+    data = flat_mesh(mesh)
     if dp_replicate == 1:
         return data
     parts = (dp_replicate, data.size() // dp_replicate)
@@ -75,5 +75,5 @@ def expert_mesh(mesh: DeviceMesh, ranks: int) -> DeviceMesh | None:
     """
     if ranks == 1:
         return None
-    data = _flat_mesh(mesh)
+    data = flat_mesh(mesh)
     return data._unflatten(0, (data.size() // ranks, ranks), ("efsdp", "ep"))  # noqa: SLF001  # torch's documented name
