@@ -37,7 +37,7 @@ def build_scheduler(
     Raises AssertionError for an entry of a list that is neither, ValueError for a list without milestones.
     """
     if config is None:
-        return LambdaLR(optimizer, _constant)
+        return LambdaLR(optimizer, lambda _step: 1.0)
     if isinstance(config, Mapping):
         return _build_scheduler(optimizer, config)
     schedulers, milestones = [], None
@@ -58,11 +58,6 @@ def _build_scheduler(optimizer: Optimizer, config: Mapping[str, Any]) -> LRSched
     return scheduler
 
 
-def _constant(_step: int) -> float:
-    return 1.0
-
-
 def _resolve(value: Any) -> Any:
-    if not (isinstance(value, str) and value.startswith("torch.")):
-        return value
-    return import_named(value, "optimizer.kwargs")
+    is_name = isinstance(value, str) and value.startswith("torch.")
+    return import_named(value, "optimizer.kwargs") if is_name else value

@@ -33,24 +33,31 @@ def validate_and_prepare_config(config: PolicyConfig, processor: Any | None, ran
     if not colocated:
         os.environ["NCCL_CUMEM_ENABLE"] = "1"
     _disable_shared_autotuning()
-    _check_precision(config["precision"])
+    if config["precision"] not in STRING_TO_DTYPE:
+        raise ValueError(f"Unknown precision: {config['precision']}; it must be one of {', '.join(STRING_TO_DTYPE)}")
     cpu_offload = bool(required(config, "dtensor_cfg.cpu_offload"))
     max_grad_norm = _check_max_grad_norm(required(config, "max_grad_norm"))
     packing = bool(required(config, "sequence_packing.enabled"))
-    _check_packing(config, packing, processor is not None, rank)
+    if packing and processor is not None:
+        raise ValueError("Sequence packing is not supported for VLM models: set sequence_packing.enabled=false")
+    if packing:
+        report(f"[Rank {rank}] Sequence packing is enabled for model {required(config, 'model_name')}")
     overrides = _check_overrides(config.get("hf_config_overrides"))
-    _check_backend_settings(config, require_model_backend(config))
+    backend = require_model_backend(config)
+    _check_backend_settings(config, backend)
     context_parallel_attention(config)
     attn_impl = _choose_attention(config, packing, rank)
     model_config = _read_model_config(config["model_name"], attn_impl if packing else None, overrides)
     reward = is_enabled(config, "reward_model_cfg")
-    model_class = _choose_model_class(config, model_config, packing, reward)
+    model_class = _choose_model_class(config, backend, model_config, packing, reward)
     _check_parallelism(config, packing)
     return RuntimeConfig(
         model_class=model_class,
         model_config=model_config,
         hf_config_overrides=overrides,
-        allow_flash_attn_args=not _is_nemotron_nas(model_config),
+        # The code of nemotron-nas accepts no arguments of FlashAttention.
+        allow_flash_attn_args=(architecture_of(model_config), model_config.model_type)
+        != ("DeciLMForCausalLM", "nemotron-nas"),
         attn_impl=attn_impl,
         dtype=STRING_TO_DTYPE[config["precision"]],
         enable_seq_packing=packing,
@@ -79,24 +86,11 @@ def _disable_shared_autotuning() -> None:
     inductor.autotune_local_cache = False
 
 
-def _check_precision(name: str) -> None:
-    if name not in STRING_TO_DTYPE:
-        raise ValueError(f"Unknown precision: {name}; it must be one of {', '.join(STRING_TO_DTYPE)}")
-
-
 def _check_max_grad_norm(limit: object) -> float | None:
     """0 would train nothing, and a negative limit would turn every gradient around."""
     if limit is None or (isinstance(limit, int | float) and limit > 0):
         return limit
     raise ValueError(f"max_grad_norm must be positive or null, not {limit!r}")
-
-
-def _check_packing(config: PolicyConfig, packing: bool, is_vlm: bool, rank: int) -> None:
-    if not packing:
-        return
-    if is_vlm:
-        raise ValueError("Sequence packing is not supported for VLM models: set sequence_packing.enabled=false")
-    report(f"[Rank {rank}] Sequence packing is enabled for model {required(config, 'model_name')}")
 
 
 def _check_overrides(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -112,14 +106,13 @@ def _check_backend_settings(config: PolicyConfig, backend: str) -> None:
     """Refuse what the transformers backend would ignore."""
     if backend == "automodel":
         return
-    given = dict(config["dtensor_cfg"].get("automodel_kwargs") or {})
+    layout = config["dtensor_cfg"]
     meant = {"force_hf": True, "use_liger_kernel": False}  # as this backend does anyway
     asked = [
         f"dtensor_cfg.automodel_kwargs.{key}"
-        for key, value in given.items()
-        if value is not None and not (key in meant and value is meant[key])
+        for key, value in (layout.get("automodel_kwargs") or {}).items()
+        if value is not None and value is not meant.get(key)
     ]
-    layout = config["dtensor_cfg"]
     if layout.get("moe_parallelizer") and int(layout.get("expert_parallel_size", 1)) > 1:
         asked.append("dtensor_cfg.moe_parallelizer")
     if config.get("dequantize_base_checkpoint"):
@@ -157,14 +150,8 @@ def _read_model_config(name: str, attention: str | None, overrides: Mapping[str,
     return found
 
 
-def _is_nemotron_nas(model_config: Any) -> bool:
-    """Whether the model's code accepts no arguments of FlashAttention."""
-    return bool(architecture_of(model_config) == "DeciLMForCausalLM" and model_config.model_type == "nemotron-nas")
-
-
-def _choose_model_class(config: PolicyConfig, model_config: Any, packing: bool, reward: bool) -> Any:
+def _choose_model_class(config: PolicyConfig, backend: str, model_config: Any, packing: bool, reward: bool) -> Any:
     """Also sets the number of labels of a reward model's configuration to 1."""
-    backend = require_model_backend(config)
     if not reward:
         return resolve_model_class(model_config.model_type, backend)
     if packing:
