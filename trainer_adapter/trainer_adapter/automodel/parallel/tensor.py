@@ -217,7 +217,7 @@ def _with_own_weights(rules: Mapping[str, str], modules: Mapping[str, torch.nn.M
 
 
 def _holders(modules: Mapping[str, torch.nn.Module]) -> list[str]:
-    return [name for name, module in modules.items() if next(module.parameters(recurse=False), None) is not None]
+    return [name for name, module in modules.items() if [*module.parameters(recurse=False)]]
 
 
 def _without_rules(rules: Mapping[str, str], modules: Mapping[str, torch.nn.Module]) -> list[str]:
@@ -243,13 +243,13 @@ class _WholeCopy(ParallelStyle):
 
 
 def _replicate_inputs(_module: torch.nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
-    return tuple(_replicate(value, mesh) if isinstance(value, torch.Tensor) else value for value in inputs)
+    return tuple(_replicate(value, mesh) for value in inputs)
 
 
-def _replicate(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    if isinstance(tensor, DTensor):
-        return tensor.redistribute(placements=[Replicate()])
-    return DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
+def _replicate(value: Any, mesh: DeviceMesh) -> Any:
+    if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
+        return DTensor.from_local(value, mesh, [Replicate()], run_check=False)
+    return _whole(value)
 
 
 def _to_local(_module: torch.nn.Module, output: Any, _mesh: DeviceMesh) -> Any:

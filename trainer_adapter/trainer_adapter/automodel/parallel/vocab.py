@@ -100,14 +100,6 @@ def vocab_shard(logits: Tensor) -> VocabShard:
     own = logits.redistribute(placements=placements).to_local()
     if not vocab_axis:
         return VocabShard(own, logits.shape[-1], None)
-    return VocabShard(
-        _pad_vocab(own, -(-logits.shape[-1] // mesh.size(vocab_axis[0]))),
-        logits.shape[-1],
-        mesh.get_group(vocab_axis[0]),
-    )
-
-
-def _pad_vocab(own: Tensor, width: int) -> Tensor:
-    if own.shape[-1] == width:
-        return own
-    return torch.nn.functional.pad(own, (0, width - own.shape[-1]), value=float("-inf"))
+    short = -(-logits.shape[-1] // mesh.size(vocab_axis[0])) - own.shape[-1]
+    padded = torch.nn.functional.pad(own, (0, short), value=float("-inf")) if short else own
+    return VocabShard(padded, logits.shape[-1], mesh.get_group(vocab_axis[0]))

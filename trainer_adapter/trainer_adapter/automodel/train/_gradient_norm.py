@@ -53,7 +53,7 @@ def _total_norm(groups: list[list[Tensor]]) -> Tensor:
 
 
 def _squares(gradients: list[Tensor]) -> Tensor:
-    """The sum of the squares of this rank's entries, in float64: squares of large gradients would overflow."""
+    """The sum of the squares of this rank's entries: their norm in float32, squared in float64."""
     own = [_settled(gradient).to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
     norm = torch.nn.utils.get_total_norm([part.float() for part in own])
     return norm.double().square()
@@ -72,11 +72,5 @@ def _holders(gradient: Tensor, ranks: int) -> float:
     """How many ranks hold the same entries."""
     if not isinstance(gradient, DTensor):
         return ranks
-    mesh = gradient.device_mesh
-    divided = (mesh.size(axis) for axis, kind in enumerate(gradient.placements) if kind.is_shard() or _is_strided(kind))
-    return ranks / prod(divided)
-
-
-def _is_strided(placement: object) -> bool:
-    """Torch's shard of a dimension that another dimension of the mesh divides, too."""
-    return type(placement).__name__ == "_StridedShard"
+    sizes = zip(gradient.device_mesh.shape, gradient.placements, strict=True)
+    return ranks / prod(size for size, kind in sizes if not (kind.is_replicate() or kind.is_partial()))
