@@ -17,6 +17,7 @@ import torch
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from typing_extensions import Required  # in typing from Python 3.11 on
 
 
 def required(config: Mapping[str, Any], path: str) -> Any:
@@ -40,11 +41,7 @@ def is_enabled(config: Mapping[str, Any], block: str) -> bool:
 # --- written by the user ---
 
 
-class _RequiredTokenizerConfig(TypedDict):
-    name: str
-
-
-class TokenizerConfig(_RequiredTokenizerConfig, total=False):
+class TokenizerConfig(TypedDict, total=False):
     """name: name or path of a pretrained tokenizer.
     chat_template: None passes messages through; "default" or an absent key keeps the tokenizer's own; a path that ends
     in ".jinja" is read; any other string is the template itself.
@@ -52,6 +49,7 @@ class TokenizerConfig(_RequiredTokenizerConfig, total=False):
     use_processor: load a multimodal processor instead of a tokenizer.
     """
 
+    name: Required[str]
     chat_template: str | None
     chat_template_kwargs: dict[str, Any] | None
     use_processor: bool
@@ -72,13 +70,10 @@ class GenerationConfig(TypedDict):
     top_k: int | None
 
 
-class _RequiredRewardModelConfig(TypedDict):
-    enabled: bool
-
-
-class RewardModelConfig(_RequiredRewardModelConfig, total=False):
+class RewardModelConfig(TypedDict, total=False):
     """enabled: the policy is a reward model, of the kind reward_model_type."""
 
+    enabled: Required[bool]
     reward_model_type: Literal["bradley_terry"]
 
 
@@ -91,26 +86,19 @@ class OptimizerConfig(TypedDict):
     kwargs: dict[str, Any]
 
 
-class _RequiredDynamicBatchingConfig(TypedDict):
-    enabled: bool
-
-
-class DynamicBatchingConfig(_RequiredDynamicBatchingConfig, total=False):
+class DynamicBatchingConfig(TypedDict, total=False):
     """Microbatches of rows of similar length, cut to a common length that is a multiple of sequence_length_round.
 
     train_mb_tokens, logprob_mb_tokens: the most tokens of a microbatch, padding included.
     """
 
+    enabled: Required[bool]
     train_mb_tokens: int
     logprob_mb_tokens: int
     sequence_length_round: int
 
 
-class _RequiredSequencePackingConfig(TypedDict):
-    enabled: bool
-
-
-class SequencePackingConfig(_RequiredSequencePackingConfig, total=False):
+class SequencePackingConfig(TypedDict, total=False):
     """Microbatches whose rows are concatenated into one row; excludes dynamic batching.
 
     attention: how models of transformers keep the sequences of a row apart. "sdpa" (default on "cpu") works on every
@@ -122,6 +110,7 @@ class SequencePackingConfig(_RequiredSequencePackingConfig, total=False):
     logprob_mb_tokens: the most tokens of a microbatch when only log-probabilities are computed.
     """
 
+    enabled: Required[bool]
     attention: Literal["sdpa", "flash", "flex"]
     algorithm: str
     train_mb_tokens: int
@@ -140,13 +129,7 @@ class AutomodelKwargs(TypedDict, total=False):
     use_liger_kernel: bool
 
 
-class _RequiredDTensorConfig(TypedDict):
-    cpu_offload: bool
-    sequence_parallel: bool
-    activation_checkpointing: bool
-
-
-class DTensorConfig(_RequiredDTensorConfig, total=False):
+class DTensorConfig(TypedDict, total=False):
     """How the model is laid out over the ranks.
 
     Sizes are numbers of ranks and default to 1; the rest of the world is data-parallel. clear_cache_every_n_steps
@@ -170,6 +153,9 @@ class DTensorConfig(_RequiredDTensorConfig, total=False):
     the same GPU; false by default, because the next step allocates anew.
     """
 
+    cpu_offload: Required[bool]
+    sequence_parallel: Required[bool]
+    activation_checkpointing: Required[bool]
     device: Literal["cuda", "cpu"]
     model_backend: Literal["transformers", "automodel"]
     context_parallel_attention: Literal["torch", "gathered"]
@@ -189,21 +175,7 @@ class DTensorConfig(_RequiredDTensorConfig, total=False):
     empty_cache_after_training: bool
 
 
-class _RequiredPolicyConfig(TypedDict):
-    model_name: str
-    tokenizer: TokenizerConfig
-    precision: Literal["float32", "bfloat16", "float16"]
-    max_grad_norm: float | None
-    train_global_batch_size: int
-    train_micro_batch_size: int
-    logprob_batch_size: int
-    make_sequence_length_divisible_by: int
-    dynamic_batching: DynamicBatchingConfig
-    sequence_packing: SequencePackingConfig
-    dtensor_cfg: DTensorConfig
-
-
-class PolicyConfig(_RequiredPolicyConfig, total=False):
+class PolicyConfig(TypedDict, total=False):
     """Batch sizes are in samples. train_global_batch_size counts all ranks; the other batch sizes are per rank.
 
     model_name: name or path of pretrained weights.
@@ -218,6 +190,17 @@ class PolicyConfig(_RequiredPolicyConfig, total=False):
     dequantize_base_checkpoint: the weights are quantized. Refused with transformers; NeMo Automodel finds out itself.
     """
 
+    model_name: Required[str]
+    tokenizer: Required[TokenizerConfig]
+    precision: Required[Literal["float32", "bfloat16", "float16"]]
+    max_grad_norm: Required[float | None]
+    train_global_batch_size: Required[int]
+    train_micro_batch_size: Required[int]
+    logprob_batch_size: Required[int]
+    make_sequence_length_divisible_by: Required[int]
+    dynamic_batching: Required[DynamicBatchingConfig]
+    sequence_packing: Required[SequencePackingConfig]
+    dtensor_cfg: Required[DTensorConfig]
     seed: int
     batch_size: int
     logprob_chunk_size: int | None
