@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed
-from tests.trainer_adapter.automodel.setup_cases import policy_config, whole_weights
+from tests.trainer_adapter.automodel import setup_cases
+from tests.trainer_adapter.automodel.setup_cases import TOKENIZER, policy_config, whole_weights
 from tests.trainer_adapter.automodel.tiny_policy import batch_of
 from tests.trainer_adapter.automodel.train_worker import older_loss
 from tests.trainer_adapter.planning import dynamic_args, packing_args
@@ -21,13 +21,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils.logging import disable_progress_bar
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from trainer_adapter.automodel.checkpoint import CheckpointManager
 from trainer_adapter.automodel.config import DistributedContext, TrainingSamplingParams
 from trainer_adapter.automodel.data import ProcessedMicrobatch, get_microbatch_iterator, process_global_batch
 from trainer_adapter.automodel.parallel.context import context_parallel_contexts, positions_of_ranks
 from trainer_adapter.automodel.parallel.ring_attention import attend_in_ring, ring_attention
 from trainer_adapter.automodel.rank import rank_device
-from trainer_adapter.automodel.setup import setup_distributed, setup_model_and_optimizer, validate_and_prepare_config
 from trainer_adapter.automodel.train import (
     LogprobsPostProcessor,
     LossPostProcessor,
@@ -37,7 +35,6 @@ from trainer_adapter.automodel.train import (
 )
 from trainer_adapter.losses import NLLLoss
 
-TOKENIZER: Any = SimpleNamespace(pad_token_id=3, eos_token_id=0)
 LENGTHS = [7, 2, 8, 5]
 WIDTH = 8
 SAMPLING = TrainingSamplingParams(temperature=0.7)
@@ -114,10 +111,6 @@ def whole_batch() -> BatchedDataDict[Any]:
     batch = batch_of(LENGTHS, WIDTH)
     batch["row"] = torch.arange(len(LENGTHS))
     return batch.to("cpu")
-
-
-def config_of(folder: Path, case: Case) -> Any:
-    return {**policy_config(folder / case.model, **case.layout), **BLOCKS[case.batches]}
 
 
 def shard_of(config: Any, dp_size: int, dp_rank: int) -> Any:
@@ -199,10 +192,8 @@ def _widened(rows: torch.Tensor) -> torch.Tensor:
 
 
 def prepared(folder: Path, case: Case) -> Rank:
-    config = config_of(folder, case)
-    runtime = validate_and_prepare_config(config, None, 0)
-    context = setup_distributed(config, runtime)
-    state = setup_model_and_optimizer(config, TOKENIZER, runtime, context, CheckpointManager())
+    config = {**policy_config(folder / case.model, **case.layout), **BLOCKS[case.batches]}
+    context, state = setup_cases.prepared(config)
     mesh = context.device_mesh["dp"]
     shard = shard_of(config, mesh.size(), mesh.get_local_rank()).to(rank_device(mesh.device_type))
     return Rank(config, context, state, shard)

@@ -16,8 +16,9 @@ from tests.trainer_adapter.automodel.setup_cases import (
     BATCH,
     mean_nll,
     part_of,
+    parts_of,
+    paths_in,
     policy_config,
-    saved_in,
     set_up,
     train_step,
     whole_weights,
@@ -107,15 +108,14 @@ def checkpointed(rank: int, folder: Path) -> list[float]:
     config = {**lora_config(folder / "qwen2", tensor_parallel_size=2), "optimizer": ADAM}
     with set_up(config) as state:
         train_step(state, 0, 1)
-        saving: Any = {"model": state.model, "optimizer": state.optimizer, "scheduler": state.scheduler}
-        MANAGER.save_checkpoint(**saving, **saved_in(folder), checkpointing_cfg={})
+        MANAGER.save_checkpoint(**parts_of(state), **paths_in(folder / "saved"), checkpointing_cfg={})
         return [train_step(state, 0, 1)[0] for _ in range(2)]
 
 
 def resumed(rank: int, folder: Path) -> list[float]:
     """From that checkpoint, on data-parallel ranks and with another seed."""
     torch.manual_seed(8)
-    with set_up({**lora_config(folder / "qwen2"), "optimizer": ADAM}, **saved_in(folder)) as state:
+    with set_up({**lora_config(folder / "qwen2"), "optimizer": ADAM}, **paths_in(folder / "saved")) as state:
         return [train_step(state, rank, 2)[0] for _ in range(2)]
 
 

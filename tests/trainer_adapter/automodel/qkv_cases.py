@@ -15,9 +15,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from trainer_adapter.automodel.checkpoint import CheckpointManager
 from trainer_adapter.automodel.qkv_calibration import QkvCalibration
-from trainer_adapter.automodel.setup import setup_distributed, setup_model_and_optimizer, validate_and_prepare_config
 from trainer_adapter.automodel.train import LogprobsPostProcessor, automodel_forward_backward
 
 Scales = dict[str, dict[str, float]]
@@ -127,12 +125,9 @@ def calibrated(**dtensor_cfg: Any) -> rank_processes.Case:
 
     def play(rank: int, folder: Path) -> dict[str, Any]:
         config = setup_cases.policy_config(folder / "qwen3", **dtensor_cfg)
-        runtime = validate_and_prepare_config(config, None, 0)
-        context = setup_distributed(config, runtime)
+        context, state = setup_cases.prepared(config, init_optimizer=False)
         try:
-            model: Any = setup_model_and_optimizer(
-                config, setup_cases.TOKENIZER, runtime, context, CheckpointManager(), init_optimizer=False
-            ).model.eval()
+            model: Any = state.model.eval()
             own = batches()[rank::2] if context.dp_size == 2 else batches()
             run = [processed(batch, packed=False) for batch in own]
             run += run[:1] * (-len(run) % 2)

@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from trainer_adapter.automodel.checkpoint import CheckpointManager
-from trainer_adapter.automodel.config import ModelAndOptimizerState
+from trainer_adapter.automodel.config import DistributedContext, ModelAndOptimizerState
 from trainer_adapter.automodel.models.automodel_ranks import prepare_gradients
 from trainer_adapter.automodel.setup import setup_distributed, setup_model_and_optimizer, validate_and_prepare_config
 from trainer_adapter.automodel.train import clip_grad_norm
@@ -36,7 +36,7 @@ SCHEDULER = [
     {"name": "torch.optim.lr_scheduler.ConstantLR", "kwargs": {"factor": 0.7, "total_iters": 9}},
     {"milestones": [2]},
 ]
-TOKENIZER: Any = SimpleNamespace(pad_token_id=3)
+TOKENIZER: Any = SimpleNamespace(pad_token_id=3, eos_token_id=0)
 BATCH = torch.arange(4 * 9).reshape(4, 9) * 7 % 60
 SHAPE: dict[str, Any] = {
     "vocab_size": 64,
@@ -89,13 +89,17 @@ def policy_config(model: Path, **dtensor_cfg: Any) -> Any:
     }
 
 
+def prepared(config: Any, **arguments: Any) -> tuple[DistributedContext, ModelAndOptimizerState]:
+    runtime = validate_and_prepare_config(config, None, 0)
+    context = setup_distributed(config, runtime)
+    return context, setup_model_and_optimizer(config, TOKENIZER, runtime, context, CheckpointManager(), **arguments)
+
+
 @contextmanager
 def set_up(config: Any, **arguments: Any) -> Iterator[ModelAndOptimizerState]:
     """As a worker does it, from the environment's RANK, WORLD_SIZE and MASTER_PORT; the group is gone afterwards."""
-    runtime = validate_and_prepare_config(config, None, 0)
     try:
-        context = setup_distributed(config, runtime)
-        state = setup_model_and_optimizer(config, TOKENIZER, runtime, context, CheckpointManager(), **arguments)
+        context, state = prepared(config, **arguments)
         if state.optimizer is not None:  # nothing is clipped here, so that this is the place
             state.optimizer.register_step_pre_hook(lambda *_: prepare_gradients(state.model, context))
         yield state
@@ -188,8 +192,13 @@ def part_of(parameter: Any) -> float:
     return float(parameter.to_local().numel() / parameter.numel())
 
 
-def saved_in(folder: Path) -> dict[str, Any]:
-    return {"weights_path": str(folder / "saved/weights"), "optimizer_path": str(folder / "saved/optimizer")}
+def paths_in(folder: Path) -> dict[str, Any]:
+    return {"weights_path": str(folder / "weights"), "optimizer_path": str(folder / "optimizer")}
+
+
+def parts_of(state: ModelAndOptimizerState) -> dict[str, Any]:
+    """What a checkpoint has."""
+    return {"model": state.model, "optimizer": state.optimizer, "scheduler": state.scheduler}
 
 
 def scheduled(folder: Path, **dtensor_cfg: Any) -> Any:
@@ -200,8 +209,7 @@ def checkpointed(rank: int, folder: Path, **dtensor_cfg: Any) -> dict[str, Any]:
     """Two steps of Adam, a checkpoint, and two further losses."""
     with set_up(scheduled(folder, **dtensor_cfg)) as state:
         losses = [train_step(state, rank, 2)[0] for _ in range(2)]
-        saving: dict[str, Any] = {"model": state.model, "optimizer": state.optimizer, "scheduler": state.scheduler}
-        saving |= saved_in(folder)
+        saving = parts_of(state) | paths_in(folder / "saved")
         CheckpointManager().save_checkpoint(**saving, checkpointing_cfg={"save_consolidated": True})
         try:
             CheckpointManager().save_checkpoint(**saving, checkpointing_cfg={})
@@ -223,7 +231,7 @@ def resumed(tensor_parallel_size: int, **dtensor_cfg: Any) -> rank_processes.Cas
 @contextmanager
 def resume(folder: Path, **dtensor_cfg: Any) -> Iterator[ModelAndOptimizerState]:
     """From the checkpoint that the case `checkpointed` wrote."""
-    with set_up(scheduled(folder, **dtensor_cfg), **saved_in(folder)) as state:
+    with set_up(scheduled(folder, **dtensor_cfg), **paths_in(folder / "saved")) as state:
         yield state
 
 
@@ -231,11 +239,10 @@ def stepped_experts(rank: int, folder: Path, saved: Path, resumes: bool, dtensor
     """Losses and gradient norms of clipped steps of Adam on four ranks: two, a checkpoint in `saved` and two further
     ones, or only these from the checkpoint; and the names of weights that are divided as experts.
     """
-    paths: dict[str, Any] = {"weights_path": str(saved / "weights"), "optimizer_path": str(saved / "optimizer")}
     given = {**policy_config(folder / "qwen3moe", **dtensor_cfg), "optimizer": ADAM}
     losses: list[float] = []
     norms: list[float] = []
-    with set_up(given, **(paths if resumes else {})) as state:
+    with set_up(given, **(paths_in(saved) if resumes else {})) as state:
         model: Any = state.model
         optimizer = state.optimizer
         assert optimizer is not None
@@ -243,8 +250,7 @@ def stepped_experts(rank: int, folder: Path, saved: Path, resumes: bool, dtensor
         divided = [name for name, value in model.named_parameters() if "ep" in value.device_mesh.mesh_dim_names]
         losses += [train_step(state, rank, 4)[0] for _ in range(2)]
         if not resumes:
-            kept = {"optimizer": optimizer, "scheduler": state.scheduler, **paths}
-            CheckpointManager().save_checkpoint(model, **kept, checkpointing_cfg={})
+            CheckpointManager().save_checkpoint(**parts_of(state), **paths_in(saved), checkpointing_cfg={})
             losses += [train_step(state, rank, 4)[0] for _ in range(2)]
     return {"losses": losses, "norms": norms, "divided": divided}
 

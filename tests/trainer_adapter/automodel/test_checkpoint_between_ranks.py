@@ -14,21 +14,13 @@ from typing import Any
 import pytest
 from tests.rank_pool import RankPool
 from tests.ranks import environment, free_port, run_ranks
-from tests.trainer_adapter.automodel.setup_cases import scheduled, set_up, train_step
+from tests.trainer_adapter.automodel.setup_cases import parts_of, paths_in, scheduled, set_up, train_step
 
 from trainer_adapter.automodel.checkpoint import CheckpointManager
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
 BESIDE = {"is_async": True}
-
-
-def paths_in(folder: Path) -> dict[str, Any]:
-    return {"weights_path": str(folder / "weights"), "optimizer_path": str(folder / "optimizer")}
-
-
-def parts_of(state: Any) -> dict[str, Any]:
-    return {"model": state.model, "optimizer": state.optimizer, "scheduler": state.scheduler}
 
 
 def losses_from(rank: int, folder: Path, saved: Path, tp: int = 1) -> list[float]:
@@ -42,7 +34,7 @@ def train_beside(rank: int, folder: Path, saved: Path) -> list[float]:
     manager = CheckpointManager()
     with set_up(scheduled(folder)) as state:
         train_step(state, rank, 2)
-        manager.save_checkpoint(**parts_of(state), **paths_in(saved), checkpointing_cfg=BESIDE)
+        save(manager, state, saved)
         losses = [train_step(state, rank, 2)[0] for _ in range(2)]
         manager.close()
         return losses

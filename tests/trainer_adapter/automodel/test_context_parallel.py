@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.ranks import be_the_only_rank
 from tests.trainer_adapter.automodel.setup_cases import SHAPE
 from tests.trainer_adapter.automodel.tiny_policy import TOKENIZER, batch_of
 from transformers import AutoConfig, AutoModelForCausalLM, BloomConfig, BloomForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -121,8 +120,7 @@ def test_positions_see_what_is_before_them_in_their_sequence_and_window(
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    be_the_only_rank(monkeypatch)
+def alone(only_rank: None) -> Iterator[None]:
     torch.distributed.init_process_group("gloo")
     yield
     torch.distributed.destroy_process_group()

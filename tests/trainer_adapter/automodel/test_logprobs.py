@@ -1,4 +1,4 @@
-"""Log-probabilities equal those of each row in a batch by itself, for every layout."""
+"""Log-probabilities equal those of each row in a batch by itself, for every layout; and bounds of the k largest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from torch import Tensor
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.automodel.config import TrainingSamplingParams
-from trainer_adapter.automodel.train import LogprobsPostProcessor, forward_with_post_processing_fn
+from trainer_adapter.automodel.train import (
+    LogprobsPostProcessor,
+    TopkLogitsPostProcessor,
+    forward_with_post_processing_fn,
+)
 
 LENGTHS = [7, 1, 12, 3]
 
@@ -131,10 +135,25 @@ def test_logits_that_tie_with_the_k_th_largest_can_all_be_drawn() -> None:
     assert found == pytest.approx(-math.log(3))
 
 
+# --- the k largest; test_worker_between_ranks has them for every token of every row ---
+
+
+@torch.no_grad()
+def test_the_largest_logits_of_packed_rows_are_zero_behind_their_last_token(model: Any) -> None:
+    post_processor = TopkLogitsPostProcessor({}, None, None, None, 1, k=3, enable_seq_packing=True)
+    microbatch = processed(batch_of(LENGTHS, width=14), packed=True)
+    found, metrics, _ = forward_with_post_processing_fn(model, post_processor, microbatch)
+    assert metrics == {}
+    for row, length in enumerate(LENGTHS):
+        assert not any(part[row, length:].any() for part in found)
+
+
 # --- refusals ---
 
 
-@pytest.mark.parametrize("chunk_size", [0, -1])
-def test_a_chunk_of_no_positions_is_refused(chunk_size: int) -> None:
+@pytest.mark.parametrize("number", [0, -1])
+def test_numbers_of_nothing_are_refused(number: int) -> None:
     with pytest.raises(ValueError, match="logprob_chunk_size"):
-        LogprobsPostProcessor({"logprob_chunk_size": chunk_size}, None, None, None, 1)
+        LogprobsPostProcessor({"logprob_chunk_size": number}, None, None, None, 1)
+    with pytest.raises(ValueError, match=r"\bk\b"):
+        TopkLogitsPostProcessor({}, None, None, None, 1, k=number)

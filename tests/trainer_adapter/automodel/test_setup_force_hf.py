@@ -1,12 +1,7 @@
-"""When the Hugging Face implementation is forced, from the adapters of the registered models.
-
-nemo_automodel need not be installed: a package of its name, with a registry and models of its layout, is imported
-instead.
-"""
+"""When the Hugging Face implementation is forced."""
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +10,6 @@ import pytest
 from trainer_adapter.automodel.models.force_hf import force_hf_with_tensor_parallelism
 from trainer_adapter.automodel.packages import is_installed
 from trainer_adapter.automodel.setup import _maybe_set_force_hf
-
-
-def imported() -> list[str]:
-    return [name for name in sys.modules if name.partition(".")[0] == "nemo_automodel"]
 
 
 def model_config(*architectures: str) -> Any:

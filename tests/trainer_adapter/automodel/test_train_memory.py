@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.ranks import be_the_only_rank
 from tests.trainer_adapter.automodel.setup_cases import SHAPE, policy_config, set_up
 from tests.trainer_adapter.memory import HeldBytes
 from torch import Tensor
@@ -111,16 +110,11 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    be_the_only_rank(monkeypatch)
-
-
 def sharded(folder: Path) -> Any:
     return {**policy_config(folder), "precision": "bfloat16", "sequence_packing": {"enabled": True}}
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("only_rank")
 @pytest.mark.long
 def test_a_step_holds_logits_and_their_gradient_in_the_models_precision(large: Path) -> None:
     """Above what all of it holds for a few tokens."""
@@ -130,7 +124,7 @@ def test_a_step_holds_logits_and_their_gradient_in_the_models_precision(large: P
     assert held - few < LOGITS + 2 * PIECE  # logits and gradient of half as many tokens, and two pieces
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("only_rank")
 def test_loading_files_makes_no_second_model(large: Path) -> None:
     """Not even one whose memory is never touched: hosts that do not overcommit refuse it."""
     with HeldBytes() as held, set_up(sharded(large), init_optimizer=False) as state:

@@ -153,22 +153,25 @@ def one_token(ratio: float, advantage: float, **columns: float) -> tuple[Tensor,
         "advantages": torch.tensor([[0.0, advantage]]),
         **{key: torch.tensor([[0.0, value]]) for key, value in columns.items()},
     }
-    return torch.tensor([[math.log(ratio) - 1.0]], requires_grad=True), batch
+    return torch.tensor([[math.log(ratio) - 1.0]]), batch
 
 
-def loss_of(options: ClippedPolicyGradientOptions, logprobs: Tensor, batch: Batch) -> tuple[float, float, Any]:
-    """Loss, derivative by the log-probability, metrics."""
-    one = torch.tensor(1)
-    loss, metrics = ClippedPolicyGradientLoss(options)(
-        data=batch, global_valid_seqs=one, global_valid_toks=one, next_token_logprobs=logprobs
-    )
-    return loss.item(), torch.autograd.grad(loss, logprobs)[0].item(), metrics
+ONE = (torch.tensor(1), torch.tensor(1))
+
+
+def shares_of(
+    options: ClippedPolicyGradientOptions, logprobs: Tensor, batch: Batch, counts: tuple[Tensor, Tensor] = ONE
+) -> tuple[float, Tensor, dict[str, Any]]:
+    """Loss, derivatives by the log-probabilities, metrics."""
+    given = logprobs.detach().requires_grad_()
+    loss, metrics = ClippedPolicyGradientLoss(options)(given, batch, *counts)
+    return loss.item(), torch.autograd.grad(loss, given)[0], metrics
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_a_ratio_beyond_the_range_of_floats_gives_a_finite_loss_and_gradient(advantage: float) -> None:
     logprobs, batch = one_token(1.0, advantage, reference_policy_logprobs=math.inf)
-    loss, derivative, _ = loss_of(OPTIONS["k3"], logprobs + 200, batch)
+    loss, derivative, _ = shares_of(OPTIONS["k3"], logprobs + 200, batch)
     assert math.isfinite(loss)
     assert math.isfinite(derivative)
 
@@ -176,7 +179,7 @@ def test_a_ratio_beyond_the_range_of_floats_gives_a_finite_loss_and_gradient(adv
 @pytest.mark.parametrize("drawn", [-math.inf, math.nan])
 def test_a_token_without_a_known_generation_logprob_gets_weight_zero_and_no_mismatch(drawn: float) -> None:
     logprobs, batch = one_token(1.0, 1.0, generation_logprobs=drawn)
-    loss, derivative, metrics = loss_of(OPTIONS["truncated correction"], logprobs, batch)
+    loss, derivative, metrics = shares_of(OPTIONS["truncated correction"], logprobs, batch)
     assert (loss, derivative, metrics["sampling_importance_ratio"]) == (0.0, 0.0, 0.0)
     assert (metrics["token_mult_prob_error"], metrics["approx_entropy"]) == (1.0, 1.0)
 
@@ -184,7 +187,7 @@ def test_a_token_without_a_known_generation_logprob_gets_weight_zero_and_no_mism
 def test_a_mismatch_beyond_the_range_of_floats_is_finite() -> None:
     """Engines write -9999 for a probability of 0."""
     logprobs, batch = one_token(1.0, 1.0, generation_logprobs=-9999.0)
-    assert math.isfinite(loss_of(ClippedPolicyGradientOptions(), logprobs, batch)[2]["token_mult_prob_error"])
+    assert math.isfinite(shares_of(ClippedPolicyGradientOptions(), logprobs, batch)[2]["token_mult_prob_error"])
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
@@ -205,15 +208,6 @@ def test_a_token_that_was_not_to_be_sampled_counts_as_masked(options: ClippedPol
     assert all(map(math.isfinite, metrics.values()))
     assert torch.equal(gradient, expected_gradient)
     assert gradient[row].count_nonzero() == len([other for other in valid_tokens(batch) if other[0] == row])
-
-
-def shares_of(
-    options: ClippedPolicyGradientOptions, logprobs: Tensor, batch: Batch, counts: tuple[Tensor, Tensor]
-) -> tuple[float, Tensor, dict[str, Any]]:
-    """Loss, derivatives by the log-probabilities, metrics."""
-    given = logprobs.clone().requires_grad_()
-    loss, metrics = ClippedPolicyGradientLoss(options)(given, batch, *counts)
-    return loss.item(), torch.autograd.grad(loss, given)[0], metrics
 
 
 def test_a_microbatch_without_valid_tokens_gives_zero_and_sentinels() -> None:
