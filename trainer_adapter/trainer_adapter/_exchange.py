@@ -31,21 +31,13 @@ from trainer_adapter._remote_errors import decode_error, encode_error
 
 
 def broadcast_values(
-    values: Mapping[str, Any] | None, *, source: int, group: ProcessGroup, device: torch.device
+    make: Callable[[], Mapping[str, Any] | None], *, source: int, group: ProcessGroup, device: torch.device
 ) -> dict[str, Any]:
-    """Return the values that the source passes, on every rank; those of other ranks are ignored.
+    """Return the values that `make` returns on the source, on every rank; other ranks do not call theirs.
 
     source: a global rank. device: the one that the group communicates over, CUDA for nccl. All tensors are there
     afterwards; the source's keep their memory if they were there before. On CUDA the copies may still be queued on the
     current stream.
-    """
-    return broadcast_outcome(lambda: values, source=source, group=group, device=device)
-
-
-def broadcast_outcome(
-    make: Callable[[], Mapping[str, Any] | None], *, source: int, group: ProcessGroup, device: torch.device
-) -> dict[str, Any]:
-    """Like broadcast_values, for values that the source still has to make; other ranks do not call `make`.
 
     The source raises what `make` raises. The other ranks raise an error of the data plane with its own type, and
     RuntimeError with type and message of any other.

@@ -140,7 +140,7 @@ class ColocatablePolicyInterface(PolicyInterface):
 
     @abc.abstractmethod
     def offload_after_refit(self) -> None:
-        """Move weights and optimizer state to the CPU."""
+        """Move weights and optimizer state to the CPU; evaluation mode."""
 
     @abc.abstractmethod
     def prepare_refit_info(self) -> dict[str, Any] | None:

@@ -153,21 +153,25 @@ def plan_of_other_rows(here: Rank, name: str) -> Any:
     return raised(lambda: here.side().fetch(meta))
 
 
+def rows_of(here: Rank, name: str, lacks_one: bool, known: bool = True) -> KVBatchMeta:
+    """This replica's rows, of which one may not be there."""
+    rows = meta_of(name, ORDERS[here.dp_rank], known)
+    return replace(rows, sample_ids=["s5", "gone", "s4", "s6"]) if lacks_one else rows
+
+
 def unreadable(here: Rank, name: str) -> Any:
-    """One replica's rows are not there, and the others find out only where they have to agree."""
-    rows = meta_of(name, ORDERS[here.dp_rank])
-    if here.dp_rank == 1:
-        rows = replace(rows, sample_ids=["s5", "gone", "s4", "s6"])
-    unknown = replace(rows, sequence_lengths=None)
-    return [raised(partial(here.side().fetch, meta)) for meta in (rows, unknown)]
+    return raised(lambda: here.side().fetch(rows_of(here, name, here.dp_rank == 1)))
+
+
+def unreadable_of_unknown_lengths(here: Rank, name: str) -> Any:
+    """The others find out, because they have to agree on a width."""
+    return raised(lambda: here.side().fetch(rows_of(here, name, here.dp_rank == 1, known=False)))
 
 
 def unreadable_by_one(here: Rank, name: str) -> Any:
-    rows = meta_of(name, ORDERS[here.dp_rank])
-    if here.rank == 3:
-        rows = replace(rows, sample_ids=["s5", "gone", "s4", "s6"])
+    rows = rows_of(here, name, here.rank == 3)
     with connect(here.address) as client:
-        return raised(lambda: shown(here.side(client).fetch(rows, fetch_policy="independent")))
+        return raised(lambda: here.side(client).fetch(rows, fetch_policy="independent"))
 
 
 def preprocess_fails(here: Rank, name: str) -> Any:
@@ -284,7 +288,7 @@ def exchanged(here: Rank, _name: str) -> Any:
     assert group is not None
     for seed in range(60):
         source, values = here.rank // 2 * 2 + seed % 2, mapping_of(random.Random(seed))
-        got = broadcast_values(values if here.rank == source else None, source=source, group=group, device=CPU)
+        got = broadcast_values(partial(dict, values), source=source, group=group, device=CPU)
         seen += equal(got, values)
     return seen
 
@@ -306,7 +310,7 @@ def refused(here: Rank, _name: str) -> Any:
     own = values if here.rank != 1 else {"fine": 2}
 
     def broadcast(values: Any) -> str:
-        return raised(lambda: broadcast_values(values, source=here.replica.leader, group=group, device=CPU))
+        return raised(lambda: broadcast_values(lambda: values, source=here.replica.leader, group=group, device=CPU))
 
     odd = [broadcast({"fine": 1, "odd": value}) for value, _ in unsupported()]
     unnamed = [broadcast(values) for values, _ in UNNAMED]
@@ -352,7 +356,7 @@ def layouts(here: Rank, _name: str) -> Any:
 
 
 FETCHES = [fetched, minted, unknown_lengths, independent, jagged, preprocessed, planned]
-FETCHES += [plan_of_other_rows, unreadable, unreadable_by_one, preprocess_fails]
+FETCHES += [plan_of_other_rows, unreadable, unreadable_of_unknown_lengths, unreadable_by_one, preprocess_fails]
 WRITES = [written, unwritable]
 CLAIMS = [claimed, left_clean, one_rank_fails, ranks_disagree, fenced, cleared]
 EXCHANGES = [exchanged, gathered, refused, layouts]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -110,16 +110,15 @@ class ReplicaClaim:
         self._end(end)
 
     def _end(self, end: Callable[[Claim], int]) -> int:
+        def end_on_leader() -> dict[str, Any]:
+            claim = cast("Claim", self._claim)  # the leader has it
+            return {"rows": end(claim), "state": claim.state}
+
         try:
-            outcome = run_on_leader(lambda: self._end_on_leader(end), self._replica, self._device)
+            outcome = run_on_leader(end_on_leader, self._replica, self._device)
         except ClaimFencedError:
             self.state = "fenced"
             raise
         self.state = outcome["state"]
         rows: int = outcome["rows"]
         return rows
-
-    def _end_on_leader(self, end: Callable[[Claim], int]) -> dict[str, Any]:
-        if self._claim is None:
-            raise RuntimeError(f"claim {self.claim_id} is held by rank {self._replica.leader}")
-        return {"rows": end(self._claim), "state": self._claim.state}

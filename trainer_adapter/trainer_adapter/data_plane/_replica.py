@@ -13,7 +13,7 @@ import torch
 import torch.distributed
 from torch.distributed import ProcessGroup
 
-from trainer_adapter._exchange import broadcast_outcome, gather_values
+from trainer_adapter._exchange import broadcast_values, gather_values
 from trainer_adapter._remote_errors import describe_error
 from trainer_adapter.automodel.config import DistributedContext
 
@@ -50,12 +50,10 @@ def replica_group(context: DistributedContext) -> ReplicaGroup:
 
 
 def run_on_leader(make: Callable[[], Mapping[str, Any]], replica: ReplicaGroup, device: torch.device) -> dict[str, Any]:
-    """Run `make` on the leader and return its values on every rank; tensors are on device. Errors as
-    broadcast_outcome.
-    """
+    """Run `make` on the leader and return its values on every rank, see broadcast_values."""
     if replica.group is None:
         return dict(make())
-    return broadcast_outcome(make, source=replica.leader, group=replica.group, device=device)
+    return broadcast_values(make, source=replica.leader, group=replica.group, device=device)
 
 
 def run_on_each_rank(make: Callable[[], T], replica: ReplicaGroup, device: torch.device) -> T:
@@ -65,12 +63,14 @@ def run_on_each_rank(make: Callable[[], T], replica: ReplicaGroup, device: torch
     """
     if replica.group is None:
         return make()
+    failure: str | None = None
     try:
         made = make()
     except BaseException as error:
-        gather_values({"failure": describe_error(error)}, group=replica.group, device=device)
+        failure = describe_error(error)
         raise
-    accounts = gather_values({"failure": None}, group=replica.group, device=device)
+    finally:
+        accounts = gather_values({"failure": failure}, group=replica.group, device=device)
     failures = [account["failure"] for account in accounts if account["failure"] is not None]
     if failures:
         raise RuntimeError(f"another rank of the replica failed: {failures[0]}")

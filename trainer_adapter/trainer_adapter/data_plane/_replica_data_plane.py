@@ -106,11 +106,11 @@ class ReplicaDataPlane:
         fields, and for a width or a plan that does not fit the rows; RuntimeError for "leader_broadcast" on a single
         rank.
         """
-        names = meta.fields if fields is None else fields
+        names = (meta.fields if fields is None else fields) or []
         self._check(meta, names, layout, fetch_policy)
 
         def read() -> BatchedDataDict[Any]:
-            batch = self._read(meta, names or [], layout, self._dp_group if dp_aligned_seq_len else None)
+            batch = self._read(meta, names, layout, self._dp_group if dp_aligned_seq_len else None)
             return batch if preprocess is None else _preprocess(preprocess, batch, meta)
 
         if fetch_policy == "independent":
@@ -120,7 +120,7 @@ class ReplicaDataPlane:
         attach_plan(batch, meta)
         return batch
 
-    def _check(self, meta: KVBatchMeta, names: Sequence[str] | None, layout: str, policy: str) -> None:
+    def _check(self, meta: KVBatchMeta, names: Sequence[str], layout: str, policy: str) -> None:
         if policy not in get_args(FetchPolicy):
             raise ValueError(f"fetch_policy must be one of {get_args(FetchPolicy)}, got {policy!r}")
         if layout not in get_args(Layout):

@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from yaml import YAMLError, safe_load
 
 from trainer_adapter.automodel.config import is_enabled
 from trainer_adapter.plan import HostMemory, StepMemory, host_memory, read_layout, step_memory
-from trainer_adapter.plan._law import Work, with_checkpointing
+from trainer_adapter.plan._law import Work
 
 _GIB = 1 << 30
 _REFUSALS = (ValueError, KeyError, TypeError, AssertionError, NotImplementedError, ImportError, OSError, YAMLError)
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         text = error.args[0] if isinstance(error, KeyError) else error
         sys.stderr.write(f"{flags.config}: {text}\n")
         sys.exit(2)
-    steps = {on: step_memory(decoder, weights, with_checkpointing(work, on)) for on in (False, True)}
+    steps = {on: step_memory(decoder, weights, replace(work, checkpointing=on)) for on in (False, True)}
     layout = config["dtensor_cfg"]
     on_gpu = layout.get("device", "cuda") == "cuda"
     host = host_memory(

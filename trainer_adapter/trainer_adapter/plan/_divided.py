@@ -10,6 +10,7 @@ import copy
 import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -181,7 +182,7 @@ def _decoder(model: Any) -> DecoderSizes:
 
 def _with_adapters(decoder: DecoderSizes, model: torch.nn.Module) -> DecoderSizes:
     ranks = [layer.lora_A.weight.shape[0] for layer in adapted_layers(model).values()]
-    return DecoderSizes(**{**vars(decoder), "adapter_rank": sum(ranks) // decoder.layers})
+    return replace(decoder, adapter_rank=sum(ranks) // decoder.layers)
 
 
 @contextmanager

@@ -49,7 +49,7 @@ and the memory of CUDA itself (0.5 GiB).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from trainer_adapter.losses._token_logprobs import POSITIONS_AT_ONCE
 
@@ -198,17 +198,16 @@ def _moments(model: DecoderSizes, weights: RankWeights, work: Work) -> list[Step
     }
     kept, summed = _kept_gradients(weights, work)
     root, layer = element * weights.root, element * weights.layer
-    in_loss = max(_pieces(model, work), head + 2 * layer)
     at_loss = StepMemory(
         **lasting,
         gathered=root,
         gradients=kept,
         activations=saved,
         logits=2 * logits,
-        work_space=in_loss,
+        work_space=max(_pieces(model, work), head + 2 * layer),
         moment="backward pass of the loss",
     )
-    in_layer = head + element * weights.trained_layer + _layer_gradients(model, work)
+    of_inputs = work.own_tokens * element * (model.intermediate // work.tp + 2 * model.hidden)
     again = saved_in_layer(model, work) if work.checkpointing else 0
     at_layer = StepMemory(
         **lasting,
@@ -216,7 +215,7 @@ def _moments(model: DecoderSizes, weights: RankWeights, work: Work) -> list[Step
         gradients=kept,
         activations=saved - work.own_tokens * _norm(model.hidden, work) + again,
         logits=logits,
-        work_space=in_layer,
+        work_space=head + element * weights.trained_layer + of_inputs,
         moment="backward pass of the last layer",
     )
     at_end = StepMemory(
@@ -250,11 +249,6 @@ def _kept_gradients(weights: RankWeights, work: Work) -> tuple[int, int]:
 
 def _pieces(model: DecoderSizes, work: Work) -> int:
     return min(work.own_tokens, 2 * POSITIONS_AT_ONCE) * FLOAT32 * model.vocabulary // work.tp
-
-
-def _layer_gradients(model: DecoderSizes, work: Work) -> int:
-    element = work.element
-    return work.own_tokens * element * (model.intermediate // work.tp + 2 * model.hidden)
 
 
 def saved_activations(model: DecoderSizes, work: Work) -> int:
@@ -294,8 +288,3 @@ def _attention(model: DecoderSizes, work: Work) -> int:
 
 def _sequence_parts(work: Work) -> int:
     return work.tp if work.sequence_parallel else 1
-
-
-def with_checkpointing(work: Work, checkpointing: bool) -> Work:
-    """The same work with or without activation checkpointing."""
-    return replace(work, checkpointing=checkpointing)

@@ -11,9 +11,9 @@ calls of all processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.checkpoint_files import begin_checkpoint, load_checkpoint
@@ -157,7 +157,17 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         self._workers.run_everywhere("abort_train_step")
 
     def _report(self, method: str, shards: Mapping[str, Any], **settings: Any) -> dict[str, Any]:
-        return _merge_reports(self._workers.run_on_shards(method, shards, **settings))
+        """Merge the leaders' reports, given by data-parallel rank, into one.
+
+        Ranks report `global_loss` and `grad_norm` summed over all ranks, so the first report has them. The lists of
+        `all_mb_metrics` are concatenated.
+        """
+        reports = self._workers.run_on_shards(method, shards, **settings)
+        metrics: dict[str, list[Any]] = {}
+        for report in reports:
+            for name, values in report["all_mb_metrics"].items():
+                metrics.setdefault(name, []).extend(values)
+        return {"loss": reports[0]["global_loss"], "grad_norm": reports[0]["grad_norm"], "all_mb_metrics": metrics}
 
     def _global_batch_size(self, gbs: int | None) -> int:
         return int(required(self._config, "train_global_batch_size")) if gbs is None else gbs
@@ -234,7 +244,7 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         root = Path(_infer_checkpoint_root(f"{weights_path}/model")).name  # often with the step
 
         is_async = bool((checkpointing_cfg or {}).get("is_async"))
-        self._complete_checkpoint = _do_nothing if is_async else None
+        self._complete_checkpoint = (lambda: None) if is_async else None
 
         def take_snapshot() -> None:
             if data_plane is None:
@@ -305,15 +315,13 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         self._workers.run_everywhere("offload_before_refit")
 
     def offload_after_refit(self) -> None:
-        """Move weights and optimizer state to the CPU; evaluation mode."""
         self._workers.run_everywhere("offload_after_refit")
 
     # --- weights for generation engines ---
 
     def prepare_refit_info(self) -> dict[str, Any] | None:
         """Name, full shape and dtype of every weight that will be sent, in order, as rank 0 reports them."""
-        found: dict[str, Any] | None = self._workers.run_everywhere("prepare_refit_info")
-        return found
+        return cast("dict[str, Any]", self._workers.run_everywhere("prepare_refit_info"))
 
     def init_collective(
         self, ip: str, port: int, world_size: int, *, train_world_size: int
@@ -347,20 +355,3 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         if ended and complete is not None and self._workers.is_driver:
             complete()
         return ended
-
-
-def _do_nothing() -> None:
-    """Completes a checkpoint without a snapshot."""
-
-
-def _merge_reports(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge the leaders' reports, given by data-parallel rank, into one.
-
-    Ranks report `global_loss` and `grad_norm` summed over all ranks, so the first report has them. The lists of
-    `all_mb_metrics` are concatenated.
-    """
-    metrics: dict[str, list[Any]] = {}
-    for report in reports:
-        for name, values in report["all_mb_metrics"].items():
-            metrics.setdefault(name, []).extend(values)
-    return {"loss": reports[0]["global_loss"], "grad_norm": reports[0]["grad_norm"], "all_mb_metrics": metrics}

@@ -36,7 +36,8 @@ class DeadlineGroup:
         self._pending: dict[int, Any] = {}
         self._started = 0
         try:
-            self._store: Any = _connect_store(ip, port, world_size, rank, timeout)
+            store = torch.distributed.TCPStore  # type: ignore[attr-defined]  # public, but not to type checkers
+            self._store: Any = store(ip, port, world_size, rank == 0, timeout=timeout)
             self._group = _backend(self._store, rank, world_size, device, timeout)
             self.any_failed(False)  # backends connect at first use
         except (RuntimeError, ConnectionError) as error:
@@ -108,11 +109,6 @@ class DeadlineGroup:
             self._group.abort()
         self._pending.clear()
         self._group = self._store = None
-
-
-def _connect_store(ip: str, port: int, world_size: int, rank: int, timeout: timedelta) -> Any:
-    store_class = torch.distributed.TCPStore  # type: ignore[attr-defined]  # public, but not to type checkers
-    return store_class(ip, port, world_size, rank == 0, timeout=timeout)
 
 
 def _backend(store: Any, rank: int, world_size: int, device: torch.device, timeout: timedelta) -> Any:

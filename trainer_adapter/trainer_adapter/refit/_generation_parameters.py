@@ -52,18 +52,15 @@ def _convert_entry(
     model: nn.Module, state: Mapping[str, Tensor], name: str, dtype: torch.dtype, gather: Callable[[Tensor], Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the entry in the engine's names; several tensors if its layout differs."""
-    for sent_name, value in _rename(model, name, _merge_adapter(model, state, name, gather)):
-        yield sent_name, value.to(dtype if value.is_floating_point() else value.dtype).contiguous()
-
-
-def _rename(model: nn.Module, name: str, value: Tensor) -> list[tuple[str, Tensor]]:
+    value = _merge_adapter(model, state, name, gather)
     adapter = getattr(model, "state_dict_adapter", None)
-    if adapter is None:
-        return [(name, value)]
-    converted: list[tuple[str, Tensor]] = adapter.convert_single_tensor_to_hf(
-        name, value, exclude_key_regex=f".*{EXTRA_STATE}.*", quantization=False
-    )
-    return converted
+    entries: list[tuple[str, Tensor]] = [(name, value)]
+    if adapter is not None:
+        exclude = f".*{EXTRA_STATE}.*"
+        entries = adapter.convert_single_tensor_to_hf(name, value, exclude_key_regex=exclude, quantization=False)
+    del value
+    for sent_name, part in entries:
+        yield sent_name, part.to(dtype if part.is_floating_point() else part.dtype).contiguous()
 
 
 def _merge_adapter(

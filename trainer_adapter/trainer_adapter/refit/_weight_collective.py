@@ -146,7 +146,7 @@ class _Transfer:
     def __init__(self, group: DeadlineGroup, info: RefitInfo, limit_bytes: int) -> None:
         self._group = group
         self.groups = plan_groups(info, limit_bytes, alignment=1)
-        self._buffers = AlternateBuffers(self._new_buffer)
+        self._buffers = AlternateBuffers(lambda size: torch.empty(size, dtype=torch.uint8, device=group.device))
         self._size = largest_group(self.groups)
         self._pending: dict[int, tuple[int, Tensor]] = {}
 
@@ -177,9 +177,6 @@ class _Transfer:
     def _finish_turn(self, turn: int) -> None:
         if turn in self._pending:
             self._group.wait(self._pending.pop(turn)[0])
-
-    def _new_buffer(self, size_bytes: int) -> Tensor:
-        return torch.empty(size_bytes, dtype=torch.uint8, device=self._group.device)
 
 
 def _digest(info: RefitInfo) -> bytes:

@@ -88,7 +88,12 @@ def fill(buffer: Tensor, group: Group, parameters: Iterator[tuple[str, Tensor]])
     Raises ValueError if the next parameters are not the planned ones.
     """
     for place in group.places:
-        _put(buffer, place, next(parameters, None))
+        item = next(parameters, None)
+        expected = (place.name, place.shape, place.dtype)
+        found = None if item is None else (item[0], item[1].shape, item[1].dtype)
+        if item is None or found != expected:
+            raise ValueError(f"the next weight is {_describe(found)}, but {_describe(expected)} was announced")
+        buffer[place.start : place.end].copy_(item[1].reshape(-1).view(torch.uint8))
 
 
 def skip(group: Group, parameters: Iterator[tuple[str, Tensor]]) -> None:
@@ -101,14 +106,6 @@ def expect_end(parameters: Iterator[tuple[str, Tensor]]) -> None:
     surplus = next(parameters, None)
     if surplus is not None:
         raise ValueError(f"weight {surplus[0]!r} is sent but was not announced")
-
-
-def _put(buffer: Tensor, place: Place, item: tuple[str, Tensor] | None) -> None:
-    expected = (place.name, place.shape, place.dtype)
-    found = None if item is None else (item[0], item[1].shape, item[1].dtype)
-    if item is None or found != expected:
-        raise ValueError(f"the next weight is {_describe(found)}, but {_describe(expected)} was announced")
-    buffer[place.start : place.end].copy_(item[1].reshape(-1).view(torch.uint8))
 
 
 def _describe(weight: tuple[str, torch.Size, torch.dtype] | None) -> str:
@@ -131,7 +128,7 @@ class AlternateBuffers(Generic[BufferT]):
         """
         turn = index % 2
         if turn not in self._made or self._made[turn][0] < size_bytes:
-            self._made.pop(turn, None)
+            self._made.pop(turn, None)  # its memory is free before the next one is made
             self._made[turn] = (size_bytes, self._make(size_bytes))
         return self._made[turn][1]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import torch
 import torch.distributed
@@ -112,18 +112,12 @@ class WeightPublisher:
 
     def _send(self, send: Callable[[RefitInfo, Iterator[tuple[str, Tensor]]], None]) -> None:
         info, parameters = self.prepare_refit_info(), generation_parameters(self._model, self._dtype)
-        with _all_trainers():
+        with fail_together("sending weights to engines") if torch.distributed.is_initialized() else nullcontext():
             try:
                 send(info, parameters)
             except Exception:
                 deque(parameters, maxlen=0)
                 raise
-
-
-def _all_trainers() -> AbstractContextManager[None]:
-    if not torch.distributed.is_initialized():
-        return nullcontext()
-    return fail_together("sending weights to engines")
 
 
 def _refuse_scales(kv_scales: Mapping[str, float] | None) -> None:

@@ -21,6 +21,7 @@ from trainer_adapter.automodel.train import (
     automodel_forward_backward,
 )
 from trainer_adapter.microbatch_args import Stage
+from trainer_adapter.sharding import PLAN_KEYS
 from trainer_adapter.worker._loaded_policy import LoadedPolicy
 from trainer_adapter.worker._planning import plan_microbatches
 
@@ -113,16 +114,12 @@ def plan_batch(
 
     See plan_microbatches for the order. input_lengths stay on the host, where microbatches are planned and packed.
     """
-    return plan_microbatches(_move_to_device(data, policy), policy.config, stage, policy.dp_group, batch_size)
-
-
-def _move_to_device(data: BatchedDataDict[Any], policy: LoadedPolicy) -> BatchedDataDict[Any]:
     moved: BatchedDataDict[Any] = BatchedDataDict(
-        {name: _move(name, value, policy.device) for name, value in data.get_dict().items()}
+        {name: _move(name, value, policy.device) for name, value in data.items()}
     )
-    moved.micro_batch_indices, moved.micro_batch_lengths = data.micro_batch_indices, data.micro_batch_lengths
-    moved.elem_counts_per_gb = data.elem_counts_per_gb
-    return moved
+    for name in PLAN_KEYS:
+        setattr(moved, name, getattr(data, name))
+    return plan_microbatches(moved, policy.config, stage, policy.dp_group, batch_size)
 
 
 def _move(name: str, value: Any, device: torch.device) -> Any:

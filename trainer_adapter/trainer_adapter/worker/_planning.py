@@ -53,25 +53,24 @@ def _plan_dynamic_together(
     data: BatchedDataDict[Any], args: DynamicBatchingArgs, dp_group: ProcessGroup | None, batch_size: int | None
 ) -> tuple[BatchedDataDict[Any], list[int]]:
     rows, width = data[args["input_key"]].shape[:2]
-    _check_same_shape(rows, width, dp_group)
-    shards, order = data.shard_by_batch_size(1, batch_size=batch_size, dynamic_batching_args=args)
-    if dp_group is None or dp_group.size() == 1:
-        return shards[0], order
-    longest = shards[0][args["input_lengths_key"]].to(device=compute_device(), copy=True)
+    is_alone = dp_group is None or dp_group.size() == 1
+    if not is_alone:
+        _check_same_shape(rows, width, dp_group)
+    (shard,), order = data.shard_by_batch_size(1, batch_size=batch_size, dynamic_batching_args=args)
+    if is_alone:
+        return shard, order
+    longest = shard[args["input_lengths_key"]].to(device=compute_device(), copy=True)
     torch.distributed.all_reduce(longest, op=torch.distributed.ReduceOp.MAX, group=dp_group)
     # Rows are in ascending order of length on every rank, and so are the maxima: planning again keeps their order.
     common: BatchedDataDict[torch.Tensor] = BatchedDataDict(
         {args["input_key"]: torch.empty(rows, width, 0), args["input_lengths_key"]: longest}
     )
-    plan, _ = common.shard_by_batch_size(1, batch_size=batch_size, dynamic_batching_args=args)
-    shards[0].micro_batch_indices = plan[0].micro_batch_indices
-    shards[0].micro_batch_lengths = plan[0].micro_batch_lengths
-    return shards[0], order
+    (plan,), _ = common.shard_by_batch_size(1, batch_size=batch_size, dynamic_batching_args=args)
+    shard.micro_batch_indices, shard.micro_batch_lengths = plan.micro_batch_indices, plan.micro_batch_lengths
+    return shard, order
 
 
 def _check_same_shape(rows: int, width: int, dp_group: ProcessGroup | None) -> None:
-    if dp_group is None or dp_group.size() == 1:
-        return
     extremes = torch.tensor([rows, -rows, width, -width], device=compute_device())
     torch.distributed.all_reduce(extremes, op=torch.distributed.ReduceOp.MAX, group=dp_group)
     most, fewest, widest, narrowest = extremes.tolist()

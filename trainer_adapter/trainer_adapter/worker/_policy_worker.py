@@ -167,13 +167,10 @@ class AutomodelPolicyWorker:
         gbs: int | None = None,
         mbs: int | None = None,
     ) -> dict[str, Any]:
-        """Run one optimizer step for each global batch of `gbs` samples of all ranks, in microbatches of `mbs` samples
-        of this rank; None: as configured.
+        """See PolicyInterface. gbs: samples of all ranks; mbs: of this rank.
 
         data: as for get_logprobs, with `sample_mask` [B] and, for a loss over tokens, `token_mask` [B,S]. Ranks may
         have different numbers of rows only if these are one global batch together; ValueError on all ranks otherwise.
-        eval_mode: compute losses only.
-
         Gradients are clipped to max_grad_norm. A step whose norm is not finite is skipped and logged. The learning-rate
         schedule advances by one step.
 
@@ -317,18 +314,16 @@ class AutomodelPolicyWorker:
             state.model, weights_path, state.optimizer, optimizer_path, state.scheduler
         )
 
-    # --- device and CPU memory ---
+    # --- device and CPU memory: see the interfaces ---
 
     def prepare_for_training(self) -> None:
-        """Move weights and optimizer state to the device; training mode."""
         self._weights_to_device()
         self._policy.model.train()
-        self._optimizer_to_device()
+        if not self._policy.runtime.cpu_offload:
+            move_optimizer(self._policy.state.optimizer, self._policy.device, self._policy.pins_host_memory)
 
     def prepare_for_lp_inference(self) -> None:
-        """Move weights to the device; evaluation mode; optimizer state to the CPU with
-        offload_optimizer_for_logprob.
-        """
+        """See PolicyInterface; the setting is offload_optimizer_for_logprob."""
         self._weights_to_device()
         self._policy.model.eval()
         if self._policy.runtime.offload_optimizer_for_logprob:
@@ -338,11 +333,9 @@ class AutomodelPolicyWorker:
         """No-op; the policy interface requires it."""
 
     def offload_before_refit(self) -> None:
-        """Move optimizer state to the CPU."""
         move_optimizer(self._policy.state.optimizer, _CPU, self._policy.pins_host_memory)
 
     def offload_after_refit(self) -> None:
-        """Move weights and optimizer state to the CPU; evaluation mode."""
         move_model(self._policy.model, _CPU, self._policy.pins_host_memory)
         self._policy.model.eval()
         self.offload_before_refit()
@@ -351,10 +344,6 @@ class AutomodelPolicyWorker:
         """With cpu_offload FSDP keeps the weights on the CPU and copies them as needed."""
         if not self._policy.runtime.cpu_offload:
             move_model(self._policy.model, self._policy.device, self._policy.pins_host_memory)
-
-    def _optimizer_to_device(self) -> None:
-        if not self._policy.runtime.cpu_offload:
-            move_optimizer(self._policy.state.optimizer, self._policy.device, self._policy.pins_host_memory)
 
     # --- weights for generation engines ---
 

@@ -14,10 +14,11 @@ from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.automodel.config import required
 from trainer_adapter.automodel.data import check_sequence_dim, process_global_batch
 from trainer_adapter.automodel.rank import to_compute_device
+from trainer_adapter.automodel.train import aggregate_training_statistics
 from trainer_adapter.losses import LossFunction
 from trainer_adapter.worker._inference import plan_batch
 from trainer_adapter.worker._loaded_policy import LoadedPolicy
-from trainer_adapter.worker._training_step import TrainingStep, report
+from trainer_adapter.worker._training_step import TrainingStep
 
 
 def train(
@@ -60,7 +61,13 @@ def finish_steps(policy: LoadedPolicy, steps: Sequence[TrainingStep], grad_norm:
         policy.state.scheduler.step()
     if policy.device.type == "cuda" and policy.config["dtensor_cfg"].get("empty_cache_after_training", False):
         torch.cuda.empty_cache()
-    return report(policy, steps, grad_norm)
+    return aggregate_training_statistics(
+        losses=[step.loss for step in steps],
+        all_mb_metrics=[metrics for step in steps for metrics in step.metrics],
+        grad_norm=grad_norm,
+        dp_group=policy.dp_group if policy.context.dp_size > 1 else None,
+        dtype=policy.runtime.dtype,
+    )
 
 
 def _count_batches(policy: LoadedPolicy, data: BatchedDataDict[Any], gbs: int) -> tuple[int, int]:

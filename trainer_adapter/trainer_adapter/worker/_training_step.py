@@ -12,7 +12,7 @@ computed without max_grad_norm too. All ranks know it; the report contains it, a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from trainer_adapter.automodel.models.automodel_ranks import prepare_gradients
 from trainer_adapter.automodel.parallel.fsdp import discard_gradients
 from trainer_adapter.automodel.train import (
     LossPostProcessor,
-    aggregate_training_statistics,
     automodel_forward_backward,
     clip_grad_norm,
 )
@@ -131,17 +130,6 @@ class TrainingStep:
         """Discard the gradients; weights and optimizer are unchanged."""
         if self._differentiates:
             _discard_gradients(self._policy)
-
-
-def report(policy: LoadedPolicy, steps: Sequence[TrainingStep], grad_norm: Tensor | None) -> dict[str, Any]:
-    """Aggregate the statistics of finished steps; a collective call."""
-    return aggregate_training_statistics(
-        losses=[step.loss for step in steps],
-        all_mb_metrics=[metrics for step in steps for metrics in step.metrics],
-        grad_norm=grad_norm,
-        dp_group=policy.dp_group if policy.context.dp_size > 1 else None,
-        dtype=policy.runtime.dtype,
-    )
 
 
 def _optimizer(policy: LoadedPolicy) -> torch.optim.Optimizer:

@@ -82,9 +82,11 @@ class TorchrunWorkerGroup:
         a plan of microbatches. WorkerFailed if rank 0 is gone.
         """
         self._health.check("from_driver")
-        sent = _encode_value(value) if self.is_driver else None
-        found = self._exchange("from_driver", lambda group: broadcast_values(sent, source=0, group=group, device=_CPU))
-        return cast("AgreedT", _decode_value(found))
+
+        def send(group: torch.distributed.ProcessGroup) -> dict[str, Any]:
+            return broadcast_values(lambda: _encode_value(value), source=0, group=group, device=_CPU)
+
+        return cast("AgreedT", _decode_value(self._exchange("from_driver", send)))
 
     def run_everywhere(self, method: str, **arguments: Any) -> Any:
         """See WorkerGroup; the result is this rank's own."""
