@@ -104,12 +104,7 @@ def test_padding_is_not_stored_however_wide_the_result(
         ({"logprobs": torch.tensor(1.0)}, True, ValueError, "shape ()"),
         ({"logprobs": torch.zeros(3, 6)}, True, ValueError, "6 positions"),
         ({"logprobs": OF_8}, False, ValueError, "lengths"),
-        (
-            {"logprobs": OF_8, "input_lengths": torch.tensor([1, 1])},
-            False,
-            ValueError,
-            "input_lengths (3,)",
-        ),
+        ({"logprobs": OF_8, "input_lengths": torch.tensor([1, 1])}, False, ValueError, "input_lengths (3,)"),
     ],
 )
 def test_a_result_of_other_rows_is_refused_and_nothing_written(

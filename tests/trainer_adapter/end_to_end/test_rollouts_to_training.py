@@ -166,13 +166,11 @@ def test_columns_read_back_are_those_of_a_plain_forward_row_by_row(folder: Path,
         torch.testing.assert_close(found, expected[row, : LENGTHS[row]], rtol=1e-5, atol=1e-5)
 
 
-def test_leaders_alone_write_and_read(played: Played) -> None:
+def test_leaders_alone_write_and_read_and_each_stage_consumes_every_row(played: Played) -> None:
     """One rank for each row: it is written once by each stage, and read once by each of four."""
     assert played.counts["dataplane_put_rows_total", "train"] == 3 * len(IDS)
     assert played.counts["dataplane_read_rows_total", "train"] == 4 * len(IDS)
 
-
-def test_each_stage_consumed_every_row(played: Played) -> None:
     assert played.consumed == dict.fromkeys(("prev_lp", "ref_lp", "train"), len(IDS))
 
 

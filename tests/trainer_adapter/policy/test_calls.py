@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,50 +12,38 @@ from trainer_adapter.interfaces import ColocatablePolicyInterface
 from trainer_adapter.policy import DataPlanePolicy
 
 COLLECTIVE = {"ip": "192.0.2.1", "port": 1, "world_size": 4, "train_world_size": 2}
+SAVED = {"weights_path": "w", "optimizer_path": None}
 WITHOUT_ARGUMENTS = ["prepare_for_training", "prepare_for_lp_inference", "finish_training"]
 WITHOUT_ARGUMENTS += ["offload_before_refit", "offload_after_refit"]
 
+SCALES = {"kv_scales": {"k": 1.0}}
+FUTURES = ["{} of 0", "{} of 1"]
+
 
 @pytest.mark.parametrize(
-    ("method", "given", "reached"),
+    ("method", "given", "reached", "returned"),
     [
-        *((method, {}, {}) for method in WITHOUT_ARGUMENTS),
-        ("load_checkpoint", {"weights_path": "w"}, {"weights_path": "w", "optimizer_path": None}),
+        *((method, {}, {}, None) for method in WITHOUT_ARGUMENTS),
+        ("load_checkpoint", {"weights_path": "w"}, SAVED, None),
         (
             "save_checkpoint",
             {"weights_path": "w", "checkpointing_cfg": {"a": 1}},
-            {"weights_path": "w", "optimizer_path": None, "tokenizer_path": None, "checkpointing_cfg": {"a": 1}},
+            {**SAVED, "tokenizer_path": None, "checkpointing_cfg": {"a": 1}},
+            None,
         ),
+        ("prepare_refit_info", {}, {}, "{} of 0"),
+        ("stream_weights_via_ipc_zmq", {}, {"buffer_size_bytes": 0, "kv_scales": None}, FUTURES),
+        ("broadcast_weights_for_collective", SCALES, SCALES, FUTURES),
+        ("init_collective", COLLECTIVE, COLLECTIVE, FUTURES),
     ],
 )
-def test_every_rank_is_called_and_nothing_comes_back(
-    method: str, given: dict[str, Any], reached: dict[str, Any]
+def test_every_rank_is_called_and_what_engines_take_part_in_gives_one_future_a_rank(
+    method: str, given: dict[str, Any], reached: dict[str, Any], returned: Any
 ) -> None:
     group = SerialGroup(2)
-    assert getattr(DataPlanePolicy(config_of(), group), method)(**given) is None
+    found = getattr(DataPlanePolicy(config_of(), group), method)(**given)
+    assert json.dumps(found) == json.dumps(returned).replace("{}", method)
     assert [worker.calls for worker in group.workers] == [[(method, reached)]] * 2
-
-
-@pytest.mark.parametrize(
-    ("method", "given", "reached"),
-    [
-        ("stream_weights_via_ipc_zmq", {}, {"buffer_size_bytes": 0, "kv_scales": None}),
-        ("broadcast_weights_for_collective", {"kv_scales": {"k": 1.0}}, {"kv_scales": {"k": 1.0}}),
-        ("init_collective", COLLECTIVE, COLLECTIVE),
-    ],
-)
-def test_what_engines_take_part_in_gives_one_future_a_rank(
-    method: str, given: dict[str, Any], reached: dict[str, Any]
-) -> None:
-    group = SerialGroup(2)
-    futures = getattr(DataPlanePolicy(config_of(), group), method)(**given)
-    assert futures == [f"{method} of 0", f"{method} of 1"]
-    assert [worker.calls for worker in group.workers] == [[(method, reached)]] * 2
-
-
-def test_what_will_be_sent_is_what_the_first_rank_says() -> None:
-    found: Any = DataPlanePolicy(config_of(), SerialGroup(2)).prepare_refit_info()
-    assert found == "prepare_refit_info of 0"
 
 
 def test_shutdown_ends_the_group() -> None:

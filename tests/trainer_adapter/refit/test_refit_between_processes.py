@@ -43,19 +43,23 @@ def assert_loaded(path: Path, dtype: torch.dtype) -> None:
         torch.testing.assert_close(loaded[name], value, rtol=0, atol=0, msg=name)
 
 
-@pytest.mark.usefixtures("ranks")
-@pytest.mark.parametrize("name", DTYPES)
-@pytest.mark.parametrize("engine", ["small0", "small1", "large0", "large1", "refused0"])
-def test_each_ranks_engine_gets_whole_weights_bit_by_bit(folder: Path, name: str, engine: str) -> None:
-    assert (folder / f"{name}_{engine}.txt").read_text() == "done"
-    assert_loaded(folder / f"{name}_{engine}.safetensors", DTYPES[name])
+STREAMED = ("small0", "small1", "large0", "large1", "refused0")
 
 
 @pytest.mark.usefixtures("ranks")
-@pytest.mark.parametrize("engine", ["collective", "collective_again"])
-def test_an_engine_elsewhere_gets_whole_weights_bit_by_bit_also_after_a_refusal(folder: Path, engine: str) -> None:
+@pytest.mark.parametrize(
+    ("engine", "dtype"),
+    [
+        *((f"{name}_{engine}", dtype) for name, dtype in DTYPES.items() for engine in STREAMED),
+        ("collective", torch.float32),
+        ("collective_again", torch.float32),
+    ],
+)
+def test_each_engine_gets_whole_weights_bit_by_bit_also_after_a_refusal(
+    folder: Path, engine: str, dtype: torch.dtype
+) -> None:
     assert (folder / f"{engine}.txt").read_text() == "done"
-    assert_loaded(folder / f"{engine}.safetensors", torch.float32)
+    assert_loaded(folder / f"{engine}.safetensors", dtype)
 
 
 @pytest.mark.parametrize("name", DTYPES)

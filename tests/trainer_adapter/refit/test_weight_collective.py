@@ -138,11 +138,8 @@ def test_ranks_that_do_not_join_are_not_waited_for_longer_than_configured() -> N
         WeightCollective("127.0.0.1", free_port(), 2, 0, CPU, timeout_s=0.2)
 
 
-def publisher(rank: int = 0) -> WeightPublisher:
-    return WeightPublisher(TinyModel(), torch.float32, CPU, rank)
-
-
 @pytest.mark.parametrize(("rank", "trainers", "world"), [(2, 2, 3), (0, 2, 2), (0, 3, 2)])
 def test_a_group_has_trainers_first_and_engines_after_them(rank: int, trainers: int, world: int) -> None:
+    publisher = WeightPublisher(TinyModel(), torch.float32, CPU, rank)
     with pytest.raises(ValueError, match="ranks"):
-        publisher(rank).init_collective("127.0.0.1", 1, world, train_world_size=trainers)
+        publisher.init_collective("127.0.0.1", 1, world, train_world_size=trainers)

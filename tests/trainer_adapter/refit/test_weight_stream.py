@@ -104,9 +104,10 @@ def test_an_error_of_the_trainer_is_raised_on_the_engine(endpoint: str, items: A
     assert engine.startswith(f"ConnectionError: the trainer failed: {error}")
 
 
-def test_a_trainer_without_an_engine_gives_up_in_time(endpoint: str) -> None:
-    with pytest.raises(TimeoutError, match=str(endpoint)):
-        sending(endpoint, timeout_s=0.1)()
+def test_neither_side_waits_for_the_other_beyond_its_time(endpoint: str) -> None:
+    for alone in (sending(endpoint, timeout_s=0.1), taking(endpoint, {}, timeout_s=0.1)):
+        with pytest.raises(TimeoutError, match=str(endpoint)):
+            alone()
 
 
 DYING = """if True:
@@ -127,11 +128,6 @@ def test_a_trainer_whose_engine_is_killed_gives_up_in_time_and_serves_the_next_o
         with pytest.raises(TimeoutError):
             sending(endpoint, timeout_s=2)()
     assert both(sending(endpoint), taking(endpoint, {})) == ("done", "done")
-
-
-def test_an_engine_without_a_trainer_gives_up_in_time(endpoint: str) -> None:
-    with pytest.raises(TimeoutError, match=str(endpoint)):
-        taking(endpoint, {}, timeout_s=0.1)()
 
 
 ONE_WEIGHT = {"w": (torch.Size([4]), torch.float32)}
@@ -176,10 +172,14 @@ def test_a_trainer_that_starts_anew_is_not_taken_for_the_one_that_broke_off(endp
     assert "expected message 1 of this stream of weights" in engine
 
 
+def publisher_at(endpoint: str, timeout_s: float) -> WeightPublisher:
+    folder = Path(endpoint.removeprefix("ipc://")).parent
+    return WeightPublisher(MODEL, torch.bfloat16, CPU, 0, timeout_s=timeout_s, endpoint_folder=folder)
+
+
 def test_engines_have_closed_the_trainers_memory_when_its_call_returns(endpoint: str) -> None:
     """On a GPU torch keeps freed memory for the first engine that opened it, and for none that came later."""
-    folder = Path(endpoint.removeprefix("ipc://")).parent
-    publisher = WeightPublisher(MODEL, torch.bfloat16, CPU, 0, timeout_s=10, endpoint_folder=folder)
+    publisher = publisher_at(endpoint, 10)
     opened, returned, alone = [], [], []
 
     def send() -> None:
@@ -201,15 +201,13 @@ def test_engines_have_closed_the_trainers_memory_when_its_call_returns(endpoint:
 
 def test_refits_that_fail_add_no_memory_to_that_of_the_first(endpoint: str) -> None:
     """CUDA memory that was offered to an engine that never came is not freed before the trainer ends."""
-    folder = Path(endpoint.removeprefix("ipc://")).parent
-    publisher = WeightPublisher(MODEL, torch.bfloat16, CPU, 0, timeout_s=0.05, endpoint_folder=folder)
     held = []
-    for _ in range(4):
-        with pytest.raises(TimeoutError):
-            publisher.stream_weights_via_ipc_zmq(buffer_size_bytes=1000)
-        held.append(mappings_of_weights())
+    with closing(publisher_at(endpoint, 0.05)) as publisher:
+        for _ in range(4):
+            with pytest.raises(TimeoutError):
+                publisher.stream_weights_via_ipc_zmq(buffer_size_bytes=1000)
+            held.append(mappings_of_weights())
     assert held == [held[0]] * 4 != [0] * 4
-    publisher.close()
 
 
 def test_the_folder_of_sockets_is_its_owners_alone(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from tests.trainer_adapter.automodel.setup_cases import REWARD
 from tests.trainer_adapter.refit.streams import take
 from tests.trainer_adapter.worker import worker_cases
 from tests.trainer_adapter.worker.conftest import MakeWorker
-from tests.trainer_adapter.worker.weights import assert_equal, weights
-from tests.trainer_adapter.worker.worker_cases import ADAM, batch
+from tests.trainer_adapter.worker.worker_cases import ADAM, assert_equal, batch, weights
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 

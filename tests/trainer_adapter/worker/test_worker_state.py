@@ -10,8 +10,7 @@ import torch
 from tests.trainer_adapter.worker import worker_cases
 from tests.trainer_adapter.worker.conftest import MakeWorker
 from tests.trainer_adapter.worker.plain_policy import logits_alone, logprobs_of, model_alone
-from tests.trainer_adapter.worker.weights import weights
-from tests.trainer_adapter.worker.worker_cases import ADAM, batch
+from tests.trainer_adapter.worker.worker_cases import ADAM, batch, weights
 
 from trainer_adapter.automodel.setup import STRING_TO_DTYPE
 from trainer_adapter.losses import ClippedPolicyGradientLoss
@@ -21,15 +20,14 @@ from trainer_adapter.worker import AutomodelPolicyWorker
 
 
 def test_offloaded_and_brought_back_it_goes_on_as_before(make_worker: MakeWorker) -> None:
-    steady = make_worker(changes={"optimizer": ADAM})
-    expected = [steady.train(batch(), ClippedPolicyGradientLoss())["global_loss"].item() for _ in range(3)]
+    expected = steps(make_worker(changes={"optimizer": ADAM}), 3)
     worker = make_worker(changes={"optimizer": ADAM, "offload_optimizer_for_logprob": True})
     losses = []
     for _ in range(3):
         worker.prepare_for_lp_inference()
         worker.get_logprobs(batch())
         worker.prepare_for_training()
-        losses.append(worker.train(batch(), ClippedPolicyGradientLoss())["global_loss"].item())
+        losses += steps(worker, 1)
         worker.finish_training()
         worker.offload_before_refit()
         worker.offload_after_refit()
@@ -127,12 +125,14 @@ def test_inference_between_the_parts_of_a_step_leaves_training_on(make_worker: M
     assert modes == [False, True] * 2
 
 
-def test_a_resumed_run_drops_out_what_the_first_one_did(make_worker: MakeWorker, tmp_path: Path) -> None:
-    def steps(worker: AutomodelPolicyWorker) -> list[float]:
-        return [worker.train(batch(), ClippedPolicyGradientLoss())["global_loss"].item() for _ in range(2)]
+def steps(worker: AutomodelPolicyWorker, count: int = 2) -> list[float]:
+    """The losses of so many steps."""
+    return [worker.train(batch(), ClippedPolicyGradientLoss())["global_loss"].item() for _ in range(count)]
 
+
+def test_a_resumed_run_drops_out_what_the_first_one_did(make_worker: MakeWorker, tmp_path: Path) -> None:
     changes = {"hf_config_overrides": {"attention_dropout": 0.5}, "optimizer": ADAM}
-    paths = {"weights_path": str(tmp_path / "weights"), "optimizer_path": str(tmp_path / "optimizer")}
+    paths = {f"{part}_path": str(tmp_path / part) for part in ("weights", "optimizer")}
     worker = make_worker(changes=changes)
     steps(worker)
     worker.save_checkpoint(**paths, checkpointing_cfg={})
@@ -143,11 +143,7 @@ def test_a_resumed_run_drops_out_what_the_first_one_did(make_worker: MakeWorker,
 
 def test_a_save_before_the_first_step_changes_nothing(make_worker: MakeWorker, tmp_path: Path) -> None:
     """Neither in this run nor in one that resumes from it: Adam's steps depend on how many came before."""
-
-    def steps(worker: AutomodelPolicyWorker) -> list[float]:
-        return [worker.train(batch(), ClippedPolicyGradientLoss())["global_loss"].item() for _ in range(2)]
-
-    paths = {"weights_path": str(tmp_path / "weights"), "optimizer_path": str(tmp_path / "optimizer")}
+    paths = {f"{part}_path": str(tmp_path / part) for part in ("weights", "optimizer")}
     expected = steps(make_worker(changes={"optimizer": ADAM}))
     saving = make_worker(changes={"optimizer": ADAM})
     saving.save_checkpoint(**paths, checkpointing_cfg={})

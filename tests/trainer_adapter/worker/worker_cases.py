@@ -39,6 +39,9 @@ each_packing = pytest.mark.parametrize(
 )
 
 
+Tensors = dict[str, torch.Tensor]
+
+
 class Layout(NamedTuple):
     dp: int = 1
     tp: int = 1
@@ -127,11 +130,19 @@ def worker(*arguments: Any, **keywords: Any) -> Iterator[AutomodelPolicyWorker]:
         assert made.shutdown()
 
 
+def weights(made: AutomodelPolicyWorker) -> Tensors:
+    return whole_weights(made._policy.model)
+
+
+def assert_equal(found: Tensors, expected: Tensors) -> None:
+    assert found.keys() == expected.keys()
+    assert [name for name, value in found.items() if not torch.equal(value, expected[name])] == []
+
+
 # --- cases ---
 
 EVERYWHERE = [(layout, packing) for layout in LAYOUTS for packing in PACKINGS]
 
-Tensors = dict[str, torch.Tensor]
 Case = Callable[[int, Path], tuple[Tensors, dict[str, Any]]]
 
 
@@ -144,14 +155,14 @@ def asked_and_trained(layout: Layout, packing: str, backend: str = "transformers
         with worker(given, init_reference_model=False) as made:
             tensors = {**made.get_topk_logits(data=rows, k=3), **made.get_logprobs(rows)}
             trained = made.train(rows, ClippedPolicyGradientLoss())
-            weights = whole_weights(made._policy.model)
+            after = weights(made)
             seen = {
                 "loss": trained["global_loss"].tolist(),
                 "grad_norm": trained["grad_norm"].item(),
                 "microbatches": len(trained["all_mb_metrics"]["loss"]),
                 "layout": made.layout(),
             }
-        return {**tensors, **weights}, seen
+        return {**tensors, **after}, seen
 
     return play
 
@@ -166,17 +177,21 @@ def in_16_bits(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
         return {"logprobs": logprobs}, seen
 
 
+def rows_of(rank: int, counts: tuple[int, int]) -> BatchedDataDict[Any]:
+    start = sum(counts[:rank])
+    return batch().slice(start, start + counts[rank])
+
+
 def uneven(counts: tuple[int, int]) -> Case:
     """A step over packed rows of which ranks have different numbers, and what is asked of them."""
 
     def play(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
-        start = sum(counts[:rank])
-        rows = batch().slice(start, start + counts[rank])
+        rows = rows_of(rank, counts)
         with worker(config(folder / "model", Layout(dp=2), "sequence"), init_reference_model=False) as made:
             tensors = dict(made.get_logprobs(rows))
             trained = made.train(rows, ClippedPolicyGradientLoss())
             seen = {"loss": trained["global_loss"].tolist(), "grad_norm": trained["grad_norm"].item()}
-            return {**tensors, **whole_weights(made._policy.model)}, seen
+            return {**tensors, **weights(made)}, seen
 
     return play
 
@@ -185,8 +200,7 @@ def refused(packing: str, counts: tuple[int, int], gbs: int | None = None) -> Ca
     """What ranks with so many rows are told when they train on them; without gbs, when they ask for logprobs."""
 
     def play(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
-        start = sum(counts[:rank])
-        rows = batch().slice(start, start + counts[rank])
+        rows = rows_of(rank, counts)
         with worker(config(folder / "model", Layout(dp=2), packing), init_reference_model=False) as made:
             train = partial(made.train, rows, ClippedPolicyGradientLoss(), gbs=gbs)
             ask = train if gbs is not None else partial(made.get_logprobs, rows)
@@ -243,7 +257,7 @@ def trained_without_limit(layout: Layout, backend: str = "transformers") -> Case
                 "loss": trained["global_loss"].tolist(),
                 "grad_norm": trained["grad_norm"].item(),
             }
-            return whole_weights(made._policy.model), seen
+            return weights(made), seen
 
     return play
 
