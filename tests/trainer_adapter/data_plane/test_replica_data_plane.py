@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tests.trainer_adapter.data_plane.replica_cases import IDS, LENGTHS, PAD, fi
 
 from dataplane_client.client import DataPlaneClient, connect, kv_first_write
 from dataplane_client.errors import InvalidArgumentError, NotFoundError, ReplacedError
-from dataplane_client.records.meta import KVBatchMeta
+from dataplane_client.records.meta import PAD_TARGET_KEY, KVBatchMeta
 from dataplane_server.testing import running_server
 from trainer_adapter.data_plane import ReplicaDataPlane, ReplicaGroup
 
@@ -78,6 +79,13 @@ def test_a_fetch_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(error, match=re.escape(fragment)):
         side.fetch(meta_of("p", ROWS), **arguments)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_rows_wider_than_what_the_driver_chose_are_refused(side: ReplicaDataPlane, known: bool) -> None:
+    meta = replace(meta_of("p", ROWS, known), extra_info={PAD_TARGET_KEY: 6})
+    with pytest.raises(ValueError, match="'p': a row has 7 tokens, more than the width 6"):
+        side.fetch(meta, ["input_ids"])
 
 
 # --- write_back ---

@@ -131,38 +131,38 @@ class ReplicaDataPlane:
             )
         if not names:
             raise ValueError(f"fetch from {meta.partition_id!r}: no fields; set fields or meta.fields")
-        width, longest = pad_target(meta), max(meta.sequence_lengths or [0])
-        if width is not None and width < longest:
-            raise ValueError(
-                f"fetch from {meta.partition_id!r}: a row has {longest} tokens, more than the width {width}"
-            )
+        _check_width(meta, max(meta.sequence_lengths or [0]))
 
     def _read(
         self, meta: KVBatchMeta, names: Sequence[str], layout: Layout, dp_group: ProcessGroup | None
     ) -> BatchedDataDict[Any]:
         if layout != "padded":
             return self.require_client().read_columns(meta, names, layout=layout, device=self._device)
+        if meta.sequence_lengths is None:
+            return self._read_and_measure(meta, names, dp_group)
         width = pad_target(meta)
-        if width is None and meta.sequence_lengths is not None:
-            width = self._width(max(meta.sequence_lengths, default=0), dp_group)
         if width is None:
-            return self._read_and_agree(meta, names, dp_group)
+            width = self._width(max(meta.sequence_lengths, default=0), dp_group)
         pad_values = {name: value for name, value in self._pad_values.items() if name in names}
         return self.require_client().read_columns(
             meta, names, pad_value_dict=pad_values, pad_to_seqlen=width, device=self._device
         )
 
-    def _read_and_agree(
+    def _read_and_measure(
         self, meta: KVBatchMeta, names: Sequence[str], dp_group: ProcessGroup | None
     ) -> BatchedDataDict[Any]:
         """Read rows whose lengths are unknown before."""
+        width = pad_target(meta)
         try:
             ragged = self.require_client().read_columns(meta, names, layout="jagged", device=self._device)
             longest = longest_row(ragged)
+            _check_width(meta, longest)
         except BaseException:
-            report_unreadable(dp_group, self._device)
+            if width is None:
+                report_unreadable(dp_group, self._device)
             raise
-        width = self._width(longest, dp_group)
+        if width is None:
+            width = self._width(longest, dp_group)
         return materialize(TensorDict(ragged.get_dict(), batch_size=[meta.size]), "padded", self._pad_values, width)
 
     def _width(self, longest: int, dp_group: ProcessGroup | None) -> int:
@@ -229,6 +229,12 @@ class ReplicaDataPlane:
         taken = run_on_leader(take, self._replica, self._device)
         meta = KVBatchMeta(**taken["meta"])
         return ReplicaClaim(held[0] if held else None, taken["claim_id"], meta, self._replica, self._device)
+
+
+def _check_width(meta: KVBatchMeta, longest: int) -> None:
+    width = pad_target(meta)
+    if width is not None and width < longest:
+        raise ValueError(f"fetch from {meta.partition_id!r}: a row has {longest} tokens, more than the width {width}")
 
 
 def _preprocess(preprocess: Preprocess, batch: BatchedDataDict[Any], meta: KVBatchMeta) -> BatchedDataDict[Any]:
