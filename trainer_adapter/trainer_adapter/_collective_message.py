@@ -6,8 +6,9 @@ from it. Elements are sent as bytes, because collectives support few element typ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
+from math import prod
 from typing import Any, NamedTuple
 
 import msgpack
@@ -44,14 +45,11 @@ def pack_message(values: Mapping[str, Any] | None, device: torch.device) -> Coll
     if not isinstance(values, Mapping):
         raise UnsupportedValue(f"values must be a mapping, got {type(values).__name__}")
     tensors = _Tensors(device)
-    packed = {_check_key(key): _name_errors(key, tensors.pack, value) for key, value in values.items()}
+    for key in values:
+        if not isinstance(key, str):
+            raise UnsupportedValue(f"value name {key!r} must be a str, got {type(key).__name__}")
+    packed = {key: _name_errors(key, tensors.pack, value) for key, value in values.items()}
     return CollectiveMessage(msgpack.packb([packed, tensors.table]), tensors.buffers)
-
-
-def _check_key(key: object) -> str:
-    if not isinstance(key, str):
-        raise UnsupportedValue(f"value name {key!r} must be a str, got {type(key).__name__}")
-    return key
 
 
 def _name_errors(key: object, step: Any, value: Any) -> Any:
@@ -131,11 +129,8 @@ def _values_and_lengths(nested: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
 def allocate_buffers(header: bytes, device: torch.device) -> list[torch.Tensor]:
     """Allocate memory for the elements of the tensors in a header."""
     _, table = _unpack_header(header)
-    return [torch.empty(_nbytes(dtype, shape), dtype=torch.uint8, device=device) for dtype, shape, _ in table]
-
-
-def _nbytes(dtype: str, shape: Sequence[int]) -> int:
-    return int(np.prod(shape, dtype=np.int64)) * torch_dtype(dtype).itemsize
+    sizes = [prod(shape) * torch_dtype(dtype).itemsize for dtype, shape, _ in table]
+    return [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
 
 
 def unpack_message(message: CollectiveMessage) -> dict[str, Any]:

@@ -43,22 +43,17 @@ def shard_meta_for_dp(
     Raises ValueError for a meta without rows or lengths and for both kinds of arguments at once, AssertionError if the
     rows cannot be divided evenly.
     """
-    lengths = _checked_lengths(meta)
-    if sequence_packing_args is not None and dynamic_batching_args is not None:
-        raise ValueError("sequence_packing_args and dynamic_batching_args exclude each other; pass at most one")
-    args = MicrobatchArgs(sequence_packing_args, dynamic_batching_args)
-    shards, _ = args.shard(_skeleton(lengths, args), dp_world, batch_size)
-    rows = [shard["meta_idx"].tolist() for shard in shards]
-    metas = [_with_plan(meta.subset(own), shard) for own, shard in zip(rows, shards, strict=True)]
-    return metas, _undo([row for own in rows for row in own])
-
-
-def _checked_lengths(meta: KVBatchMeta) -> list[int]:
     if meta.size == 0:
         raise ValueError(f"partition {meta.partition_id!r}: the meta has no rows to shard")
     if meta.sequence_lengths is None:
         raise ValueError(f"partition {meta.partition_id!r}: sharding needs the meta's sequence_lengths")
-    return meta.sequence_lengths
+    if sequence_packing_args is not None and dynamic_batching_args is not None:
+        raise ValueError("sequence_packing_args and dynamic_batching_args exclude each other; pass at most one")
+    args = MicrobatchArgs(sequence_packing_args, dynamic_batching_args)
+    shards, _ = args.shard(_skeleton(meta.sequence_lengths, args), dp_world, batch_size)
+    rows = [shard["meta_idx"].tolist() for shard in shards]
+    metas = [_with_plan(meta.subset(own), shard) for own, shard in zip(rows, shards, strict=True)]
+    return metas, _undo([row for own in rows for row in own])
 
 
 def _skeleton(lengths: list[int], args: MicrobatchArgs) -> BatchedDataDict[torch.Tensor]:

@@ -35,6 +35,5 @@ def report_unreadable(dp_group: ProcessGroup | None, device: torch.device) -> No
 
 def longest_row(columns: Mapping[str, Any]) -> int:
     """Tokens of the longest row of a batch's ragged columns; 0 without any."""
-    tensors = [value for value in columns.values() if isinstance(value, torch.Tensor)]
-    ragged: list[Any] = [tensor for tensor in tensors if tensor.is_nested and tensor.shape[0]]
-    return max((int(tensor.offsets().diff().max().item()) for tensor in ragged), default=0)
+    ragged: list[Any] = [value for value in columns.values() if isinstance(value, torch.Tensor) and value.is_nested]
+    return max((int(value.offsets().diff().max()) for value in ragged if value.shape[0]), default=0)

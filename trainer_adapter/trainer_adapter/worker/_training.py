@@ -39,7 +39,9 @@ def train(
     rows_at_once = required(policy.config, "train_micro_batch_size") if mbs is None else mbs
     own, batches = _count_batches(policy, data, size)
     check_sequence_dim(data)
-    rows, _ = plan_batch(policy, _whole_global_batches(data, own * batches), "train", own)
+    if data.micro_batch_indices is None:  # no plan could place rows after the last whole global batch
+        data = data.slice(0, min(data.size, own * batches))
+    rows, _ = plan_batch(policy, data, "train", own)
     steps: list[TrainingStep] = []
     grad_norm: Tensor | None = None
     for index in range(batches):
@@ -106,10 +108,3 @@ def _rows_of_ranks(rows: int, policy: LoadedPolicy) -> list[int]:
     shared = to_compute_device(counts)
     torch.distributed.all_reduce(shared, group=policy.dp_group)
     return [int(count) for count in shared.tolist()]
-
-
-def _whole_global_batches(data: BatchedDataDict[Any], rows: int) -> BatchedDataDict[Any]:
-    """Drop the rows after the last whole global batch, which no plan could place. Planned data is complete already; a
-    plan may give ranks different numbers of rows.
-    """
-    return data if data.micro_batch_indices is not None or data.size <= rows else data.slice(0, rows)

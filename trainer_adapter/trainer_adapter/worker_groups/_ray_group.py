@@ -38,18 +38,15 @@ class RayWorkerGroup:
         self._actors: list[Any] = []
         self._placement, seats = reserve(options)
         try:
-            self._make_actors(seats)
+            actor = self._ray.remote(RankActor)
+            for seat in seats:
+                self._actors.append(actor.options(**actor_options(options, self._placement, seat)).remote())
             self._make_workers(worker, arguments, seats)
             self._replicas = Replicas.from_layouts(self._wait(self._start("layout", {}), "layout"))
         except BaseException as error:
             self._health.end(error)  # workers that were never made cannot shut down
             self.shutdown()
             raise
-
-    def _make_actors(self, seats: Sequence[Seat]) -> None:
-        actor = self._ray.remote(RankActor)
-        for seat in seats:
-            self._actors.append(actor.options(**actor_options(self._options, self._placement, seat)).remote())
 
     def _make_workers(self, worker: Callable[..., Any], arguments: Mapping[str, Any], seats: Sequence[Seat]) -> None:
         limit = self._options.start_timeout_s
