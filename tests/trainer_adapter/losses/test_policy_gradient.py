@@ -161,7 +161,7 @@ ONE = (torch.tensor(1), torch.tensor(1))
 
 def shares_of(
     options: ClippedPolicyGradientOptions, logprobs: Tensor, batch: Batch, counts: tuple[Tensor, Tensor] = ONE
-) -> tuple[float, Tensor, dict[str, Any]]:
+) -> tuple[float, Any, dict[str, Any]]:
     """Loss, derivatives by the log-probabilities, metrics."""
     given = logprobs.detach().requires_grad_()
     loss, metrics = ClippedPolicyGradientLoss(options)(given, batch, *counts)
