@@ -17,7 +17,6 @@ the last. Its rows do not return to the queue but stay with their step; see `ver
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -241,21 +240,19 @@ class Claims:
 
     def void(self, partition: Partition) -> None:
         """End the open claims on a partition that is dropped, or whose cursors are reset."""
-        for claim in self._open_claims(partition):
-            self._table.report("reset", claim, claim.left())
-            self._table.end(claim, "reset", 0)
+        for claim in self._table:
+            if claim.partition is partition:
+                self._table.report("reset", claim, claim.left())
+                self._table.end(claim, "reset", 0)
 
     def fence(self, partition: Partition, task: str, slots: Slots | None) -> tuple[Slots, int]:
         """End the claims of a task that hold any of the rows (None: all). Returns their rows, which the caller
         restores, and the number of claims.
         """
         lefts = []
-        for claim in self._open_claims(partition):
+        for claim in self._table.open_on(partition, task):
             left = claim.left()
-            if claim.task == task and (slots is None or np.isin(left, slots).any()):
+            if slots is None or np.isin(left, slots).any():
                 lefts.append(left)
                 self._table.end(claim, "reset", len(left))
         return np.concatenate([np.zeros(0, np.int64), *lefts]), len(lefts)
-
-    def _open_claims(self, partition: Partition) -> Iterable[OpenClaim]:
-        return [claim for claim in self._table if claim.partition is partition]

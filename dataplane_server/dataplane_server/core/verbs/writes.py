@@ -169,13 +169,9 @@ class Writes:
         return reservation or Waiting(ticket)
 
     def _admitted(self, ticket: int, begun: _UnderWay, now: float) -> Reservation | None:
-        """The space of a write that has entered; None if it waits for that. If it is refused, it leaves."""
+        """The space of a write that was checked and has entered; None if it waits for that."""
         call = begun.call
-        try:
-            reservation = self._admission.admit(ticket, begun.columns, now, node=call.node, urgent=bool(call.claim_id))
-        except Refusal:
-            self._flow.leave(ticket)
-            raise
+        reservation = self._admission.admit(ticket, begun.columns, now, node=call.node, urgent=bool(call.claim_id))
         if reservation is None and self._state.draining:
             self.abort(ticket)
             raise draining()
