@@ -65,13 +65,13 @@ class _Process:
         self._tally = Tally()
 
     def run(self, asked: Connection) -> None:
-        """Work; answer each question with the tally, and end when the asker goes away."""
+        """Work; answer each question with the tally, at once or when all threads have ended; end with the asker."""
         parts = (self._produce, self._produce, self._consume, self._consume, self._consume, self._read)
         with self._connected() as client, ThreadPoolExecutor(THREADS) as threads:
             running = [threads.submit(self._work, client, part, number) for number, part in enumerate(parts)]
             with contextlib.suppress(EOFError):
                 while True:
-                    if asked.recv() == "ended":
+                    if asked.recv():
                         wait(running)
                     with self._lock:
                         asked.send(self._tally)
@@ -150,22 +150,15 @@ class Load:
     def __init__(self, asked: list[Connection]) -> None:
         self._asked = asked
 
-    def _tallies(self, question: str) -> list[Tally]:
+    def tallies(self, *, ended: bool = False) -> list[Tally]:
+        """What each client has been told so far. ended: when an error has ended all of its threads."""
         for connection in self._asked:
-            connection.send(question)
+            connection.send(ended)
         answers: list[Any] = []
         for connection in self._asked:
             assert connection.poll(_ENOUGH_S), "a client does not answer"
             answers.append(connection.recv())
         return answers
-
-    def tallies(self) -> list[Tally]:
-        """What each client has been told so far."""
-        return self._tallies("now")
-
-    def ended(self) -> list[Tally]:
-        """What each has been told when an error has ended all of its threads."""
-        return self._tallies("ended")
 
 
 @contextlib.contextmanager

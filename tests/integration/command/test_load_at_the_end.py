@@ -105,7 +105,7 @@ def test_sigterm_under_load_fails_no_call_that_was_accepted(
         assert [tally.transport for tally in clients.tallies()] == ["shm", "grpc", "grpc"]
         began = time.monotonic()
         ended = threads.submit(command.end)
-        tallies = clients.ended()
+        tallies = clients.tallies(ended=True)
     told = sum(tallies, Tally())
 
     # Every thread went on until it was told that the server is going, and of nothing else.

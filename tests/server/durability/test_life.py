@@ -209,41 +209,31 @@ async def test_a_call_that_comes_after_the_end_is_refused_and_no_failure_of_the_
 # -- directories that are refused --------------------------------------------------------------------------------------
 
 
-def change_nothing(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    pass
-
-
-def remove_arena(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    (folder / "arena").unlink()
-
-
-def remove_log(folder: Path, patch: pytest.MonkeyPatch) -> None:
+def remove_log(folder: Path) -> None:
     for path in folder.glob("log-*"):
         path.rename(folder / path.name.replace("log", "checkpoint"))
 
 
-def change_version(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("dataplane_server.durability.replica.VERSION", "9.9.9")
-
-
 @pytest.mark.parametrize(
-    ("spoil", "limits", "words"),
+    ("spoil", "limits", "version", "words"),
     [
-        (change_nothing, replace(LIMITS, max_rows=7), r"max_rows 4000000 \(now 7\); start with those"),
-        (remove_arena, LIMITS, "no arena"),
-        (remove_log, LIMITS, "no log"),
-        (change_version, LIMITS, rf"{VERSION}.*9\.9\.9"),
+        (lambda folder: None, replace(LIMITS, max_rows=7), VERSION, r"max_rows 4000000 \(now 7\); start with those"),
+        (lambda folder: (folder / "arena").unlink(), LIMITS, VERSION, "no arena"),
+        (remove_log, LIMITS, VERSION, "no log"),
+        (lambda folder: None, LIMITS, "9.9.9", rf"{VERSION}.*9\.9\.9"),
     ],
     ids=["other limits", "no arena", "no log", "another version"],
 )
 def test_a_directory_that_cannot_be_gone_on_with_is_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    spoil: Callable[[Path, pytest.MonkeyPatch], None],
+    spoil: Callable[[Path], object],
     limits: Limits,
+    version: str,
     words: str,
 ) -> None:
     begin(tmp_path).arena.close()
-    spoil(tmp_path, monkeypatch)
+    spoil(tmp_path)
+    monkeypatch.setattr("dataplane_server.durability.replica.VERSION", version)
     with pytest.raises(RecoveryError, match=words):
         begin(tmp_path, limits=limits)
