@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -41,6 +42,8 @@ _BACKLOG = 128
 _PAUSE_S = 0.02
 _HANDSHAKE_S = 5.0
 _PATIENCE_S = 1.0
+_NOT_OF_THIS_HOST = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+"""A name may have such addresses, as localhost has ::1 in a container without IPv6."""
 
 
 class HttpListener:
@@ -66,10 +69,19 @@ class HttpListener:
         self._runner = web.AppRunner(app, access_log=None, logger=_RequestLog("dataplane_server.http"))
         await self._runner.setup()
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        missing = None
         for family, *_, address in dict.fromkeys(found):
-            listener = _listener(family, (str(address[0]), port))
+            try:
+                listener = _listener(family, (str(address[0]), port))
+            except OSError as error:
+                if error.errno not in _NOT_OF_THIS_HOST:
+                    raise
+                missing = error
+                continue
             port = listener.getsockname()[1]
             self._accepting.append(accepting(listener, "http", self._serve))
+        if missing is not None and not self._accepting:
+            raise missing
         return port
 
     async def stop(self) -> None:

@@ -9,6 +9,7 @@ import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -98,6 +99,22 @@ def test_an_address_where_nothing_can_listen_is_refused_in_words(
     with pytest.raises(OSError, match=re.escape(f"cannot listen on {listen}: {message}")):
         ServerThread(ServerConfig(listen=(listen,), insecure=True, limits=LIMITS))
     assert capfd.readouterr().err == ""  # gRPC has not tried
+
+
+def test_addresses_of_a_name_that_this_host_lacks_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container without IPv6, where localhost is ::1 nevertheless."""
+    found = socket.getaddrinfo
+
+    def both(host: Any, *more: Any, **options: Any) -> list[Any]:
+        hosts = ("2001:db8::1", "127.0.0.1") if host == "localhost" else (host,)
+        return [place for each in hosts for place in found(each, *more, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    local = "localhost:0"
+    server = ServerThread(ServerConfig(("127.0.0.1:0",), http=local, http_door=local, direct=local, limits=LIMITS))
+    for address in (server.http_address, server.server.http_door_address, server.server.direct_address):
+        socket.create_connection(("127.0.0.1", int(str(address).rpartition(":")[2])), 20.0).close()
+    server.stop()
 
 
 def test_bad_settings_are_refused_before_anything_listens(tmp_path: Path) -> None:

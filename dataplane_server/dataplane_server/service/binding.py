@@ -16,8 +16,9 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -117,22 +118,28 @@ def _process_of(connected: socket.socket) -> str:
     return f" (process {process})" if process > 0 else ""
 
 
-def check_port(setting: str, address: str) -> None:
-    """Raises OSError if no server can listen on `host:port`. setting: the one that chooses the address."""
+def check_port(setting: str, address: str) -> Sequence[tuple[socket.AddressFamily, tuple[Any, ...]]]:
+    """The families and addresses where a server can listen on `host:port`; of a name, those that this host has, as
+    localhost may be ::1 in a container without IPv6. Raises OSError if there is none. setting: the one that chooses the
+    address.
+    """
     host, port = host_and_port(setting, address)
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        failures = [failure for family, *_, where in found if (failure := _try(family, where)) is not None]
+        found = [(family, where) for family, *_, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     except socket.gaierror as error:
         raise OSError(f"cannot listen on {address}: the host is unknown ({error.strerror})") from None
-    for failure in failures:
+    failed = {place: failure for place in found if (failure := _try(*place)) is not None}
+    for failure in failed.values():
         if failure.errno == errno.EADDRINUSE:
             raise OSError(
                 f"cannot listen on {address}: another process listens there, perhaps another server (`ss -ltnp` names "
                 f"it); stop it, or choose another port with --{setting}, as in --{setting} {host}:0 for any free one"
             ) from failure
-    if len(failures) == len(found):
-        raise OSError(f"cannot listen on {address}: {_words_of(failures[0])}") from failures[0]
+    places = [place for place in found if place not in failed]
+    if not places:
+        first = failed[found[0]]
+        raise OSError(f"cannot listen on {address}: {_words_of(first)}") from first
+    return places
 
 
 def _words_of(failure: OSError) -> str:

@@ -23,7 +23,7 @@ import tempfile
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 
-from dataplane_server.config import ServerConfig, host_and_port, with_port
+from dataplane_server.config import ServerConfig, with_port
 from dataplane_server.observe.log import get_log
 from dataplane_server.service.binding import check_port
 
@@ -43,8 +43,7 @@ class Sidecar:
         if not modules:
             raise OSError(f"--{name}: no program is installed that has the entry point {name!r} in {GROUP!r}")
         self._name = name
-        check_port(name, address)
-        family, *_, place = socket.getaddrinfo(*host_and_port(name, address), type=socket.SOCK_STREAM)[0]
+        family, place = check_port(name, address)[0]
         self._listener = socket.create_server(place[:2], family=family, backlog=_BACKLOG)
         self.address = with_port(address, self._listener.getsockname()[1])
         self._folder = tempfile.mkdtemp(prefix=f"dataplane-{name}-")
