@@ -49,13 +49,12 @@ _SAFE = {
 
 
 class Page:
-    """The page of one server. watch_s: how long a stream lasts."""
+    """The page of one server."""
 
-    def __init__(self, reader: StateReader, samples: Samples, gate: Gate, watch_s: float = WATCH_S) -> None:
+    def __init__(self, reader: StateReader, samples: Samples, gate: Gate) -> None:
         self.board = Board(reader.pieces, MAX_BYTES)
         self._samples = samples
         self._gate = gate
-        self._watch_s = watch_s
         self._assets = {
             file.name: (file.read_bytes(), _TYPES[file.name.rpartition(".")[2]])
             for file in files("dataplane_server.page").joinpath("assets").iterdir()
@@ -103,7 +102,7 @@ class Page:
             return only(web.Response(text=text, status=503, headers={"Retry-After": "5"}))
         response = only(web.StreamResponse(headers={**_SAFE, "Content-Type": "text/event-stream"}))
         with contextlib.suppress(ConnectionError):  # the viewer has gone, or did not read
-            async with contextlib.aclosing(self.board.watch(self._watch_s)) as events:
+            async with contextlib.aclosing(self.board.watch(WATCH_S)) as events:
                 await response.prepare(request)
                 async for event in events:
                     await response.write(event)

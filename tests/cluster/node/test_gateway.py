@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import socket
-import stat
-import tempfile
 import weakref
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import cast
 
 import numpy as np
 import pytest
 from google.protobuf.message import Message
-from tests.as_user import user
 from tests.cluster.node.conftest import MIB, Node, arena_of, eventually, read, rows
-from tests.forked import FORKS
 from tests.integration.wire.local_peer import HEAD, Lifeline, Peer, claim
 
 from dataplane_client._connect.deadline import Deadline
-from dataplane_client._memory.shared_arena import SharedArena
 from dataplane_client._verbs._async.carriers import AsyncArenaCarrier
 from dataplane_client._verbs._async.frame_calls import AsyncFrameCalls
 from dataplane_client._verbs._sync.carriers import ArenaCarrier
 from dataplane_client._verbs._sync.frame_calls import FrameCalls
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import InvalidArgumentError, OutOfSpaceError, UnavailableError
-from dataplane_server.access.peers import AllowedPeers
 from dataplane_server.cluster.node.gateway import Gateway
 from dataplane_server.cluster.node.line import Membership
 from dataplane_server.core.calls.refusal import Reason, Refusal
@@ -75,7 +67,7 @@ async def test_a_client_that_cannot_reach_the_coordinator_finds_that_at_once(nod
 async def test_a_call_whose_connection_broke_does_not_keep_the_memory_mapped(node: Node) -> None:
     """The node takes an arena for used until its clients have unmapped it."""
     listener = socket.create_server(("127.0.0.1", 0))
-    arena = await asyncio.to_thread(partial(SharedArena, str(node.path), node.arena.nonce))
+    arena = await node.map()
     arena.calls_at = listener.getsockname()[:2]
     mapped = weakref.ref(arena)
 
@@ -426,40 +418,3 @@ async def test_the_coordinator_does_not_hear_that_clients_are_gone_when_the_node
     await node.gateway.close()
     await eventually(lambda: node.orphans == (arena_of(client).token,))
     assert not node.path.exists()
-
-
-# -- who may connect ---------------------------------------------------------------------------------------------------
-
-
-async def test_the_socket_has_its_mode_and_takes_the_place_of_a_dead_one(node: Node) -> None:
-    path = node.path.with_name("other.sock")
-    with socket.socket(socket.AF_UNIX) as killed:
-        killed.bind(str(path))
-    gateway = Gateway(node.arena, node.cache, node.fetching)
-    gateway.listen_at(path, 0o640)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
-    await gateway.close()
-    assert not path.exists()
-
-
-@FORKS
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become other users")
-async def test_another_user_is_refused_if_the_gateway_does_not_admit_it(node: Node) -> None:
-    gateway = Gateway(node.arena, node.cache, node.fetching, AllowedPeers(frozenset({2000})))
-    gateway.join(node.membership)
-    await gateway.link()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)  # noqa: PTH101, S103  # others come in; paths are not for asynchronous functions
-        path = Path(folder) / "node.sock"
-        gateway.listen_at(path, 0o666)
-        ends = [await asyncio.to_thread(user(uid).run, attach, str(path), node.arena.nonce) for uid in (2000, 3000)]
-        await gateway.close()
-    assert ends == ["attached", "this socket serves only certain users and groups, not user 3000"]
-
-
-def attach(path: str, nonce: bytes) -> str:
-    try:
-        SharedArena(path, nonce)
-    except OSError as error:
-        return str(error)
-    return "attached"

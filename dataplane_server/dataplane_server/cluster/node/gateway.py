@@ -42,12 +42,12 @@ class NodeSession(Handles[Sequence[CachedRun]]):
 
 class Gateway(LocalEndpoint):
     """`listen_at`, `join` each coordinator, `link` now and then, and `close` once. membership: None while there is no
-    coordinator. peers: whom the socket admits, if its file lets them.
+    coordinator.
     """
 
-    def __init__(self, arena: Arena, cache: Cache, fetching: Fetching, peers: AllowedPeers | None = None) -> None:
+    def __init__(self, arena: Arena, cache: Cache, fetching: Fetching) -> None:
         fetch = LocalMethod("Fetch", pb.FetchRequest, self._fetch)
-        super().__init__(None, arena, None, {pb.LOCAL_METHOD_FETCH: fetch}, abstract=False, peers=peers)
+        super().__init__(None, arena, None, {pb.LOCAL_METHOD_FETCH: fetch}, abstract=False)
         self.membership: Membership | None = None
         self._cache = cache
         self._fetching = fetching
