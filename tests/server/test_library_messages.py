@@ -47,6 +47,13 @@ def test_a_minute_has_60_short_messages_of_libraries_and_the_next_tells_how_many
     assert len(stream.getvalue()) < 61 * 2200
 
 
+def test_a_clock_that_is_set_back_silences_no_library(log: Log, stream: io.StringIO) -> None:
+    for _ in range(61):
+        log("grpc", 100_000.0)
+    log("grpc", 1000.0)
+    assert len(stream.getvalue().splitlines()) == 61
+
+
 def test_events_of_the_server_are_all_written_whole(log: Log, stream: io.StringIO) -> None:
     for number in range(100):
         log("dataplane_server", 1000.0 + number / 10)

@@ -73,7 +73,7 @@ class FewOfLibraries(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name == _NAME:
             return True
-        if record.created >= self._ends:
+        if not self._ends - _LIBRARY_EVERY_S <= record.created < self._ends:  # also if the clock was set back
             self._ends, self._passed = record.created + _LIBRARY_EVERY_S, 0
         if self._passed == _LIBRARY_MESSAGES:
             self._dropped += 1
