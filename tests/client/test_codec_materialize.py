@@ -168,6 +168,13 @@ def test_auto_layout_is_dense_where_all_rows_have_one_shape(
     assert torch.equal(got, torch.stack(nested.unbind()))
 
 
+@pytest.mark.parametrize("layout", ["padded", "auto"])
+def test_a_ragged_field_without_rows_becomes_dense(layout: Layout) -> None:
+    later = as_nested_tensor([torch.ones(2, 3), torch.ones(2, 5)], layout=torch.jagged)
+    got = materialize(TensorDict({"x": later, "y": ragged([1], [2, 3])}, [2])[:0], layout, pad_to_seqlen=4)
+    assert (got["x"].shape, got["y"].shape) == ((0, 4, 0), (0, 4))
+
+
 def offsets(*bounds: int) -> torch.Tensor:
     return nested_tensor_from_jagged(torch.arange(5), torch.tensor(bounds), min_seqlen=0, max_seqlen=5)
 

@@ -33,6 +33,7 @@ from dataplane_client._values.jagged import (
     read_jagged,
     split_like,
     split_rows,
+    without_rows,
 )
 from dataplane_client._values.object_leaves import (
     count_rows,
@@ -293,6 +294,8 @@ def _rows_of(td: TensorDictBase, leaf: object) -> int:
 def _materialize_tensor(
     name: str, leaf: torch.Tensor, layout: Layout, pad_value: float, pad_to_seqlen: int, later: list[RowCopy]
 ) -> torch.Tensor:
+    if leaf.layout is torch.jagged and not leaf.size(0) and layout != "jagged":
+        leaf = without_rows(leaf)
     if leaf.is_nested and layout == "auto":
         leaf = even_rows(leaf, name)
     if leaf.is_nested and layout == "padded":

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from dataplane_client._common.arrays import Int64Array
-from dataplane_client._values.rows import gather_rows
+from dataplane_client._values.rows import bits, gather_rows
 
 
 def _is_useful(record: logging.LogRecord) -> bool:
@@ -132,6 +132,13 @@ def even_rows(tensor: torch.Tensor, field: str) -> torch.Tensor:
     if (rows.lengths != length).any():
         return tensor
     return rows.packed().reshape(len(rows.lengths), length, *rows.values.shape[1:])
+
+
+def without_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """A nested tensor of no rows as a dense one, whose ragged dim has the size 0."""
+    sizes: list[object] = list(tensor.shape)
+    empty = bits(tensor.values()).new_empty([size if type(size) is int else 0 for size in sizes])
+    return empty.view(tensor.dtype)
 
 
 def _ragged_dim(tensor: torch.Tensor) -> int:
