@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
+from tests.integration.conftest import DIRECT
 from torch.nested import nested_tensor
 
 from dataplane_client.client import DataPlaneClient
@@ -11,6 +15,7 @@ from dataplane_client.errors import (
     ClaimTimeoutError,
     PreconditionError,
 )
+from dataplane_client.options import TransportChoice
 
 
 @pytest.fixture
@@ -30,6 +35,29 @@ def test_a_put_tells_what_became_of_each_row_and_may_create_only(flow: DataPlane
     assert flow.put_samples(["s2", *ids], "p", {"a": torch.arange(3)}).outcomes == ["created", "consumed", "replaced"]
     with pytest.raises(ClaimTimeoutError, match=r"1 rows .*'train'"):
         flow.claim("p", "train", ["a"], 3, timeout_s=0.0)
+
+
+@pytest.mark.parametrize("way", ["shm", DIRECT], indirect=True)
+def test_a_forked_child_and_its_parent_read_no_answer_of_each_other(
+    flow: DataPlaneClient, address: str, transport: TransportChoice
+) -> None:
+    flow.put_samples([f"s{number}" for number in range(200)], "p", {"a": torch.arange(200)})
+    code = f"""
+import os
+from dataplane_client import connect
+client = connect({address!r}, transport={transport!r}, timeout_s=60.0)
+client.server_status()
+child = os.fork()
+for number in range(100 if child else 0, 200 if child else 100):
+    assert client.get_samples([f"s{{number}}"], "p", ["a"])["a"].tolist() == [number], number
+if not child:
+    client.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert client.partition("p").rows == 200
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_field_that_has_become_jagged_stays_jagged_where_all_rows_have_one_length(flow: DataPlaneClient) -> None:

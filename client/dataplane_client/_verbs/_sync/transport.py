@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 import weakref
@@ -78,6 +79,7 @@ class Transport:
         self._refusals_left = _REFUSALS  # by servers at a direct port that are not the one behind the gRPC address
         self._logged_reachable = True
         self._server_speaks_tls: bool | None = None  # not asked for yet
+        self._pid = os.getpid()
         self._lock = threading.Lock()  # for changes of the attributes above; never held across a call
 
     @property
@@ -108,6 +110,7 @@ class Transport:
 
     def close(self) -> None:
         """Close all connections; calls under way end with an error. Does nothing if closed."""
+        self._leave_to_parent()
         with self._lock:
             was_closed, self.closed, local, self._local = self.closed, True, self._local, None
         if local is not None:
@@ -166,6 +169,7 @@ class Transport:
 
     def _make(self, call: Call, attempt: Callable[[Calls, float], Response], timeout_s: float | None) -> Response:
         """Make a call: in its turn, observed, repeated until its deadline."""
+        self._leave_to_parent()
         with call:
             deadline = self.deadline(timeout_s)
             turn = self._pacing.enter(call.verb, deadline)
@@ -179,6 +183,14 @@ class Transport:
                 self._pacing.leave(call.verb, seconds)
             call.response = response
             return response
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child, begin anew: local connections, handles of their session, and calls under way are the
+        parent's.
+        """
+        if self._pid != (pid := os.getpid()):
+            self._pid, self._lock, self._pacing = pid, threading.Lock(), Pacing()
+            self._local, self._is_chosen = None, self.options.transport == "grpc"
 
     def _wait_for(self, turn: Turn, verb: str, deadline: Deadline) -> None:
         begins = False
