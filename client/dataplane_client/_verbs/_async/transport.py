@@ -191,8 +191,8 @@ class AsyncTransport:
         parent's.
         """
         if self._pid != (pid := os.getpid()):
-            self._pid, self._lock, self._pacing = pid, threading.Lock(), Pacing()
             self._local, self._is_chosen = None, self.options.transport == "grpc"
+            self._lock, self._pacing, self._pid = threading.Lock(), Pacing(), pid
 
     async def _wait_for(self, turn: Turn, verb: str, deadline: Deadline) -> None:
         begins = False
