@@ -8,6 +8,7 @@ package's own data loader does. All others are refused.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -68,12 +69,8 @@ def _bounds(packed: FlashAttentionKwargs, width: int) -> dict[str, Any]:
 
 def _own_class(model: torch.nn.Module) -> str | None:
     """The name of the package's class, which FSDP derives from; None for a model of transformers."""
-    names = (kind.__name__ for kind in type(model).__mro__ if _is_own(kind.__module__))
-    return next(names, None)
-
-
-def _is_own(module: str) -> bool:
-    return module.startswith(f"{PACKAGE}.components.models.") and module.endswith(".model")
+    models = rf"{PACKAGE}\.components\.models\..*\.model"
+    return next((kind.__name__ for kind in type(model).__mro__ if re.fullmatch(models, kind.__module__)), None)
 
 
 def _masks(bounds: Tensor, width: int) -> dict[str, Tensor]:

@@ -37,8 +37,13 @@ def divide_experts(model: Any, meshes: DeviceMesh, alone: DeviceMesh, config: FS
             f"dtensor_cfg.expert_parallel_size: transformers has no plan for experts of {type(model).__name__}; set 1"
         )
     apply_expert_parallelism(model, meshes["ep"], alone, plan)
-    for module in modules:
-        _shard(module, meshes, config)
+    holders, offload = meshes["efsdp"], config.offload_policy or OffloadPolicy()
+    for experts in modules:
+        fully_shard(experts, mesh=holders, mp_policy=config.mp_policy, offload_policy=offload)
+        # An expert's gradient has the tokens of all ranks, not of its holders alone, and is the mean over all.
+        experts.set_gradient_divide_factor(float(meshes.size()))
+        if holders.size() > 1:  # torch divides within the collective otherwise, which gloo and NCCL in bfloat16 cannot
+            experts.set_force_sum_reduction_for_comms(True)
 
 
 def _own_plan(model: Any) -> dict[str, str]:
@@ -46,12 +51,3 @@ def _own_plan(model: Any) -> dict[str, str]:
     rules = getattr(model, "ep_plan", None) or {}
     names = [name for name, _ in (*model.named_parameters(), *model.named_modules())]
     return {name: rules[pattern_of(name)] for name in names if pattern_of(name) in rules}
-
-
-def _shard(experts: Any, meshes: DeviceMesh, config: FSDP2Config) -> None:
-    holders, offload = meshes["efsdp"], config.offload_policy or OffloadPolicy()
-    fully_shard(experts, mesh=holders, mp_policy=config.mp_policy, offload_policy=offload)
-    # An expert's gradient has the tokens of all ranks, not of its holders alone, and is the mean over all.
-    experts.set_gradient_divide_factor(float(meshes.size()))
-    if holders.size() > 1:  # torch divides within the collective otherwise, which gloo cannot, nor NCCL in bfloat16
-        experts.set_force_sum_reduction_for_comms(True)

@@ -50,10 +50,9 @@ def shard_weights(model: torch.nn.Module, mesh: DeviceMesh, config: FSDP2Config)
     """Shard the model in place. Call it after tensor parallelism and before the weights are loaded."""
     offload = config.offload_policy or OffloadPolicy()
     whole = set(getattr(model, "_no_split_modules", None) or [])
-    for module in model.modules():
-        if type(module).__name__ in whole:
-            fully_shard(module, mesh=mesh, mp_policy=config.mp_policy, offload_policy=offload)
-    fully_shard(model, mesh=mesh, mp_policy=config.mp_policy, offload_policy=offload)
+    layers = [module for module in model.modules() if type(module).__name__ in whole]
+    for module in (*layers, model):
+        fully_shard(module, mesh=mesh, mp_policy=config.mp_policy, offload_policy=offload)
 
 
 def discard_gradients(model: torch.nn.Module) -> None:

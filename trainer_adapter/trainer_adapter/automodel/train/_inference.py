@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer_adapter.automodel.config import TrainingSamplingParams
 from trainer_adapter.automodel.data import ProcessedMicrobatch, unpack_rows
-from trainer_adapter.automodel.parallel.sequence import SequenceShard, sequence_shard
+from trainer_adapter.automodel.parallel.sequence import sequence_shard
 from trainer_adapter.automodel.parallel.vocab import vocab_shard
 from trainer_adapter.automodel.rank import queue_copy
 from trainer_adapter.automodel.train._logprobs import next_token_logprobs
@@ -121,12 +121,11 @@ class TopkLogitsPostProcessor:
         """
         sequence = sequence_shard(processed_mb.processed_inputs, self._cp_mesh)
         values, ids = vocab_shard(logits).topk(self._k)
-        return self._place(values / temperature, processed_mb, sequence), self._place(ids, processed_mb, sequence)
-
-    def _place(self, found: Tensor, processed_mb: ProcessedMicrobatch, sequence: SequenceShard | None) -> Tensor:
         if sequence is not None:
-            found = sequence.gather(found)
-        return unpack_rows(found, processed_mb) if self._is_packing else found
+            values, ids = sequence.gather(values), sequence.gather(ids)
+        if self._is_packing:
+            values, ids = unpack_rows(values, processed_mb), unpack_rows(ids, processed_mb)
+        return values / temperature, ids
 
 
 class ScorePostProcessor:

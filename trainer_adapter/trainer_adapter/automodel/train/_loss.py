@@ -20,13 +20,7 @@ from trainer_adapter.automodel.parallel.sequence import SequenceShard, sequence_
 from trainer_adapter.automodel.parallel.vocab import vocab_shard
 from trainer_adapter.automodel.rank import queue_copy
 from trainer_adapter.automodel.train._logprobs import next_token_logprobs
-from trainer_adapter.losses import (
-    LossFunction,
-    LossInputType,
-    LossResult,
-    SequencePackingLossWrapper,
-    call_loss,
-)
+from trainer_adapter.losses import LossFunction, LossInputType, LossResult, SequencePackingLossWrapper, call_loss
 from trainer_adapter.losses._interface import value_of
 
 if TYPE_CHECKING:
@@ -72,7 +66,9 @@ class LossPostProcessor:
         them, not yet divided by the temperature.
         """
         inputs = processed_mb.processed_inputs
-        data = self._data(processed_mb, logits.device)
+        data: BatchedDataDict[Any] = BatchedDataDict(processed_mb.data_dict)
+        if "input_lengths" in data:  # which stay on the host for packing
+            data["input_lengths"] = queue_copy(data["input_lengths"], logits.device)
         sequence = sequence_shard(inputs, self._cp_mesh)
         if value_of(self._loss_fn, "input_type") == LossInputType.LOGPROB.value:
             input_ids = inputs.input_ids if sequence is None else sequence.gather(inputs.input_ids)
@@ -89,17 +85,8 @@ class LossPostProcessor:
         whole = _whole(logits, sequence, temperature)
         if not self._is_packing:
             return call_loss(self._loss_fn, whole, data, global_valid_seqs, global_valid_toks)
-        bounds = torch.tensor(packed_bounds(processed_mb).bounds)
-        return SequencePackingLossWrapper(self._loss_fn, bounds, bounds)(
-            whole, data, global_valid_seqs, global_valid_toks
-        )
-
-    def _data(self, processed_mb: ProcessedMicrobatch, device: torch.device) -> BatchedDataDict[Any]:
-        """The microbatch as the loss gets it: all on one device."""
-        data: BatchedDataDict[Any] = BatchedDataDict(processed_mb.data_dict)
-        if "input_lengths" in data:
-            data["input_lengths"] = queue_copy(data["input_lengths"], device)
-        return data
+        packed_loss = SequencePackingLossWrapper(self._loss_fn, torch.tensor(packed_bounds(processed_mb).bounds))
+        return packed_loss(whole, data, global_valid_seqs, global_valid_toks)
 
 
 def _rows_of(found: Tensor, processed_mb: ProcessedMicrobatch) -> Tensor:
