@@ -9,7 +9,7 @@ are real. The code under test takes its CUDA paths: `torch.cuda.is_available()` 
   mask that becomes indices, a copy that blocks, `synchronize`, `empty_cache`. Torch waits for a blocking copy in either
   direction, so these count too. A copy that does not block needs pinned memory on its way to the host; else it counts.
 - A copy to the host that does not block arrives when the host waits next. Until then a read there finds zeros.
-- `copies` has the bytes and the stream of each copy between host and device.
+- `copies` has the stream of each copy between host and device.
 
 What it cannot see: any other work that runs later than it is queued, or on a stream that nobody waits for; how long
 anything takes; memory of the device and its allocator; NCCL itself (order, deadlock, timeouts, splits), CUDA IPC;
@@ -55,9 +55,7 @@ class Copy(NamedTuple):
     """to: "cuda" or "cpu". stream: the number of the stream that is current; 0 is the default one."""
 
     to: str
-    size_bytes: int
     stream: int
-    where: str
 
 
 waits: Counter[str] = Counter()
@@ -262,10 +260,6 @@ def _pinned_copy(tensor: Tensor, *_: Any) -> Tensor:
     return tensor if _is_pinned(tensor) else _pin(tensor.clone())
 
 
-def _note_copy(to: str, tensor: Tensor) -> None:
-    copies.append(Copy(to, tensor.numel() * tensor.element_size(), _streams.current.number, _where()))
-
-
 def _to_copy(source: Tensor, kwargs: dict[str, Any]) -> Tensor:
     asked, async_copy = kwargs.get("device"), bool(kwargs.get("non_blocking"))
     from_here = isinstance(source, PretendedTensor)
@@ -275,7 +269,7 @@ def _to_copy(source: Tensor, kwargs: dict[str, Any]) -> Tensor:
         _arrive()
     made: Tensor = _aten._to_copy.default(_inner(source), **given)
     if from_here != to_here and torch.device(asked or "cpu").type != "meta" and not _is_planned(source):
-        _note_copy("cuda" if to_here else "cpu", source)
+        copies.append(Copy("cuda" if to_here else "cpu", _streams.current.number))
         if not async_copy:
             _wait("a blocking copy to the device" if to_here else "a blocking copy to the host")
         elif from_here:
@@ -289,7 +283,7 @@ def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     if from_here or to_here:
         _arrive()
     if from_here != to_here and not _is_planned(source):
-        _note_copy("cuda" if to_here else "cpu", source)
+        copies.append(Copy("cuda" if to_here else "cpu", _streams.current.number))
         on_host = source if to_here else target
         if not non_blocking or (from_here and not _is_pinned(on_host)):
             _wait("a blocking copy to the device" if to_here else "a blocking copy to the host")

@@ -63,7 +63,6 @@ class Phases:
             "waits": dict(waits),
             "passes": self.passes,
             "copies": len(copies),
-            "bytes": sum(copy.size_bytes for copy in copies),
             "streams": sorted({copy.stream for copy in copies if copy.to == "cuda"}),
         }
         return found
