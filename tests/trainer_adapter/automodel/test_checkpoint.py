@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +28,7 @@ from tests.trainer_adapter.automodel.setup_cases import (
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.utils.hooks import RemovableHandle
 
-from trainer_adapter.automodel.checkpoint import CheckpointManager, detect_checkpoint_format
+from trainer_adapter.automodel.checkpoint import CheckpointManager, _saving, detect_checkpoint_format
 from trainer_adapter.automodel.checkpoint._files import read_plain, write_plain
 from trainer_adapter.automodel.checkpoint._random import read_random_state, write_random_state
 from trainer_adapter.automodel.config import ModelAndOptimizerState
@@ -150,6 +153,25 @@ def test_the_weights_of_a_hugging_face_model_are_loaded_from_their_own_folder(fo
     with set_up(policy_config(folder / "llama"), weights_path=str(tmp_path)) as state:
         loaded = setup_cases.whole_weights(state.model)
     assert all(torch.equal(loaded[name], value + 1) for name, value in weights.items())
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_wait_is_no_failed_save(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager, may_write = CheckpointManager(), threading.Event()
+    monkeypatch.setattr(_saving, "write_folders", lambda *_: may_write.wait(60))
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    with set_up(policy_config(folder / "llama"), init_optimizer=False) as state:
+        manager.save_checkpoint(state.model, str(tmp_path), checkpointing_cfg={"is_async": True})
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(KeyboardInterrupt):
+            manager.finish_checkpoint()
+        may_write.set()
+        manager.close()
+        assert (tmp_path / "model").exists()
+    signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize(

@@ -63,9 +63,8 @@ class Saver:
         if self._saving is None:
             return
         (folder, written), self._saving = self._saving, None
-        try:
-            written.result()
-        except BaseException as error:  # torch's CheckpointException is no Exception
+        error = written.exception()  # which an interruption of this wait is not
+        if error is not None:
             raise RuntimeError(f"{folder} was not saved: {type(error).__name__}: {error}") from error
 
 
