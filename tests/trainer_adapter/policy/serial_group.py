@@ -60,12 +60,9 @@ class RowWorker:
         return [{"rank": self.rank, "row": row} for row in given["data"]["input_ids"][:, 0].tolist()]
 
     def _report(self, rows: int) -> dict[str, Any]:
-        metrics = {"rows": [rows], "rank": [self.rank]}
-        return {
-            "global_loss": torch.tensor([8.0 - self.rank]),
-            "grad_norm": torch.tensor(2.0 + self.rank),
-            "all_mb_metrics": metrics | ({"only_here": [0.5]} if self.rank else {}),
-        }
+        metrics = {"rows": [rows], "rank": [self.rank]} | ({"only_here": [0.5]} if self.rank else {})
+        sums = {"global_loss": torch.tensor([8.0 - self.rank]), "grad_norm": torch.tensor(2.0 + self.rank)}
+        return {**sums, "all_mb_metrics": metrics}
 
     def __getattr__(self, method: str) -> Any:
         def recorded(**given: Any) -> str:

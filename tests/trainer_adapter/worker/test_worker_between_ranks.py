@@ -81,7 +81,7 @@ def test_ranks_in_16_bits_differ_from_a_plain_model_by_rounding_only(played: Pla
     assert error.mean().item() < 0.025
     loss, norm, _ = trained_alone(played.folder, MAX_GRAD_NORM)
     for rank in played.ranks("in_16_bits"):
-        assert (rank["loss"], rank["grad_norm"]) == pytest.approx((loss, norm), rel=0.05)
+        assert (*rank["loss"], rank["grad_norm"]) == pytest.approx((loss, norm), rel=0.05)
 
 
 @long

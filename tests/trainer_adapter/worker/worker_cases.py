@@ -146,6 +146,10 @@ EVERYWHERE = [(layout, packing) for layout in LAYOUTS for packing in PACKINGS]
 Case = Callable[[int, Path], tuple[Tensors, dict[str, Any]]]
 
 
+def told(report: dict[str, Any]) -> dict[str, Any]:
+    return {"loss": report["global_loss"].tolist(), "grad_norm": report["grad_norm"].item()}
+
+
 def asked_and_trained(layout: Layout, packing: str, backend: str = "transformers") -> Case:
     """Everything that is asked of a model, one step, and the weights after it."""
 
@@ -156,12 +160,7 @@ def asked_and_trained(layout: Layout, packing: str, backend: str = "transformers
             tensors = {**made.get_topk_logits(data=rows, k=3), **made.get_logprobs(rows)}
             trained = made.train(rows, ClippedPolicyGradientLoss())
             after = weights(made)
-            seen = {
-                "loss": trained["global_loss"].tolist(),
-                "grad_norm": trained["grad_norm"].item(),
-                "microbatches": len(trained["all_mb_metrics"]["loss"]),
-                "layout": made.layout(),
-            }
+            seen = {**told(trained), "microbatches": len(trained["all_mb_metrics"]["loss"])}
         return {**tensors, **after}, seen
 
     return play
@@ -169,12 +168,11 @@ def asked_and_trained(layout: Layout, packing: str, backend: str = "transformers
 
 def in_16_bits(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
     """Packed rows in bfloat16: log-probabilities, and one step."""
-    layout = Layout(dp=2)
-    with worker(config(folder / "model", layout, "sequence", precision="bfloat16"), init_reference_model=False) as made:
-        logprobs = made.get_logprobs(shard(rank, layout))["logprobs"]
-        trained = made.train(shard(rank, layout), ClippedPolicyGradientLoss())
-        seen = {"loss": trained["global_loss"].item(), "grad_norm": trained["grad_norm"].item()}
-        return {"logprobs": logprobs}, seen
+    rows, given = shard(rank, Layout(dp=2)), config(folder / "model", Layout(dp=2), "sequence", precision="bfloat16")
+    with worker(given, init_reference_model=False) as made:
+        logprobs = made.get_logprobs(rows)["logprobs"]
+        trained = made.train(rows, ClippedPolicyGradientLoss())
+        return {"logprobs": logprobs}, told(trained)
 
 
 def rows_of(rank: int, counts: tuple[int, int]) -> BatchedDataDict[Any]:
@@ -190,8 +188,7 @@ def uneven(counts: tuple[int, int]) -> Case:
         with worker(config(folder / "model", Layout(dp=2), "sequence"), init_reference_model=False) as made:
             tensors = dict(made.get_logprobs(rows))
             trained = made.train(rows, ClippedPolicyGradientLoss())
-            seen = {"loss": trained["global_loss"].tolist(), "grad_norm": trained["grad_norm"].item()}
-            return {**tensors, **weights(made)}, seen
+            return {**tensors, **weights(made)}, told(trained)
 
     return play
 
@@ -204,9 +201,9 @@ def refused(packing: str, counts: tuple[int, int], gbs: int | None = None) -> Ca
         with worker(config(folder / "model", Layout(dp=2), packing), init_reference_model=False) as made:
             train = partial(made.train, rows, ClippedPolicyGradientLoss(), gbs=gbs)
             ask = train if gbs is not None else partial(made.get_logprobs, rows)
-            with pytest.raises(ValueError, match="row") as told:
+            with pytest.raises(ValueError, match="row") as refusal:
                 ask()
-            return {}, {"told": str(told.value)}
+            return {}, {"told": str(refusal.value)}
 
     return play
 
@@ -251,13 +248,7 @@ def trained_without_limit(layout: Layout, backend: str = "transformers") -> Case
             skipped = made.train(broken, ClippedPolicyGradientLoss())
             unchanged = all(map(torch.equal, local_weights(made), before))
             trained = made.train(shard(rank, layout), ClippedPolicyGradientLoss())
-            seen = {
-                "skipped": skipped["grad_norm"].item(),
-                "unchanged": unchanged,
-                "loss": trained["global_loss"].tolist(),
-                "grad_norm": trained["grad_norm"].item(),
-            }
-            return weights(made), seen
+            return weights(made), {"skipped": skipped["grad_norm"].item(), "unchanged": unchanged, **told(trained)}
 
     return play
 
