@@ -62,8 +62,12 @@ def _find_row_problem(indices: list[list[list[int]]], counts: list[int] | None, 
 
 def _find_cut_row(plan: dict[str, Any], meta: KVBatchMeta) -> str | None:
     """A row that is longer than its microbatch, to which dynamic shapes cut it."""
-    spans = [(end - start, most) for part in map(zip, plan[_INDICES], plan[_LENGTHS]) for (start, end), most in part]
-    limits = [most for rows, most in spans for _ in range(rows)]
+    limits = [
+        most
+        for chunk, lengths in zip(plan[_INDICES], plan[_LENGTHS], strict=True)
+        for (start, end), most in zip(chunk, lengths, strict=True)
+        for _ in range(start, end)
+    ]
     for sample_id, length, most in zip(meta.sample_ids, meta.sequence_lengths or [], limits, strict=False):
         if length > most:
             return f"sample {sample_id!r} has {length} tokens, more than the {most} of its microbatch"
