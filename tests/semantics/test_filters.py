@@ -93,8 +93,9 @@ class Known:
             row.update(tags)
             if length >= 0:
                 row["length"] = length
-            if isinstance(version := tags.get("weight_version"), int):
-                row["version"], self.newest = version, max(version, self.newest or 0)
+            row["version"] = version = tags.get("weight_version", row.get("version"))
+            if version is not None:
+                self.newest = max(version, self.newest or 0)
 
     def fitting(self, where: Filter, now: float) -> list[str]:
         return [sample_id for sample_id, row in self.rows.items() if fits(where, partial(self._held, row, now))]
