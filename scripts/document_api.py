@@ -75,9 +75,8 @@ SECTIONS = (
     Section("BatchedDataDict", "batched_data_dict/_batch.py", "BatchedDataDict"),
     Section("ClaimLoader", "loader/_loader.py", "ClaimLoader", ("__init__", "close")),
     Section("LoadedBatch", "loader/_batch.py", "LoadedBatch"),
-    Section(
-        "Padded and jagged", "_values/codec.py", names=("pack_per_token_field", "pack_jagged_fields", "materialize")
-    ),
+    Section("Padded to jagged", "_values/codec.py", names=("pack_per_token_field", "pack_jagged_fields")),
+    Section("Jagged to padded", "batched_data_dict/_materialize.py", names=("materialize",)),
     Section("Types of objects", "_values/registered_types.py", names=("register_type",)),
     Section("Functions with NeMo-RL's names", "_verbs/_sync/columns.py"),
     Section("Policies", "records/tasks.py", names=("TaskPolicy",)),

@@ -3,7 +3,6 @@ the rows of object and ragged columns, element types. Adapters of frameworks bui
 """
 
 from dataplane_client._values.codec import (
-    materialize,
     maybe_pack_jagged,
     pack_jagged_fields,
     pack_per_token_field,
@@ -24,6 +23,7 @@ from dataplane_client._values.object_leaves import (
     unwrap_wire_stripped_payload,
 )
 from dataplane_client._values.plain_columns import plain_column
+from dataplane_client.batched_data_dict import materialize
 
 __all__ = [
     "WIRE_DTYPES",

@@ -138,7 +138,10 @@ WRONG: dict[type[Exception], list[tuple[Call, str]]] = {
         (put(lengths=torch.tensor([1.5, 2.0])), "'p': sequence_lengths"),
         (clear([1, 2.0]), "clear_samples in 'p': generations"),
         (lambda c: c.get_data(replace(META, generations=[1.5]), ["x"]), "get_data from 'p': generations"),  # type: ignore[list-item]
-        *((register(dtypes={"x": x}), "register_partition 'q'.* 'x'.*dtype") for x in (np.float32, np.dtype("int8"), torch.qint8)),
+        *(
+            (register(dtypes={"x": x}), "register_partition 'q'.* 'x'.*dtype")
+            for x in (np.float32, np.dtype("int8"), torch.qint8)
+        ),
         (lambda c: c.put_samples(["a"], "p", read_on=5), "'p': a node id must be a str"),  # type: ignore[arg-type]
         (lambda c: c.put_samples("p", ["a"]), "sample ids"),  # type: ignore[arg-type]
         (lambda c: c.claim("p", "t", ["x"], 1, whole_groups=8), "whole_groups .* 8"),  # type: ignore[arg-type]

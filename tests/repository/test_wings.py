@@ -15,8 +15,8 @@ FLOORS: dict[str, tuple[Path, list[str]]] = {
         [
             "errors packing",
             "_common _connect",
-            "batched_data_dict",
             "_values records",
+            "batched_data_dict",
             "_memory _requests observe codec options",
             "_verbs",
             "aio client loader",

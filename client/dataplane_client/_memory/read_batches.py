@@ -20,7 +20,6 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from dataplane_client._common.arrays import ByteArray, Int64Array, ObjectArray
 from dataplane_client._memory.placement import Destination, Padding, PlacedColumn, adjoining, blame_server
-from dataplane_client._values.codec import materialize
 from dataplane_client._values.columns_layout import ColumnLayout, Layout, WireColumn, even_layout
 from dataplane_client._values.dtypes import torch_dtype
 from dataplane_client._values.jagged import RowSplit, build_jagged, row_bounds
@@ -29,7 +28,7 @@ from dataplane_client._values.padding import pad_element
 from dataplane_client._values.rows import RowIndex, bits, pad_by_index, row_index
 from dataplane_client._values.warm_buffers import take
 from dataplane_client._values.wire_columns import decode_columns, decode_leaves, tensor_on
-from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.batched_data_dict import BatchedDataDict, materialize
 from dataplane_client.errors import InvalidArgumentError, PreconditionError
 
 _UNDECODABLE = "the server sent a column that cannot be decoded"

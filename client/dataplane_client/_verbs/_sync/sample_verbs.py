@@ -23,12 +23,12 @@ from dataplane_client._memory.read_batches import (
 )
 from dataplane_client._requests.claim_requests import DrawStrategy, draw_request
 from dataplane_client._requests.requests import GivenTag, TokenRange, clear_request, put_request, read_request
-from dataplane_client._values.codec import Fields, materialize
+from dataplane_client._values.codec import Fields
 from dataplane_client._values.columns_layout import Layout, TensorLayout
 from dataplane_client._verbs._sync.batching import Batching
 from dataplane_client._verbs._sync.row_writes import write_rows
 from dataplane_client._verbs._sync.transport import Transport
-from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.batched_data_dict import BatchedDataDict, materialize
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.records.descriptions import SampleDescription, sample_description
 from dataplane_client.records.filters import Where
