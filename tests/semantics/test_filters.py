@@ -93,8 +93,12 @@ class Known:
             row.update(tags)
             if length >= 0:
                 row["length"] = length
+<<<<<<< ours
             row["version"] = version = tags.get("weight_version", row.get("version"))
             if version is not None:
+=======
+            if isinstance(version := tags.get("weight_version"), int):
+>>>>>>> theirs
                 self.newest = max(version, self.newest or 0)
 
     def fitting(self, where: Filter, now: float) -> list[str]:
@@ -103,7 +107,7 @@ class Known:
     def _held(self, row: dict[str, object], now: float, term: Term) -> object:
         if not term.of_row:
             return row.get(term.subject)
-        version, created = row.get("version"), row["created"]
+        version, created = row.get("weight_version"), row["created"]
         assert isinstance(created, float)
         behind = None if not isinstance(version, int) or self.newest is None else self.newest - version
         return {"sequence_length": row.get("length"), "staleness": behind, "age_s": now - created}[term.subject]

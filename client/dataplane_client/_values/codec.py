@@ -1,7 +1,7 @@
 """Conversion between the rectangular tensors of trainers and the ragged layout of the wire.
 
 Writers strip padding before a put (``pack_jagged_fields``, ``pack_per_token_field``), so it is neither stored nor sent.
-Readers get rectangles back from ``materialize`` of ``batched_data_dict``. A *per-token* field has one entry per token in
+Readers get rectangles back from ``materialize``. A *per-token* field has one entry per token in
 dim 1. After packing, all per-token fields of a batch have the same row lengths, so they are padded to the same width,
 and the same offsets tensor, so they can be combined element by element.
 
