@@ -11,6 +11,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 from dataplane_server.observe.log import get_log
 
@@ -24,6 +25,12 @@ much to do; and one connection for each few passes would keep callers waiting th
 """
 Serve = Callable[[socket.socket], Awaitable[None]]
 """Takes a connection over."""
+
+
+def tcp_listener(family: socket.AddressFamily, address: tuple[Any, ...], backlog: int) -> socket.socket:
+    """A listener at host and port. [::] takes IPv4, too, as it does for gRPC. OSError."""
+    both = address[0] == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server(address[:2], family=family, backlog=backlog, dualstack_ipv6=both)
 
 
 def accepting(listener: socket.socket, name: str, serve: Serve) -> asyncio.Task[None]:

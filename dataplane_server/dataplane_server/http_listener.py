@@ -25,7 +25,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
-from dataplane_server.accepting import accepting
+from dataplane_server.accepting import accepting, tcp_listener
 from dataplane_server.access.gate import Gate
 from dataplane_server.access.hosts import OwnHosts
 from dataplane_server.access.http import stranger
@@ -174,7 +174,7 @@ def only(response: R) -> R:
 
 def _listener(family: socket.AddressFamily, address: tuple[str, int]) -> socket.socket:
     try:
-        listener = socket.create_server(address, family=family, backlog=_BACKLOG)
+        listener = tcp_listener(family, address, _BACKLOG)
     except OSError as error:
         text = f"cannot listen on {address}: {os.strerror(error.errno or 0).lower()}"
         raise OSError(error.errno, text) from None

@@ -110,9 +110,19 @@ def test_addresses_of_a_name_that_this_host_lacks_are_left_out(monkeypatch: pyte
         return [place for each in hosts for place in found(each, *more, **options)]
 
     monkeypatch.setattr(socket, "getaddrinfo", both)
-    local = "localhost:0"
-    server = ServerThread(ServerConfig(("127.0.0.1:0",), http=local, http_door=local, direct=local, limits=LIMITS))
-    for address in (server.http_address, server.server.http_door_address, server.server.direct_address):
+    assert_reached_by_ipv4("localhost:0")
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")
+def test_all_addresses_of_ipv6_are_those_of_ipv4_too() -> None:
+    assert_reached_by_ipv4("[::]:0")
+
+
+def assert_reached_by_ipv4(at: str) -> None:
+    settings = {"http": at, "http_door": at, "direct": at}
+    server = ServerThread(ServerConfig(("[::]:0",), insecure=True, limits=LIMITS, **settings))  # type: ignore[arg-type]
+    of_server = server.server
+    for address in (*server.addresses, server.http_address, of_server.http_door_address, of_server.direct_address):
         socket.create_connection(("127.0.0.1", int(str(address).rpartition(":")[2])), 20.0).close()
     server.stop()
 

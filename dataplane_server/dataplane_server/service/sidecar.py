@@ -17,12 +17,12 @@ import asyncio
 import contextlib
 import os
 import shutil
-import socket
 import sys
 import tempfile
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 
+from dataplane_server.accepting import tcp_listener
 from dataplane_server.config import ServerConfig, with_port
 from dataplane_server.observe.log import get_log
 from dataplane_server.service.binding import check_port
@@ -44,7 +44,7 @@ class Sidecar:
             raise OSError(f"--{name}: no program is installed that has the entry point {name!r} in {GROUP!r}")
         self._name = name
         family, place = check_port(name, address)[0]
-        self._listener = socket.create_server(place[:2], family=family, backlog=_BACKLOG)
+        self._listener = tcp_listener(family, place, _BACKLOG)
         self.address = with_port(address, self._listener.getsockname()[1])
         self._folder = tempfile.mkdtemp(prefix=f"dataplane-{name}-")
         self.listen = f"unix://{self._folder}/grpc"

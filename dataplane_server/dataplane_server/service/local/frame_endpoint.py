@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from dataplane_server.accepting import Serve, accepting
+from dataplane_server.accepting import Serve, accepting, tcp_listener
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.observe.metrics import Metrics, Transport
@@ -87,7 +87,7 @@ class FrameEndpoint(Generic[S]):
     def _accept_tcp(self, name: str, host: str, port: int, serve: Serve) -> int:
         """Listen, and have connections served. Returns the port, which the system chooses for 0. OSError."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = tcp_listener(family, (host, port), BACKLOG)
         self._accept(name, listener, serve)
         return int(listener.getsockname()[1])
 
