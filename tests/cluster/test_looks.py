@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Collection
 from dataclasses import replace
@@ -93,11 +94,24 @@ class Actor:
         self.stopped = True
 
 
+DIED = ray_exceptions.RayActorError(error_msg="died\nOSError: no space for the arena", actor_init_failed=True)
+
+
 async def test_a_cluster_whose_first_arena_cannot_be_made_says_why(coordinator: Coordinator) -> None:
-    died = ray_exceptions.RayActorError(error_msg="died\nOSError: no space for the arena", actor_init_failed=True)
-    coordinator._actors["here"] = Actor(died)
+    coordinator._actors["here"] = Actor(DIED)
     with pytest.raises(OSError, match="no arena on the coordinator's node: OSError: no space for the arena"):
         await asyncio.wait_for(coordinator.addresses(), 60.0)
+    await coordinator.stop()
+
+
+async def test_a_node_whose_arena_cannot_be_made_is_told_of_once(
+    coordinator: Coordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator._ray_node = "another"
+    coordinator._actors["here"] = Actor(DIED)
+    await asyncio.sleep(0.5)
+    (event,) = (json.loads(line) for line in caplog.messages)
+    assert (event["event"], event["node"], event["why"]) == ("node_failed", "here", "OSError: no space for the arena")
     await coordinator.stop()
 
 

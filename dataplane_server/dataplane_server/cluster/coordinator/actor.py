@@ -16,6 +16,7 @@ import fcntl
 import os
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -83,7 +84,8 @@ class Coordinator:
         self._actors: dict[str, Any] = {}  # of nodes, by their ids in Ray
         self._silent_since: dict[int, float] = {}  # nodes of the core, without an actor that is heard
         self._listening, self._serving = asyncio.Event(), asyncio.Event()
-        self._failing_since: float | None = None  # making the first arena
+        self._failing: dict[str, float] = {}  # nodes whose actors cannot be made, since when
+        self._no_arena: OSError | None = None  # on this node, nor on any other
         self._locked: int | None = None
         self._ray_node = this_node()
         self._life = asyncio.get_running_loop().create_task(self._live())
@@ -242,25 +244,10 @@ class Coordinator:
             self._unseen = set(self._actors)
         self._listening.set()
         while True:
-            if await self._has_looked(self._server) and not self._server.plane.nodes():
-                await self._check_first_arena()
+            await self._has_looked(self._server)
+            if self._no_arena is not None:
+                raise self._no_arena
             await asyncio.sleep(_LOOK_S)
-
-    async def _check_first_arena(self) -> None:
-        """OSError if the actor of this node cannot be made, as where its memory is not there, and no node has rows."""
-        from ray.exceptions import RayActorError
-
-        try:
-            await asyncio.wait_for(self._actors[self._ray_node].__ray_ready__.remote(), _LOOK_S)
-        except (KeyError, asyncio.TimeoutError):
-            return  # it is still starting
-        except RayActorError as error:
-            if not error.actor_init_failed:
-                return
-            self._failing_since = self._failing_since or time.monotonic()
-            if time.monotonic() - self._failing_since > _MAKE_S:
-                self._log.error("node_failed", node=self._ray_node, why=last_line(error))
-                raise OSError(f"no arena on the coordinator's node: {last_line(error)}") from None
 
     async def _has_looked(self, server: ClusterServer) -> bool:
         """Look after the nodes. False if that failed, as when Ray is too busy to answer: the next look may not. The
@@ -279,6 +266,7 @@ class Coordinator:
         silent = [region for region in there if not _is_up(members.get(region.number))]
         alive = await asyncio.to_thread(self._nodes.alive, set(map(ray_node_of, silent)))
         up = {member.registration.ray_node for member in members.values() if member.is_up}
+        await self._note_failing(server, up)
         for ray_node in alive:
             if ray_node not in self._actors or ray_node not in up:  # it may be dead for good
                 self._actors[ray_node] = await asyncio.to_thread(self._create_actor, ray_node)
@@ -292,6 +280,18 @@ class Coordinator:
         for region in silent:
             self._judge(server, region, now - self._silent_since[region.number], alive)
         server.mirrors.look_after()
+
+    async def _note_failing(self, server: ClusterServer, up: Collection[str]) -> None:
+        """Tell once of a node whose actor cannot be made, as where there is no memory for its arena."""
+        waited_for = {ray_node: actor for ray_node, actor in self._actors.items() if ray_node not in up}
+        reasons = await asyncio.gather(*map(_why_not_made, waited_for.values()))
+        self._failing = {ray_node: since for ray_node, since in self._failing.items() if ray_node in waited_for}
+        for ray_node, why in zip(waited_for, reasons, strict=True):
+            if why and ray_node not in self._failing:
+                self._failing[ray_node] = time.monotonic()
+                self._log.error("node_failed", node=ray_node, why=why)
+            if why and ray_node == self._ray_node and time.monotonic() - self._failing[ray_node] > _MAKE_S:
+                self._no_arena = None if server.plane.nodes() else OSError(f"no arena on the coordinator's node: {why}")
 
     def _judge(self, server: ClusterServer, region: Region, silent_s: float, alive: list[str]) -> None:
         """Lose a node that does not come back."""
@@ -348,6 +348,19 @@ async def _lock(path: Any) -> int:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return file
         await asyncio.sleep(_LOOK_S)
+
+
+async def _why_not_made(actor: Any) -> str:
+    """Empty unless making it has failed by now; then another one is made at the next look."""
+    from ray.exceptions import RayActorError
+
+    try:
+        await asyncio.wait_for(actor.__ray_ready__.remote(), _LOOK_S / 5)
+    except asyncio.TimeoutError:
+        return ""
+    except RayActorError as error:
+        return last_line(error) if error.actor_init_failed else ""
+    return ""
 
 
 async def _done(call: Any) -> None:
