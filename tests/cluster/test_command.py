@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from ray.cluster_utils import Cluster as RayCluster
+from tests.cluster.three_nodes import remove_folders
 
 from dataplane_client import connect
 from dataplane_server.cluster.coordinator.starting import start
@@ -86,10 +87,7 @@ def test_rows_of_a_cluster_with_a_data_directory_are_there_when_it_runs_again(ra
             else:
                 assert client.read_columns(meta, ["x"])["x"].tolist() == [[0, 1, 2]]
         assert ended(process) == 0
-    for folder in folders():
-        for file in folder.iterdir():
-            file.unlink()
-        folder.rmdir()
+    remove_folders(NAME)
 
 
 @pytest.mark.long
@@ -150,6 +148,7 @@ def test_a_command_that_waits_for_its_cluster_ends_when_it_is_told_to(ray_addres
     process = command(ray_address)
     serving(process)
     assert ended(process) == 0
+    remove_folders(NAME)  # a cluster with a directory keeps them
 
 
 def test_a_cluster_has_no_direct_port() -> None:
