@@ -1,31 +1,35 @@
 """Loading a pretrained model of transformers.
 
-Every rank makes the model without memory (on the meta device), shards it, and reads its own part of the files. If only
-transformers can read the files, rank 0 reads the whole model and sends each rank its part. Buffers that are not in a
-state dict, such as the frequencies of rotary embeddings, are sent in any case: on the meta device they have no values.
+Every rank makes the model without memory (on the meta device), shards it, and reads its own part of the files. That is
+possible if the files have the model's weights under the model's own names. Otherwise transformers has to convert them
+(experts that are fused, a base model without a head): rank 0 reads the whole model and sends each rank its part.
+Buffers that are not in a state dict, such as the frequencies of rotary embeddings, are sent in any case: on the meta
+device they have no values.
 """
 
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from trainer_adapter._exchange import largest_over
 from trainer_adapter.automodel.adapters.config import PeftConfig
 from trainer_adapter.automodel.adapters.layers import add_adapters, initial_adapters
 from trainer_adapter.automodel.checkpoint._files import own_weights, read_tensors
 from trainer_adapter.automodel.config import DistributedContext, RuntimeConfig
-from trainer_adapter.automodel.models.weight_files import folder_of_parts
 from trainer_adapter.automodel.parallel.context import check_attention
 from trainer_adapter.automodel.parallel.experts import divide_experts
 from trainer_adapter.automodel.parallel.fsdp import FSDP2Config, shard_weights
 from trainer_adapter.automodel.parallel.mesh import weight_mesh
 from trainer_adapter.automodel.parallel.tensor import parallelize_tensors
-from trainer_adapter.automodel.rank import fail_together, rank_device
+from trainer_adapter.automodel.rank import compute_device, fail_together, rank_device
 
 
 def load_transformers_model(
@@ -42,7 +46,7 @@ def load_transformers_model(
     """
     with torch.device("meta"):
         model = _new_model(runtime_config)
-    folder = folder_of_parts(model_name, model)
+    folder = _folder_of_parts(model_name, model)
     if context.cp_size > 1:
         check_attention(model)
     config: FSDP2Config = context.fsdp2_config
@@ -72,6 +76,39 @@ def load_transformers_model(
     _send_buffers(model, source, device)
     loaded: torch.nn.Module = model
     return loaded
+
+
+def _folder_of_parts(model_name: str, model: Any) -> Path | None:
+    """The folder of safetensors files that every rank can read its part of; None on all ranks if one of them cannot.
+
+    model: before it is sharded. A collective call of all ranks. If one has damaged files, all raise.
+    """
+    with fail_together(f"reading the files of {model_name}"):
+        folder = _local_folder(model_name)
+        fits = folder is not None and _fits(folder, model)
+    return folder if not largest_over(int(not fits), None, compute_device()) else None
+
+
+def _local_folder(model_name: str) -> Path | None:
+    from huggingface_hub import snapshot_download  # comes with transformers, which may not be installed
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    if Path(model_name).is_dir():
+        return Path(model_name)
+    try:
+        return Path(snapshot_download(model_name, local_files_only=True))
+    except (LocalEntryNotFoundError, ValueError):  # not here yet, or no name that a hub has
+        return None
+
+
+def _fits(folder: Path, model: Any) -> bool:
+    from transformers.conversion_mapping import get_model_conversion_mapping  # may not be installed
+
+    is_quantized = getattr(model.config, "quantization_config", None) is not None
+    if is_quantized or get_model_conversion_mapping(model, add_legacy=False) or not any(folder.glob("*.safetensors")):
+        return False
+    held = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    return all(getattr(held.get(name), "size", None) == value.shape for name, value in own_weights(model).items())
 
 
 def _model_arguments(runtime_config: RuntimeConfig) -> dict[str, Any]:
