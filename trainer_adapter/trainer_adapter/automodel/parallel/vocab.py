@@ -31,10 +31,6 @@ class VocabShard:
     vocab_size: int
     group: ProcessGroup | None
 
-    def piece(self, start: int, end: int) -> VocabShard:
-        """Positions start to end along dim 1."""
-        return VocabShard(self.own[:, start:end], self.vocab_size, self.group)
-
     def gather(self) -> Tensor:
         """Gather [..., V] on every rank. Differentiable."""
         if self.group is None:

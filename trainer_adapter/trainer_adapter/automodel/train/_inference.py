@@ -19,8 +19,7 @@ from trainer_adapter.automodel.data import ProcessedMicrobatch, unpack_rows
 from trainer_adapter.automodel.parallel.sequence import sequence_shard
 from trainer_adapter.automodel.parallel.vocab import vocab_shard
 from trainer_adapter.automodel.rank import queue_copy
-from trainer_adapter.automodel.train._logprobs import next_token_logprobs
-from trainer_adapter.automodel.train._sampling_filter import is_filtering
+from trainer_adapter.automodel.train._logprobs import is_filtering, next_token_logprobs
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
