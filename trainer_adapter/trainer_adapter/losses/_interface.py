@@ -4,9 +4,8 @@ A loss returns the *share* of its microbatch: a masked sum divided by a count ov
 microbatches and data-parallel ranks the shares are the global mean, for parts of any size. The same holds for the
 metrics of our losses, except those that end in `_min` or `_max`.
 
-Losses have two shapes. The older one takes logits and does the shift to the next token itself. The newer one names its
-input in `input_type`, so that a worker with a sharded vocabulary or sequence can compute that input in its own way. Our
-losses have the newer shape; `call_loss` calls both.
+Losses have two shapes, see LossFunction. `call_loss` calls both. Our losses have the newer one: a worker with a sharded
+vocabulary or sequence can compute their input in its own way.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class LossFunction(Protocol):
     """A loss of either shape.
 
     Older shape: `loss_fn(next_token_logits, data, global_valid_seqs, global_valid_toks)`, positionally, with logits
-    [B,S,V]; position i predicts token i + 1.
+    [B,S,V]; position i predicts token i + 1, and the loss does the shift.
     Newer shape, recognised by its attribute `input_type` (LossInputType): `loss_fn(data=, global_valid_seqs=,
     global_valid_toks=, ...)` with the inputs of that type.
 

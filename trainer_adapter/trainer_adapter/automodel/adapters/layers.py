@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from trainer_adapter.automodel.adapters.config import PeftConfig
 
@@ -127,11 +127,7 @@ def _adapt(layer: Any, config: PeftConfig) -> None:
     layer.lora_A = nn.Linear(layer.in_features, config.dim, bias=False, device="meta")
     layer.lora_B = nn.Linear(config.dim, layer.out_features, bias=False, device="meta")
     if isinstance(layer.weight, DTensor):
-        by_columns = layer.weight.placements == (Shard(1),)
-        by_rows = layer.weight.placements == (Shard(0),)
-        _shard_like(layer.lora_A, layer.weight, Shard(1) if by_columns else Replicate())
-        _shard_like(layer.lora_B, layer.weight, Shard(0) if by_rows else Replicate())
-
-
-def _shard_like(adapter: nn.Linear, like: DTensor, placement: Placement) -> None:
-    adapter.weight = nn.Parameter(distribute_tensor(adapter.weight.detach(), like.device_mesh, [placement]))
+        for part, divided in ((layer.lora_A, Shard(1)), (layer.lora_B, Shard(0))):  # by columns, by rows
+            placement = divided if layer.weight.placements == (divided,) else Replicate()
+            whole = part.weight.detach()
+            part.weight = nn.Parameter(distribute_tensor(whole, layer.weight.device_mesh, [placement]))

@@ -15,6 +15,10 @@ from trainer_adapter.automodel.packages import from_package, is_installed, requi
 _IMAGE_TEXT_MODELS = frozenset(
     ["qwen2_5_vl", "qwen2_vl", "qwen3_5", "llava", "internvl", "gemma3", "smolvlm", "mistral3", "llama4"]
 )
+_CLASSES = {
+    **dict.fromkeys(_IMAGE_TEXT_MODELS, "AutoModelForImageTextToText"),
+    "qwen2_5_omni": "AutoModelForTextToWaveform",
+}
 
 
 def require_model_backend(config: Mapping[str, Any]) -> str:
@@ -22,8 +26,8 @@ def require_model_backend(config: Mapping[str, Any]) -> str:
 
     Does not import nemo_automodel, which takes 6 s.
     """
-    own, package = "transformers", "automodel"
-    backend = _choice(config, "model_backend", (package, own) if is_installed() else (own, package))
+    backends = ("automodel", "transformers") if is_installed() else ("transformers", "automodel")
+    backend = _choice(config, "model_backend", backends)
     require_transformers()
     if backend == "automodel" and not is_installed():
         raise ImportError(
@@ -34,11 +38,7 @@ def require_model_backend(config: Mapping[str, Any]) -> str:
 
 def resolve_model_class(model_type: str, backend: str = "transformers") -> Any:
     """The backend's class whose from_pretrained loads models of this type; the case of letters is ignored."""
-    if model_type.lower() in _IMAGE_TEXT_MODELS:
-        return _auto_class("AutoModelForImageTextToText", backend)
-    if model_type.lower() == "qwen2_5_omni":
-        return _auto_class("AutoModelForTextToWaveform", backend)
-    return _auto_class("AutoModelForCausalLM", backend)
+    return _auto_class(_CLASSES.get(model_type.lower(), "AutoModelForCausalLM"), backend)
 
 
 def reward_model_class(reward_model_type: str, backend: str = "transformers") -> Any:

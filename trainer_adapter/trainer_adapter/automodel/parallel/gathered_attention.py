@@ -58,12 +58,9 @@ def shard_sequence(positions: list[Tensor], rank: int, bounds: Tensor | None, gr
     visible = own[:, None] >= gathered
     if bounds is not None:
         ends = bounds[1:].to(gathered.dtype)
-        visible &= _sequence_of(own, ends)[:, None] == _sequence_of(gathered, ends)
+        of_own, of_gathered = (torch.bucketize(part, ends, right=True) for part in (own, gathered))
+        visible &= of_own[:, None] == of_gathered
     return ShardedSequence(own, gathered, visible, group)
-
-
-def _sequence_of(positions: Tensor, ends: Tensor) -> Tensor:
-    return torch.bucketize(positions, ends, right=True)
 
 
 _attended: ShardedSequence | None = None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from trainer_adapter.automodel.rank import compute_device
+from trainer_adapter.automodel.rank import compute_device, computes_on_gpu
 
 
 def aggregate_training_statistics(
@@ -39,7 +39,7 @@ def aggregate_training_statistics(
         "global_loss": global_loss.cpu(),
         "grad_norm": grad_norm,
         "rank": torch.distributed.get_rank() if torch.distributed.is_initialized() else 0,
-        "gpu_name": torch.cuda.get_device_name(device) if device is not None and device.type == "cuda" else "cpu",
+        "gpu_name": torch.cuda.get_device_name(device) if computes_on_gpu() else "cpu",
         "model_dtype": dtype,
         "all_mb_metrics": _collect_lists(all_mb_metrics),
     }
