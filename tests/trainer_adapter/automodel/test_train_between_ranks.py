@@ -118,7 +118,6 @@ def test_statistics_sum_the_losses_over_ranks_and_collect_this_ranks_metrics(ran
 @pytest.mark.parametrize(
     ("case", "lengths", "own"),
     [
-        ("unequal", [1, 3], [[[1, 2], [1, 2], [1, 2]], [[11], [12], [13]]]),
         ("many_more", [2, 5], [[[1], [2], [1], [2], [1]], [[11], [12], [13], [14], [15]]]),
         ("equal", [2, 2], [[[1], [2]], [[11], [12]]]),
     ],

@@ -193,7 +193,6 @@ def cases(rank: int, mesh: DeviceMesh) -> dict[str, Callable[[], dict[str, Any]]
     masked = {"input_ids": torch.zeros(2, 3, dtype=torch.int64), "sample_mask": torch.tensor([1, rank])}
     masked["token_mask"] = torch.tensor([[1, 1, 1], [0, 0, 1]])
     return {
-        "unequal": lambda: forward_passes(rank, mesh, [5, 6, 7] if rank else [4, 4]),
         "many_more": lambda: forward_passes(rank, mesh, [8] * 5 if rank else [5, 6]),
         "equal": lambda: forward_passes(rank, mesh, [5, 6]),
         "masked": lambda: counts(mesh, masked, TOKEN_LOSS),

@@ -36,15 +36,6 @@ class NewerShape:
         return torch.zeros(()), {"args": (data, global_valid_seqs, global_valid_toks), **inputs}
 
 
-def test_a_loss_over_logprobs_gets_those_of_the_next_tokens() -> None:
-    logits, batch = make_logits(), make_batch()
-    _, metrics = run_loss(NewerShape(LossInputType.LOGPROB), logits, batch)
-    logprobs = metrics["next_token_logprobs"]
-    assert logprobs.shape == (6, 8)
-    for row, column in valid_tokens(batch):
-        torch.testing.assert_close(logprobs[row, column - 1], naive_logprob(logits, batch, row, column))
-
-
 def test_a_loss_for_distillation_gets_both_distributions_and_the_entropy_where_it_asks() -> None:
     batch = {
         "input_ids": torch.zeros(1, 2, dtype=torch.int64),
