@@ -18,6 +18,7 @@ REAL = Failure("ValueError", "no")
 ECHO = Failure("RuntimeError", "another rank failed: reading")
 TOLD = Failure("UnavailableError", "rank 0: no server")
 RESET = Failure("RuntimeError", "[...] Connection closed by peer [192.0.2.2]:1")
+CLOSED = Failure("RuntimeError", "Application timeout caused pair closure")
 DEAD = Failure("ActorDiedError", "gone", died=True)
 
 
@@ -29,8 +30,9 @@ DEAD = Failure("ActorDiedError", "gone", died=True)
         ({0: RESET, 1: RESET, 3: DEAD}, 3),
         ({0: REAL, 1: DEAD}, 1),
         ({2: ECHO, 1: RESET}, 2),
+        ({0: CLOSED, 2: REAL}, 2),
     ],
-    ids=["earliest", "not_an_echo", "death_explains_resets", "death_explains_all", "echoes_alone"],
+    ids=["earliest", "not_an_echo", "death_explains_resets", "death_explains_all", "echoes_alone", "late"],
 )
 def test_the_failure_that_caused_the_others_is_named(failures: dict[int, Failure], first: int) -> None:
     found = failed_error("train", failures, [7, 5])

@@ -17,7 +17,10 @@ from dataclasses import dataclass
 
 _ECHO = re.compile(r"another rank failed|rank \d+( failed)?: ")
 """The beginning of a failure that was reported by another rank."""
-_LOST = re.compile("Connection (closed|reset) by peer|Connection refused|[Tt]imed out waiting|Operation timed out")
+_LOST = re.compile(
+    "Connection (closed|reset) by peer|Connection refused|[Tt]imed out waiting|Operation timed out"
+    "|Application timeout caused pair closure"
+)
 """What gloo reports for a rank that does not answer."""
 _LOST_KINDS = ("DistBackendError", "DistNetworkError")
 """The types of NCCL's failures."""
