@@ -8,7 +8,6 @@ import json
 import os
 import random
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,10 +33,10 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
     return ["--model", model, "--prompts", problems, "--dp", 1, "--reproducible", "--checkpoint-every", 2, "--figures"]
 
 
-def trained(folder: Path, task: Sequence[object], steps: int, victims: Sequence[str] = (), *, seed: int = 0) -> Ledger:
+def trained(folder: Path, task: Sequence[object], steps: int, victims: Sequence[str] = ()) -> Ledger:
     """The ledger of a run in which these were killed."""
     killer = Killer(victims, steps)
-    arguments = [*map(str, [*task, "--steps", steps, "--seed", seed, "--out", folder]), "--resume"]
+    arguments = [*map(str, [*task, "--steps", steps, "--out", folder]), "--resume"]
     while True:
         try:
             assert run.main(arguments, killer.processes) == 0
@@ -81,20 +80,9 @@ def test_many_kills_change_nothing(tmp_path: Path, task: list[object]) -> None:
     kills = int(os.environ.get("CRASH_KILLS", "30"))
     steps = 4 * kills
     victims = random.Random(kills).choices(VICTIMS, k=kills)
-    began = time.monotonic()
-    plain, other = (trained(tmp_path / f"seed{seed}", task, steps, seed=seed) for seed in (0, 1))
-    took = time.monotonic() - began
+    plain = trained(tmp_path / "plain", task, steps)
     killed = trained(tmp_path / "killed", task, steps, victims)
-    seconds = f"{took / 2:.0f} s without, {time.monotonic() - began - took:.0f} s with"
-    lines = [f"kills: {dict(Counter(victims))}; {steps} steps of {SETTINGS.prompts_per_step} prompts; {seconds}"]
-    for name in ("loss", "grad_norm"):
-        kept, noise = largest_difference(plain, killed, name), largest_difference(plain, other, name)
-        lines.append(f"largest difference of {name}: {kept:g} after the kills, {noise:g} with another seed")
-    sys.stdout.write("\n".join(["", *lines, ""]))
+    sys.stdout.write(f"\nkills: {dict(Counter(victims))}; {steps} steps of {SETTINGS.prompts_per_step} prompts\n")
     assert lost_or_doubled(killed) == []
     assert killed == plain
-    assert largest_difference(plain, other, "loss") > 0
-
-
-def largest_difference(one: Ledger, other: Ledger, name: str) -> float:
-    return max(abs(float(a[name]) - float(b[name])) for a, b in zip(one, other, strict=True))
+    assert len({entry["loss"] for entry in plain}) > 1
