@@ -33,12 +33,7 @@ def test_without_planning_ranks_get_consecutive_parts_of_each_global_batch() -> 
     metas, unsorted = shard_meta_for_dp(meta_of([1] * 8), dp_world=2, batch_size=4)
     assert [meta.sample_ids for meta in metas] == [["s0", "s1", "s4", "s5"], ["s2", "s3", "s6", "s7"]]
     assert unsorted == [0, 1, 4, 5, 2, 3, 6, 7]
-
-
-def test_one_global_batch_in_order_needs_no_undoing() -> None:
-    metas, unsorted = shard_meta_for_dp(meta_of([3, 1, 2, 5]), dp_world=2)
-    assert [meta.sample_ids for meta in metas] == [["s0", "s1"], ["s2", "s3"]]
-    assert unsorted is None
+    assert shard_meta_for_dp(meta_of([3, 1, 2, 5]), dp_world=2)[1] is None
 
 
 def test_packing_uses_the_documented_bins_and_keeps_the_plan() -> None:

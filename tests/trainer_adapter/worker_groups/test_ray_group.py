@@ -63,14 +63,6 @@ def test_columns_of_every_kind_arrive(pair: RayWorkerGroup) -> None:
     assert echo["text"] == ["a"]
 
 
-def test_reports_hold_tensors_and_plain_numbers(pair: RayWorkerGroup) -> None:
-    shards = [batch(input_ids=torch.full((rows, 1), 2)) for rows in (1, 3)]
-    found = pair.run_on_shards("seen", {"data": shards})
-    assert [report["all_mb_metrics"] for report in found] == [{"rows": [1], "rank": [0]}, {"rows": [3], "rank": [1]}]
-    assert found[0]["global_loss"].tolist() == [8.0]
-    assert found[0]["model_dtype"] == "bfloat16"
-
-
 def test_a_rank_that_fails_alone_is_named_and_the_group_is_broken_but_gives_its_place_back(
     pair: RayWorkerGroup,
 ) -> None:

@@ -213,16 +213,8 @@ class ReplicaDataPlane:
         held: list[Claim] = []
 
         def take() -> dict[str, Any]:
-            claim = self.require_client().claim_shard(
-                partition_id,
-                task_name,
-                required_fields,
-                batch_size,
-                step=step,
-                dp_rank=dp_rank,
-                dp_world=dp_world,
-                **options,
-            )
+            shard: dict[str, Any] = {"step": step, "dp_rank": dp_rank, "dp_world": dp_world, **options}
+            claim = self.require_client().claim_shard(partition_id, task_name, required_fields, batch_size, **shard)
             held.append(claim)
             return {"claim_id": claim.claim_id, "meta": meta_values(claim.meta)}
 
