@@ -93,12 +93,7 @@ class Known:
             row.update(tags)
             if length >= 0:
                 row["length"] = length
-<<<<<<< ours
-            row["version"] = version = tags.get("weight_version", row.get("version"))
-            if version is not None:
-=======
             if isinstance(version := tags.get("weight_version"), int):
->>>>>>> theirs
                 self.newest = max(version, self.newest or 0)
 
     def fitting(self, where: Filter, now: float) -> list[str]:
