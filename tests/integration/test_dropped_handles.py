@@ -15,6 +15,7 @@ from tests.integration.conftest import Eventually
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.errors import ClaimNotFoundError
 
 WARNING = r"^<(Async)?Claim .* p/train 1 rows open> was garbage-collected while open, and its rows are given up: end it"
 
@@ -117,6 +118,19 @@ def test_a_shard_that_was_adopted_and_dropped_stays_with_the_ranks_that_share_it
         adopted = other.adopt_claim(shard.detach(), shard.meta)
         del adopted
         assert share.commit() == 1
+
+
+@pytest.mark.parametrize("way", ["unix"], indirect=True)
+@pytest.mark.usefixtures("silent")
+def test_a_claim_that_was_ended_elsewhere_is_dropped_in_silence_once_it_knows(
+    flow: DataPlaneClient, address: str
+) -> None:
+    claim = flow.claim("p", "train", ["x"], 1)
+    with connect(address) as other:
+        other.adopt_claim(claim.claim_id, claim.meta).commit()
+    with pytest.raises(ClaimNotFoundError):
+        claim.commit()
+    del claim
 
 
 @pytest.mark.parametrize("way", ["unix"], indirect=True)

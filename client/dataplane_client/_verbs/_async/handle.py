@@ -14,7 +14,13 @@ from dataplane_client._common.reasons import reason_of
 from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._connect.deadline import Deadline
 from dataplane_client._verbs._async.session import AsyncSession
-from dataplane_client.errors import ClaimFencedError, DataPlaneError, GroupFencedError, PreconditionError
+from dataplane_client.errors import (
+    ClaimFencedError,
+    ClaimNotFoundError,
+    DataPlaneError,
+    GroupFencedError,
+    PreconditionError,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
@@ -99,9 +105,12 @@ class AsyncHandle(ABC):
 
     @contextlib.contextmanager
     def _watch_for_fence(self) -> Iterator[None]:
-        """A block of calls in the name of this handle, one of which may tell that it is fenced."""
+        """A block of calls in the name of this handle, one of which may tell that it is fenced, or ended elsewhere."""
         try:
             yield
         except self._fenced_error:
             self.state = "fenced"
+            raise
+        except ClaimNotFoundError:
+            self._owner = 0  # there is nothing to give back
             raise
