@@ -113,7 +113,7 @@ def set_attribute(path: str, change: int) -> Callable[[Inside], None]:
 
 LAWS: dict[str, Callable[[Inside], object]] = {
     "are the bytes in use": lambda i: i.space.allocate(10),
-    "outside of a turn": lambda i: i.state.space.release_rows(np.array([0]), np.array([5])),
+    "outside of a turn": lambda i: i.state.space.release(0, 5),
     "no two values overlap": overlap,
     "free ranges are disjoint and maximal": part_free_ranges,
     "rows that hold field 'b' are counted": set_attribute("partition.fields.b.rows", 1),

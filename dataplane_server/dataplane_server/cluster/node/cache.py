@@ -116,8 +116,7 @@ class Cache:
         """Free the space of an unused copy."""
         del self._unused[copy]
         self._unused_bytes -= copy.run.size_bytes
-        start = np.array([copy.offset - self._base])
-        self._space.release_ranges(start, start + copy.run.size_bytes)
+        self._space.release(copy.offset - self._base, copy.run.size_bytes)
 
     def _may_fit(self, missing: Sequence[RemoteRun], found: Iterable[CachedRun]) -> bool:
         """Whether there are enough bytes, in whatever pieces, for new copies beside those in use and those found."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
+import numpy as np
+
 from dataplane_server.core.calls.values import Int64Array
 from dataplane_server.core.rows.ranges import ranges_of
 
@@ -36,6 +38,10 @@ class Releases:
             self._deferred.append((starts, ends))
         else:
             self.release_ranges(starts, ends)
+
+    def release(self, offset: int, size: int) -> None:
+        """As release_rows, of one piece."""
+        self.release_rows(np.array([offset]), np.array([size]))
 
     @property
     def releases(self) -> int:

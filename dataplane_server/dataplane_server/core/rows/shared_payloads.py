@@ -122,4 +122,4 @@ class SharedPayloads:
     def _free_if_unused(self, payload: Payload) -> None:
         if not payload.owners and not payload.held:
             del self._at[payload.offset]
-            self._space.release_rows(np.array([payload.offset]), np.array([payload.size_bytes]))
+            self._space.release(payload.offset, payload.size_bytes)
