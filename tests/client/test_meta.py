@@ -128,11 +128,7 @@ def test_positions_outside_the_rows_are_refused(meta: KVBatchMeta, verb: str, in
 
 @pytest.mark.parametrize("verb", ["subset", "drop"])
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
-<<<<<<< HEAD
 def test_a_mask_is_no_list_of_positions(meta: KVBatchMeta, verb: str, kind: Callable[[list[Any]], Any]) -> None:
-=======
-def test_a_mask_is_no_list_of_positions(meta: KVBatchMeta, verb: str, kind: Callable[[list[int]], Any]) -> None:
->>>>>>> d6f541ef (tests: types)
     assert getattr(meta, verb)(kind([1, 3])).sample_ids == {"subset": ["b", "d"], "drop": ["a", "c"]}[verb]
     with pytest.raises(UnsupportedTypeError, match=f"{verb} .*not a mask"):
         getattr(meta, verb)(kind([True, False, True, True]))

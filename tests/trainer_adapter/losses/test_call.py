@@ -19,7 +19,7 @@ from tests.trainer_adapter.losses.microbatches import (
 )
 from torch import Tensor
 
-from trainer_adapter.losses import LossInputType, LossResult, NLLLoss, call_loss
+from trainer_adapter.losses import LossFunction, LossInputType, LossResult, NLLLoss, call_loss
 
 SEQS, TOKS = torch.tensor(2), torch.tensor(5)
 
@@ -66,6 +66,15 @@ def test_an_input_type_of_another_enumeration_counts_by_its_value() -> None:
 def test_an_unknown_input_type_is_refused_by_name(wanted: object) -> None:
     with pytest.raises(ValueError, match="NewerShape"):
         call_loss(NewerShape(wanted), torch.ones(1, 2, 3), {}, SEQS, TOKS)
+
+
+def test_a_given_prepare_function_takes_the_place_of_ours() -> None:
+    def prepare(logits: Tensor, data: Mapping[str, Any], loss_fn: LossFunction) -> dict[str, Any]:
+        return {"shape": tuple(logits.shape), "from": (data, loss_fn)}
+
+    loss_fn = NewerShape(LossInputType.LOGPROB)
+    _, metrics = call_loss(loss_fn, torch.ones(1, 2, 3), {}, SEQS, TOKS, prepare_fn=prepare)
+    assert (metrics["shape"], metrics["from"]) == ((1, 2, 3), ({}, loss_fn))
 
 
 def test_the_likelihood_loss_equals_a_loop_over_tokens() -> None:

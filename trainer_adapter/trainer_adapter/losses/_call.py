@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,6 +11,11 @@ from torch import Tensor
 from trainer_adapter.losses._interface import LossFunction, LossInputType, LossResult, value_of
 from trainer_adapter.losses._token_logprobs import next_token_logprobs
 from trainer_adapter.losses.masking import require, token_weights
+
+PrepareFunction: TypeAlias = Callable[[Tensor, Mapping[str, Any], LossFunction], dict[str, Any]]
+"""(logits, data, loss_fn) -> the keyword arguments of its `input_type`. Workers with a shard of the vocabulary or of
+the sequence pass their own.
+"""
 
 
 def prepare_loss_input(logits: Tensor, data: Mapping[str, Any], loss_fn: LossFunction) -> dict[str, Any]:
@@ -35,14 +40,16 @@ def call_loss(
     data: Mapping[str, Any],
     global_valid_seqs: Tensor,
     global_valid_toks: Tensor,
+    *,
+    prepare_fn: PrepareFunction = prepare_loss_input,
 ) -> LossResult:
     """Call `loss_fn` on one microbatch: with prepared input if it has an `input_type`, otherwise with the logits.
 
-    next_token_logits: [B,S,V], already divided by the temperature.
+    next_token_logits: [B,S,V], already divided by the temperature. prepare_fn is not called for the older shape.
     """
     if not hasattr(loss_fn, "input_type"):
         return loss_fn(next_token_logits, data, global_valid_seqs, global_valid_toks)
-    prepared = prepare_loss_input(next_token_logits, data, loss_fn)
+    prepared = prepare_fn(next_token_logits, data, loss_fn)
     return loss_fn(data=data, global_valid_seqs=global_valid_seqs, global_valid_toks=global_valid_toks, **prepared)
 
 

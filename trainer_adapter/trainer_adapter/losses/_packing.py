@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from trainer_adapter.losses._call import call_loss
+from trainer_adapter.losses._call import PrepareFunction, call_loss, prepare_loss_input
 from trainer_adapter.losses._interface import LossFunction, LossResult
 from trainer_adapter.losses.metrics import merge_metrics
 
@@ -27,10 +27,19 @@ class SequencePackingLossWrapper:
     loss_fn: a loss of either shape.
     cu_seqlens_q: [N+1] integers, the boundaries 0, l0, l0 + l1, ... of the N sequences by their true lengths.
     cu_seqlens_q_padded: their boundaries in the packed row if each was padded; None: there are no gaps.
+    prepare_fn: as for `call_loss`.
     """
 
-    def __init__(self, loss_fn: LossFunction, cu_seqlens_q: Tensor, cu_seqlens_q_padded: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        loss_fn: LossFunction,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_q_padded: Tensor | None = None,
+        *,
+        prepare_fn: PrepareFunction = prepare_loss_input,
+    ) -> None:
         self._loss_fn = loss_fn
+        self._prepare_fn = prepare_fn
         self._lengths: list[int] = cu_seqlens_q.diff().tolist()
         self._bounds: list[int] = (cu_seqlens_q if cu_seqlens_q_padded is None else cu_seqlens_q_padded).tolist()
         if len(self._bounds) != len(self._lengths) + 1 or not self._lengths:
@@ -62,6 +71,7 @@ class SequencePackingLossWrapper:
                 _cut(batch.slice(row, row + 1), length),
                 global_valid_seqs,
                 global_valid_toks,
+                prepare_fn=self._prepare_fn,
             )
             for row, length in enumerate(self._lengths)
         ]
