@@ -60,8 +60,8 @@ _URGENT_PAUSE_S = 0.1
 
 def backoff_pauses(options: ClientOptions, verb: str = "") -> Iterator[float]:
     """Seconds to pause after the first attempt of a call, the second, and so on, without end."""
+    pause = options.first_backoff_s
     longest = min(_URGENT_PAUSE_S, options.max_backoff_s) if verb in URGENT_VERBS else options.max_backoff_s
-    pause = min(options.first_backoff_s, longest)
     while True:
         yield pause * (0.5 + random.random() / 2)  # noqa: S311  # spreads load; needs no cryptographic randomness
         pause = min(2 * pause, longest)
