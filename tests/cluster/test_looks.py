@@ -115,6 +115,17 @@ async def test_a_node_whose_arena_cannot_be_made_is_told_of_once(
     await coordinator.stop()
 
 
+@pytest.mark.parametrize("node", ["here", "gone"])
+async def test_looks_go_on_beside_an_actor_that_ray_cannot_place(
+    coordinator: Coordinator, caplog: pytest.LogCaptureFixture, node: str
+) -> None:
+    """As that of a node that has died."""
+    coordinator._actors[node] = Actor(ray_exceptions.ActorUnschedulableError("its node is gone"))
+    await asyncio.sleep(0.5)
+    assert (caplog.messages, "gone" in coordinator._actors) == ([], False)
+    await coordinator.stop()
+
+
 async def test_an_actor_that_a_former_cluster_left_with_less_memory_is_replaced(
     coordinator: Coordinator, tmp_path: Path
 ) -> None:

@@ -266,7 +266,7 @@ class Coordinator:
         silent = [region for region in there if not _is_up(members.get(region.number))]
         alive = await asyncio.to_thread(self._nodes.alive, set(map(ray_node_of, silent)))
         up = {member.registration.ray_node for member in members.values() if member.is_up}
-        await self._note_failing(server, up)
+        await self._note_failing(server, set(alive) - up)
         for ray_node in alive:
             if ray_node not in self._actors or ray_node not in up:  # it may be dead for good
                 self._actors[ray_node] = await asyncio.to_thread(self._create_actor, ray_node)
@@ -281,9 +281,9 @@ class Coordinator:
             self._judge(server, region, now - self._silent_since[region.number], alive)
         server.mirrors.look_after()
 
-    async def _note_failing(self, server: ClusterServer, up: Collection[str]) -> None:
+    async def _note_failing(self, server: ClusterServer, silent: Collection[str]) -> None:
         """Tell once of a node whose actor cannot be made, as where there is no memory for its arena."""
-        waited_for = {ray_node: actor for ray_node, actor in self._actors.items() if ray_node not in up}
+        waited_for = {ray_node: actor for ray_node, actor in self._actors.items() if ray_node in silent}
         reasons = await asyncio.gather(*map(_why_not_made, waited_for.values()))
         self._failing = {ray_node: since for ray_node, since in self._failing.items() if ray_node in waited_for}
         for ray_node, why in zip(waited_for, reasons, strict=True):
@@ -352,14 +352,14 @@ async def _lock(path: Any) -> int:
 
 async def _why_not_made(actor: Any) -> str:
     """Empty unless making it has failed by now; then another one is made at the next look."""
-    from ray.exceptions import RayActorError
+    from ray.exceptions import RayActorError, RayError
 
     try:
         await asyncio.wait_for(actor.__ray_ready__.remote(), _LOOK_S / 5)
-    except asyncio.TimeoutError:
-        return ""
     except RayActorError as error:
         return last_line(error) if error.actor_init_failed else ""
+    except (asyncio.TimeoutError, RayError):  # it is not made yet, or its node has just died
+        return ""
     return ""
 
 
