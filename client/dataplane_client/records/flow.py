@@ -20,9 +20,10 @@ _MOST = (1 << 62) - 1
 @dataclass(frozen=True)
 class DrawBand:
     """How far draw_samples may be from puts, as in a rate limiter of a replay buffer. The surplus is
-    `samples_per_insert * rows put - rows drawn`, both since the band was set; rows that failed or were rolled back count
-    as not put. New rows wait while they would raise it above `most`, and draws while they would lower it below `least`.
-    The band must be at least 1 + samples_per_insert wide; a call whose rows are wider than the band is refused.
+    `samples_per_insert * rows put - rows drawn`, both since the band was set; rows that failed or were rolled back
+    count as not put. New rows wait while they would raise it above `most`, and draws while they would lower it below
+    `least`. The band must be at least 1 + samples_per_insert wide; a call whose rows are wider than the band is
+    refused.
     """
 
     samples_per_insert: float
