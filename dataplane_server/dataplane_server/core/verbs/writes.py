@@ -152,7 +152,9 @@ class Writes:
             kept += id_bytes(call.sample_ids) + DIGEST_BYTES * len(call.once) * len(call.sample_ids)
             checked = self._check_put(partition, call, columns, revisions, now)
             kept += partition.rows.growth_bytes(checked.new_rows)
-        kept += _write_bytes(columns) + partition.declare_bytes(column.name for column in columns.each)
+        kept += _write_bytes(columns)
+        if partition.definition.open:
+            kept += partition.declare_bytes(column.name for column in columns.each)
         begun = _UnderWay(call, partition.partition_id, columns, kept, revisions)
         self._admission.check(columns, node=call.node, urgent=urgent)
         state.bookkeeping.check(begun.kept_bytes, urgent=urgent)
