@@ -84,7 +84,7 @@ def in_the_producer_after_it_was_hashed(folder: Path) -> None:
         put.header.hashed = True
         put.write.hash_values()
         tokens[1, 77] += 1
-        client._transport.write(put.write, None)
+        client._transport.write(put.write, client._transport.deadline(None))
         read(client)
 
 

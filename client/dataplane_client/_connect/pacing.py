@@ -104,7 +104,8 @@ class _Verb:
         self._changed_at = -math.inf  # when the bound was halved or doubled, or calls began to wait
 
     def enter(self, deadline: Deadline) -> Turn | None:
-        self._grow_with_time()
+        if self._waiting or self._bound < _FIRST_BOUND:
+            self._grow_with_time()
         if self._under_way + 1 <= self._bound and not self._waiting:
             self._under_way += 1
             return None
@@ -115,7 +116,9 @@ class _Verb:
         return turn
 
     def admit(self) -> None:
-        self._grow_with_time()
+        """Begin the calls that wait and may."""
+        if self._waiting:
+            self._grow_with_time()
         while self._waiting and self._under_way + 1 <= self._bound:
             turn = self._waiting.popleft()
             begins = turn.deadline.left_s > self._seconds
@@ -145,6 +148,5 @@ class _Verb:
             self.admit()
 
     def _grow_with_time(self) -> None:
-        may_grow = self._waiting or self._bound < _FIRST_BOUND
-        if may_grow and (now := self._now()) - self._changed_at >= _LOOK_AGAIN_S:
+        if (now := self._now()) - self._changed_at >= _LOOK_AGAIN_S:
             self._bound, self._changed_at = 2 * self._bound, now

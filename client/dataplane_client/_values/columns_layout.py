@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -26,7 +27,7 @@ TensorLayout = Literal["jagged", "auto"]
 """The layouts of reads that do not pad."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ColumnLayout:
     """How the rows of one field are shaped."""
 
@@ -54,7 +55,7 @@ class ColumnLayout:
         """Bytes of one entry along a row's first dimension; 1 for objects."""
         return math.prod(self.entry_shape) * self.item_size
 
-    @property
+    @cached_property
     def shape_bytes(self) -> int:
         """Bytes of what row_shape is the shape of; 1 for objects."""
         return math.prod(self.row_shape) * self.item_size
@@ -79,7 +80,7 @@ def even_layout(layout: ColumnLayout) -> ColumnLayout:
     return ColumnLayout(layout.name, "dense", layout.dtype, (length, *layout.row_shape), None)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class WireColumn(ColumnLayout):
     """A layout and its values. A column keeps the memory under its values alive."""
 
@@ -94,7 +95,7 @@ class WireColumn(ColumnLayout):
     per_token: bool = False
     """Padding was cut off, because the field is per-token; the server refuses the column if it is not."""
 
-    @property
+    @cached_property
     def size_bytes(self) -> int:
         """Bytes of all rows, without the gaps."""
         if self.starts is None or self.lengths is None:

@@ -206,7 +206,8 @@ class Turn:
         while changes.consumed:
             self._verbs.partitions.clear_consumed(*changes.consumed.pop())
         for partition in list(changes.partitions):
-            freshness.follow_version(partition)
+            if partition.followed_version != partition.rows.weight_version:
+                freshness.follow_version(partition)
         freshness.drop_unwanted()
 
     def _let_in(self, now: float) -> None:

@@ -129,8 +129,9 @@ class Turns:
 
     def _pass(self) -> None:
         self._going = False
-        self._note_pace(asyncio.get_running_loop().time())
-        self._find_excess()
+        if self._waiting or self._began is not None:
+            self._note_pace(asyncio.get_running_loop().time())
+            self._find_excess()
         self._n_served, self._n_short = min(A_PASS, len(self._waiting)), min(SHORT_A_PASS, len(self._short))
         if self._n_served or self._n_short:
             self._go_on()

@@ -76,13 +76,13 @@ async def _send(transport: AsyncTransport, write: RowWrite, deadline: Deadline) 
     header = write.header
     header.hashed, header.digests = transport.known.of(write.partition_id).digests, b""
     try:
-        return await transport.write(write, deadline.left_s)
+        return await transport.write(write, deadline)
     except PreconditionError as error:
         if error.reason != "DIGESTS_REQUIRED" or header.hashed:
             raise
     transport.known.learn_digests(write.partition_id)
     header.hashed = True
-    return await transport.write(write, deadline.left_s)
+    return await transport.write(write, deadline)
 
 
 async def _partition_of(transport: AsyncTransport, write: RowWrite, deadline: Deadline) -> pb.Partition:

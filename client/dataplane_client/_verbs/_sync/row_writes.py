@@ -76,13 +76,13 @@ def _send(transport: Transport, write: RowWrite, deadline: Deadline) -> Any:
     header = write.header
     header.hashed, header.digests = transport.known.of(write.partition_id).digests, b""
     try:
-        return transport.write(write, deadline.left_s)
+        return transport.write(write, deadline)
     except PreconditionError as error:
         if error.reason != "DIGESTS_REQUIRED" or header.hashed:
             raise
     transport.known.learn_digests(write.partition_id)
     header.hashed = True
-    return transport.write(write, deadline.left_s)
+    return transport.write(write, deadline)
 
 
 def _partition_of(transport: Transport, write: RowWrite, deadline: Deadline) -> pb.Partition:

@@ -110,7 +110,8 @@ class Transport:
 
     def close(self) -> None:
         """Close all connections; calls under way end with an error. Does nothing if closed."""
-        self._leave_to_parent()
+        if self._pid != os.getpid():
+            self._leave_to_parent()
         with self._lock:
             was_closed, self.closed, local, self._local = self.closed, True, self._local, None
         if local is not None:
@@ -128,9 +129,9 @@ class Transport:
             return calls.unary(verb, request, left_s + (ANSWER_MARGIN_S if waits else 0.0), call.traceparent)
 
         call = Call(verb, self.target, request)
-        return self._make(call, attempt, timeout_s)
+        return self._make(call, attempt, self.deadline(timeout_s))
 
-    def write(self, write: RowWrite, timeout_s: float | None) -> Any:
+    def write(self, write: RowWrite, deadline: Deadline) -> Any:
         """Put or commit columns."""
 
         def attempt(calls: Calls, left_s: float) -> Any:
@@ -143,7 +144,7 @@ class Transport:
 
         call = Call(write.verb, self.target, write.header)
         call.sent_bytes = write.size_bytes
-        return self._make(call, attempt, timeout_s)
+        return self._make(call, attempt, deadline)
 
     def read(
         self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float | None
@@ -165,13 +166,13 @@ class Transport:
             return columns
 
         call = Call("ReadColumns", self.target, request)
-        return self._make(call, attempt, timeout_s)
+        return self._make(call, attempt, self.deadline(timeout_s))
 
-    def _make(self, call: Call, attempt: Callable[[Calls, float], Response], timeout_s: float | None) -> Response:
+    def _make(self, call: Call, attempt: Callable[[Calls, float], Response], deadline: Deadline) -> Response:
         """Make a call: in its turn, observed, repeated until its deadline."""
-        self._leave_to_parent()
+        if self._pid != os.getpid():
+            self._leave_to_parent()
         with call:
-            deadline = self.deadline(timeout_s)
             turn = self._pacing.enter(call.verb, deadline)
             if turn is not None:
                 self._wait_for(turn, call.verb, deadline)
@@ -188,9 +189,8 @@ class Transport:
         """In a forked child, begin anew: local connections, handles of their session, and calls under way are the
         parent's.
         """
-        if self._pid != (pid := os.getpid()):
-            self._local, self._is_chosen = None, self.options.transport == "grpc"
-            self._lock, self._pacing, self._pid = threading.Lock(), Pacing(), pid
+        self._local, self._is_chosen = None, self.options.transport == "grpc"
+        self._lock, self._pacing, self._pid = threading.Lock(), Pacing(), os.getpid()
 
     def _wait_for(self, turn: Turn, verb: str, deadline: Deadline) -> None:
         begins = False

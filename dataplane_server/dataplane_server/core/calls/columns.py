@@ -54,7 +54,7 @@ class Shape:
     def entry_bytes(self) -> int:
         if self.kind == "object":
             return 1
-        return ITEM_SIZES[self.dtype] * math.prod(self.trailing)
+        return ITEM_SIZES[self.dtype] * math.prod(self.row_shape[1:] if self.kind == "dense" else self.row_shape)
 
     @property
     def dense_entries(self) -> int:
@@ -134,7 +134,7 @@ class Columns:
 
     @property
     def sent_bytes(self) -> int:
-        return self.size_bytes - self.kept_bytes
+        return self.size_bytes if self.kept is None else self.size_bytes - self.kept_bytes
 
     def appended_to(self, kept: Kept) -> Columns:
         """The columns with what rows have before their entries. Refusal for a row that becomes too long."""
@@ -148,10 +148,8 @@ class Columns:
 
 def make_columns(specs: Sequence[ColumnSpec], n_rows: int, limits: Limits) -> Columns:
     """Check the columns of a put of n_rows rows. The refusal names the field, the row and the rule."""
-    entry_bytes = [_checked_entry_bytes(spec.name, spec.shape, limits) for spec in specs]
     entries = np.empty((len(specs), n_rows), np.int64)
-    for column, spec in zip(entries, specs, strict=True):
-        column[:] = _row_entries(spec, n_rows)
+    entry_bytes = [_fill_in(of_rows, spec, limits) for of_rows, spec in zip(entries, specs, strict=True)]
     _check_entries(specs, entries)
     each = tuple(
         Column(spec.name, spec.shape, of_rows, size, spec.per_token)
@@ -165,17 +163,21 @@ def _sizes(entries: Int64Array, entry_bytes: Sequence[int]) -> list[int]:
     return [total * unit for total, unit in zip(entries.sum(axis=1).tolist(), entry_bytes, strict=True)]
 
 
-def _row_entries(spec: ColumnSpec, n_rows: int) -> Int64Array | int:
+def _fill_in(entries: Int64Array, spec: ColumnSpec, limits: Limits) -> int:
+    """Check a column, and write the entries of its rows into the array. Returns the bytes of an entry."""
     name, shape, lengths = spec.name, spec.shape, spec.lengths
+    unit = _checked_entry_bytes(name, shape, limits)
     if shape.kind == "dense":
         if lengths is not None:
             raise Refusal(Reason.INVALID_REQUEST, f"field {name!r} is dense and must not carry row lengths", field=name)
-        return shape.dense_entries
-    if lengths is None or lengths.size != n_rows:
+        entries[:] = shape.dense_entries
+    elif lengths is None or lengths.size != entries.size:
         got = 0 if lengths is None else lengths.size
-        message = f"field {name!r} has {got} rows but the call names {n_rows} samples"
-        raise Refusal(Reason.ROW_COUNT_MISMATCH, message, field=name, rows=got, samples=n_rows)
-    return lengths
+        message = f"field {name!r} has {got} rows but the call names {entries.size} samples"
+        raise Refusal(Reason.ROW_COUNT_MISMATCH, message, field=name, rows=got, samples=entries.size)
+    else:
+        entries[:] = lengths
+    return unit
 
 
 def _check_entries(specs: Sequence[ColumnSpec | Column], entries: Int64Array) -> None:
@@ -201,6 +203,6 @@ def _checked_entry_bytes(name: str, shape: Shape, limits: Limits) -> int:
         message = f"field {name!r} has {len(shape.row_shape)} dimensions per row; the limit is {limits.max_dimensions}"
         raise Refusal(Reason.INVALID_REQUEST, message, field=name)
     unit = shape.entry_bytes
-    if shape.dense_entries > MAX_ENTRIES or unit > 1 << 40:
+    if max(shape.row_shape, default=0) > MAX_ENTRIES or unit > 1 << 40:
         raise Refusal(Reason.INVALID_REQUEST, f"field {name!r}: rows of {shape} are too large", field=name)
     return unit

@@ -24,10 +24,8 @@ from dataplane_server.core.calls.requests import RepeatableCall, ReserveGroup
 
 MAX_DIGEST_BYTES = 64
 _NOT_COMPARED = {"request_id", "session_id", "caller", "node", "digest", "hashed"}
-_OF_CLASS: dict[Any, set[str]] = {ReserveGroup: {"sample_ids"}, ColumnSpec: {"per_token"}}
-"""A caller that gives a reservation up repeats it without its rows, to learn its name. What a caller takes a field to
-be changes nothing of the columns, and another that repeats its put may not know.
-"""
+_OF_CLASS: dict[Any, set[str]] = {ReserveGroup: {"sample_ids"}}
+"""A caller that gives a reservation up repeats it without its rows, to learn its name."""
 
 
 def fingerprint(call: RepeatableCall[Any]) -> bytes:
@@ -55,6 +53,10 @@ def _plain(value: Any) -> Any:
         return value.tobytes()
     if isinstance(value, frozenset):
         return sorted(value)
+    if isinstance(value, ColumnSpec):  # without per_token: who repeats a put may not know what a field is
+        shape, lengths = value.shape, value.lengths
+        in_bytes = None if lengths is None else lengths.tobytes()
+        return [value.name, [shape.kind, shape.dtype, shape.row_shape], in_bytes]
     if dataclasses.is_dataclass(value):
         kind: Any = type(value)  # a class, which can be hashed whatever its instances are
         return list(_getter(kind)(value)[:-1])

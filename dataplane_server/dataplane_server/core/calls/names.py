@@ -26,18 +26,24 @@ def check_name(what: str, name: str, limits: Limits) -> None:
 
 
 def check_names(what: str, names: Sequence[str], limits: Limits) -> None:
-    """Distinct, well-formed names."""
-    for name in names:
-        check_name(f"{what} name", name, limits)
-    check_distinct(what, names)
+    """Distinct, well-formed names. what: is named."""
+    lengths = set(map(len, names))
+    if min(lengths, default=1) < 1 or max(lengths, default=1) > limits.max_id_bytes or not "".join(names).isascii():
+        for name in names:
+            check_name(what, name, limits)
+    if len(set(names)) < len(names):
+        raise _duplicate(what, names)
 
 
 def check_distinct(what: str, names: Sequence[str]) -> None:
-    if len(set(names)) == len(names):
-        return
+    if len(set(names)) < len(names):
+        raise _duplicate(what, names)
+
+
+def _duplicate(what: str, names: Sequence[str]) -> Refusal:
     seen: set[str] = set()
     twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-    raise Refusal(Reason.DUPLICATE, f"duplicate {what} {twice!r} in one call", name=twice)
+    return Refusal(Reason.DUPLICATE, f"duplicate {what} {twice!r} in one call", name=twice)
 
 
 def check_sample_ids(sample_ids: Sequence[str], limits: Limits) -> None:
@@ -45,11 +51,7 @@ def check_sample_ids(sample_ids: Sequence[str], limits: Limits) -> None:
     if not 1 <= len(sample_ids) <= limits.max_rows_per_call:
         message = f"a call must name 1 to {limits.max_rows_per_call} samples, got {len(sample_ids)}"
         raise Refusal(Reason.INVALID_REQUEST, message)
-    lengths = set(map(len, sample_ids))
-    if min(lengths) < 1 or max(lengths) > limits.max_id_bytes or not "".join(sample_ids).isascii():
-        for sample_id in sample_ids:
-            check_name("sample id", sample_id, limits)
-    check_distinct("sample id", sample_ids)
+    check_names("sample id", sample_ids, limits)
 
 
 def check_caller(caller: str, limits: Limits) -> None:
@@ -84,7 +86,7 @@ def check_definition(definition: Definition, limits: Limits) -> None:
         if not least <= len(names) <= most:
             message = f"partition {definition.partition_id!r} must have {least} to {most} {what}s, got {len(names)}"
             raise Refusal(Reason.INVALID_REQUEST, message, partition_id=definition.partition_id)
-        check_names(what, names, limits)
+        check_names(f"{what} name", names, limits)
     undeclared = definition.per_token_fields - set(definition.fields)
     if undeclared:
         name = min(undeclared)

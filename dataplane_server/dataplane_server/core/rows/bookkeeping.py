@@ -41,20 +41,13 @@ class Bookkeeping:
 
     def check(self, size_bytes: int, *, urgent: bool = False) -> None:
         """Refusal LIMIT_REACHED if size_bytes more do not fit. urgent: for a call that helps to empty the server."""
-        if not self.has_room(size_bytes, urgent=urgent):
-            most = self._most(urgent=urgent)
+        most = self.limit_bytes * (7 if urgent else 6) // 8
+        if size_bytes > 0 and self.used_bytes + size_bytes > most:
             message = (
                 f"the call needs {size_bytes} bytes for ids, tags, and other bookkeeping; {self.used_bytes} of at most "
                 f"{most} are in use (bookkeeping_bytes {self.limit_bytes}): clear consumed rows or raise --bookkeeping"
             )
             raise Refusal(Reason.LIMIT_REACHED, message, bookkeeping_bytes=self.limit_bytes)
-
-    def has_room(self, size_bytes: int, *, urgent: bool = False) -> bool:
-        """Whether `check` passes."""
-        return size_bytes <= 0 or self.used_bytes + size_bytes <= self._most(urgent=urgent)
-
-    def _most(self, *, urgent: bool) -> int:
-        return self.limit_bytes * (7 if urgent else 6) // 8
 
 
 def text_bytes(text: str) -> int:

@@ -51,7 +51,7 @@ class Field:
             rule = "the put has one value a row, but the rows of a per-token field have the shape (tokens, ...)"
         elif column.per_token and not self.per_token:
             rule = "the put takes it to be per-token, and it is not"
-        elif self.dtype not in ("", shape.element):
+        elif self.dtype and self.dtype != shape.element:
             metadata["dtype"] = self.dtype
             rule = f"the put has {shape}, but the field is declared {self.dtype}; convert the column before the put"
         elif held is shape or held is None:

@@ -16,6 +16,7 @@ Reads pin slots. A pinned row that is removed keeps bytes and slot until the las
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from itertools import repeat
 from typing import Any
@@ -177,10 +178,9 @@ class RowTable:
             rule = " was cleared and put again; the call gives the generation of another row"
             raise self._refusal(Reason.ROW_REPLACED, ": ", sample_ids, others, rule)
 
-    def check_may_create(self, sample_ids: Sequence[str], slots: Slots) -> None:
-        """Refusal PARTITION_CLOSED if the partition is closed and a sample is new (slot -1)."""
-        new = np.flatnonzero(slots < 0) if self.closed else slots[:0]
-        if new.size:
+    def check_creates_none(self, sample_ids: Sequence[str], slots: Slots) -> None:
+        """Refusal PARTITION_CLOSED names the first sample that is new (slot -1)."""
+        if (new := np.flatnonzero(slots < 0)).size:
             before = " is closed to new rows; "
             raise self._refusal(Reason.PARTITION_CLOSED, before, sample_ids, new, " would be one")
 
@@ -329,7 +329,8 @@ class RowTable:
     def _keep_column(self, tag: str, column: TagColumn) -> None:
         """Keep a new column of a tag, if there is memory for it."""
         columns = self._tag_columns
-        if self.bookkeeping.has_room(self._capacity * SLOT_BYTES + column.text_bytes, urgent=True):
+        with contextlib.suppress(Refusal):
+            self.bookkeeping.check(self._capacity * SLOT_BYTES + column.text_bytes, urgent=True)
             count, text_bytes = len(columns), columns.text_bytes
             columns.add(tag, column)
             self._change_slot_bytes(SLOT_BYTES * (len(columns) - count))
@@ -426,16 +427,16 @@ class RowTable:
     def _take_slots(self, count: int) -> list[int]:
         """Free slots, the last used first, then new ones."""
         used, fresh = len(self._ids), max(0, count - len(self._free))
-        self._reserve(used + fresh)
+        if used + fresh > self._capacity:
+            self._grow(used + fresh)
         taken = self._free[: -count - 1 : -1]
         del self._free[len(self._free) - len(taken) :]
         self._ids.extend(repeat("", fresh))
         taken.extend(range(used, used + fresh))
         return taken
 
-    def _reserve(self, rows: int) -> None:
-        if rows <= self._capacity:
-            return
+    def _grow(self, rows: int) -> None:
+        """Have a capacity of at least so many rows."""
         capacity = max(rows, self._capacity + min(max(64, self._capacity // 8), _LONGEST_STEP))
         self.places.grow(capacity)
         self._tag_columns.grow(capacity)

@@ -141,7 +141,7 @@ class Space(Releases):
 
     def _find(self, size: int) -> int | None:
         """The start of a free range that has `size` bytes from its first aligned offset."""
-        if size > self.free:
+        if self.used + size > self.capacity:
             return None
         start = self._find_merged(size)
         while start is None and self._pending:
@@ -247,14 +247,14 @@ class Space(Releases):
     def _add(self, start: int, end: int) -> None:
         self._end_of[start] = end
         self._start_of[end] = start
-        room = end - align(start)
+        room = end - (start + ALIGNMENT - 1 & -ALIGNMENT)  # as align, whose call costs more
         if room > 0:
             self._bins[room.bit_length() - 1][start] = None
 
     def _remove(self, start: int) -> int:
         end = self._end_of.pop(start)
         del self._start_of[end]
-        room = end - align(start)
+        room = end - (start + ALIGNMENT - 1 & -ALIGNMENT)
         if room > 0:
             del self._bins[room.bit_length() - 1][start]
         return end

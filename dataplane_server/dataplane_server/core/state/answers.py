@@ -92,7 +92,8 @@ class Answers:
         if not 1 <= len(request_id.encode()) <= MAX_REQUEST_ID_BYTES:
             message = f"request_id must have 1 to {MAX_REQUEST_ID_BYTES} bytes, got {len(request_id.encode())}"
             raise Refusal(Reason.INVALID_REQUEST, message)
-        self._expire(now)
+        while self._answers and next(iter(self._answers.values())).at < now - self._limits.remember_s:
+            self._forget_oldest()
         answer = self._answers.get(request_id)
         if answer is None:
             return None
@@ -120,10 +121,6 @@ class Answers:
         while len(self._answers) > limits.remembered_requests or self.size_bytes > limits.bookkeeping_bytes // 8:
             self._forget_oldest()
 
-    def _expire(self, now: float) -> None:
-        while self._answers and next(iter(self._answers.values())).at < now - self._limits.remember_s:
-            self._forget_oldest()
-
     def _forget_oldest(self) -> None:
         _, answer = self._answers.popitem(last=False)
         self.size_bytes -= answer.size_bytes
@@ -133,9 +130,9 @@ def _size_bytes(packed: object) -> int:
     """Memory of an answer and its place, from above."""
     if isinstance(packed, _PackedPut):
         arrays_bytes = packed.starts.nbytes + packed.lengths.nbytes + len(packed.outcomes)
-        return _ANSWER_BYTES + arrays_bytes + text_bytes(packed.abort_hint)
+        return _ANSWER_BYTES + arrays_bytes + 4 * len(packed.abort_hint)
     if isinstance(packed, PutResult):
-        return _ANSWER_BYTES + packed.generations.nbytes + len(packed.outcomes) + text_bytes(packed.abort_hint)
+        return _ANSWER_BYTES + packed.generations.nbytes + len(packed.outcomes) + 4 * len(packed.abort_hint)
     if isinstance(packed, _PackedGrant):
         small = (packed.id_lengths, packed.sequence_lengths, packed.deliveries, packed.staleness)
         arrays = (*small, *packed.generations)

@@ -251,7 +251,8 @@ class Partition:
             self._join(group, slots[is_new], columns)
         if columns.each:
             replaces = created < len(slots)
-            of_rows = (slots, self._named(columns), checked.shapes, columns, offsets, once, digests)
+            fields = [self.fields[column.name] for column in columns.each]
+            of_rows = (slots, fields, checked.shapes, columns, offsets, once, digests)
             self.counters.deduplicated_bytes += self.values.store(*of_rows, replaces=replaces)
         self._store_lengths(slots, columns.each, sequence_lengths)
         for slot, row_tags in zip(slots.tolist() if tags else (), tags or (), strict=False):
@@ -262,11 +263,9 @@ class Partition:
 
     def note_replaced(self, slots: Slots, columns: Columns) -> bytes:
         """Tell the tasks which of the rows (-1: new) get values in place of those that they have, before a put is
-        applied. Returns what the put does to each row (see `calls.answers`); empty if all are new.
+        applied. Returns what the put does to each row (see `calls.answers`).
         """
         existing = np.flatnonzero(slots >= 0)
-        if not len(existing):
-            return b""
         found, outcomes = slots[existing], np.full(len(slots), ROW_CREATED, np.uint8)
         names = {column.name for column in columns.each}
         mask = mask_of([field for name, field in self.fields.items() if name in names])
@@ -284,16 +283,14 @@ class Partition:
         """Point all rows of a group, which were just checked, to the one value of each column, and those that join."""
         self._changed[self] = None
         self.declare(column.name for column in columns.each)
-        self.values.store_shared(group, checked.slots, self._named(columns), checked.shapes, columns, offsets, digests)
+        fields = [self.fields[column.name] for column in columns.each]
+        self.values.store_shared(group, checked.slots, fields, checked.shapes, columns, offsets, digests)
 
     def _join(self, group: Group, slots: Slots, columns: Columns) -> None:
         """New rows become rows of a reserved group and share its values, but for those that the put brings."""
         self.groups.join(group, slots)
         own = {column.name for column in columns.each}
         self.values.share(group, slots, [self.fields[name] for name in group.shared if name not in own])
-
-    def _named(self, columns: Columns) -> list[Field]:
-        return [self.fields[column.name] for column in columns.each]
 
     def _store_lengths(self, slots: Slots, columns: Sequence[Column], given: Int64Array | None) -> None:
         """Note the lengths of rows, and that their per-token values are others."""

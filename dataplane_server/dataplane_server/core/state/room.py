@@ -11,20 +11,12 @@ from __future__ import annotations
 import numpy as np
 
 from dataplane_server.core.calls.causes import Finding
-from dataplane_server.core.calls.flow import FlowPolicy
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import DrawSamples
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.tasks.eligibility import too_old
 from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.tasks.task_states import CONSUMED, DEAD, UNTAKEN
-
-_NO_POLICY = FlowPolicy()
-
-
-def is_open(partition: Partition) -> bool:
-    """Whether nothing bounds new rows."""
-    return partition.entrance.policy == _NO_POLICY and not _paces(partition)
 
 
 def why_never(partition: Partition, rows: int, size_bytes: int) -> Refusal | None:

@@ -118,8 +118,17 @@ class History:
             sample_ids = sample_ids[-size:] if len(sample_ids) > size else sample_ids
             rows = len(sample_ids)
             hashes = np.fromiter(map(hash, sample_ids), np.int64, rows)
-        if size and len(hashes):
-            self._append(hashes, rows, now, claim_id, _Topic(partition_id, what, who, task, fields, reason))
+        if not size or not len(hashes):
+            return
+        begin, at = self._end, self._end % size
+        before_the_end = hashes[: size - at]
+        self._cells[at : at + len(before_the_end)] = before_the_end
+        self._cells[: len(hashes) - len(before_the_end)] = hashes[len(before_the_end) :]
+        self._end = begin + max(len(hashes), _LEAST_CELLS)
+        topic = self._kept(_Topic(partition_id, what, who, task, fields, reason), now)
+        self._records.append(_Record(begin, rows, now, claim_id, topic))
+        while self._records and (self._records[0].begin < self._end - size or self._topic_bytes > _MOST_TOPIC_BYTES):
+            self._release(self._records.popleft().topic)
 
     def events(self, partition_id: str, sample_id: str) -> tuple[SampleEvent, ...]:
         """The remembered events of the samples of this id, oldest first; at most the last 1,024."""
@@ -147,15 +156,6 @@ class History:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def _append(self, hashes: Int64Array, rows: int, now: float, claim_id: str, topic: _Topic) -> None:
-        """Take cells for a record, and drop the records that had them before."""
-        begin, size = self._end, len(self._cells)
-        self._write(begin % size, hashes)
-        self._end = begin + max(len(hashes), _LEAST_CELLS)
-        self._records.append(_Record(begin, rows, now, claim_id, self._kept(topic, now)))
-        while self._records and (self._records[0].begin < self._end - size or self._topic_bytes > _MOST_TOPIC_BYTES):
-            self._release(self._records.popleft().topic)
-
     def _kept(self, topic: _Topic, now: float) -> _Topic:
         """The topic for one more record."""
         known = self._topics.get(topic)
@@ -173,12 +173,6 @@ class History:
         if not known.records:
             del self._topics[topic]
             self._topic_bytes -= known.size_bytes
-
-    def _write(self, at: int, hashes: Int64Array) -> None:
-        head = len(self._cells) - at
-        self._cells[at : at + len(hashes)] = hashes[:head]
-        if head < len(hashes):
-            self._cells[: len(hashes) - head] = hashes[head:]
 
     def _record_at(self, position: int) -> _Record | None:
         """The record of a cell; None if the record is gone, or no row has written the cell."""

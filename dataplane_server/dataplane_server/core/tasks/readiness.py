@@ -37,11 +37,6 @@ class Kind(NamedTuple):
         """Whether rows become ready, or not, when the partition's weight version changes."""
         return asks_staleness(self.where)
 
-    @property
-    def looks_at_tags(self) -> bool:
-        """Whether tags decide which rows are ready, or their order."""
-        return bool(self.where) or self.order != "ready"
-
 
 class Readiness:
     """The rows that are ready for claims of a kind. bounds: of the task's policy. column: which rows a view has
@@ -70,7 +65,7 @@ class Readiness:
     @property
     def can_change(self) -> bool:
         """Whether a row that is ready may become unready by a tag, a version or a policy."""
-        return self.bounds != Bounds() or self.kind.looks_at_tags
+        return self.bounds != Bounds() or bool(self.kind.where) or self.kind.order != "ready"
 
     def of(self, slots: Slots, *, keep: bool = True) -> BoolArray:
         """Which of the rows are ready. keep: see `RowTable.tag_values`."""
@@ -96,7 +91,7 @@ class Readiness:
 
     def mark(self, slots: Slots) -> Slots:
         """Mark the rows that are ready and not yet marked. Returns them."""
-        marked = self.marked
+        marked = self._rows[self.column]
         fresh: Slots = slots[self.of(slots) & ~marked[slots]]
         marked[fresh] = True
         return fresh

@@ -151,7 +151,7 @@ class Task:
 
     def suspect(self, slots: Slots) -> None:
         """Rows that the policy may have to drop: they came, came back, or are others by their tags."""
-        if self.policy.drops_stale or self.policy.drops_excluded:
+        if "drop" in (self.policy.when_stale, self.policy.when_excluded):
             self.suspects.append(slots)
             self._changed[self] = None
 

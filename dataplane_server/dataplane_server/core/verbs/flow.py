@@ -18,7 +18,7 @@ from dataplane_server.core.calls.requests import DrawSamples, PutSamples, Reserv
 from dataplane_server.core.rows.bookkeeping import WRITE_BYTES, id_bytes
 from dataplane_server.core.state.entrance import Entry
 from dataplane_server.core.state.partition import Partition
-from dataplane_server.core.state.room import full, is_open, may_draw, out_of_band, over_budget, paced, why_never
+from dataplane_server.core.state.room import full, may_draw, out_of_band, over_budget, paced, why_never
 from dataplane_server.core.state.state import State
 from dataplane_server.core.verbs.eviction import evict
 
@@ -72,8 +72,11 @@ class Flow:
         return ticket
 
     def is_open(self, partition: Partition) -> bool:
-        """Whether new rows need not ask."""
-        return not partition.entrance.waiting and is_open(partition)
+        """Whether new rows need not ask: nothing bounds them, and none waits."""
+        entrance, policy = partition.entrance, partition.entrance.policy
+        bounds = (policy.max_rows, policy.max_bytes, policy.max_versions, policy.band)
+        paced = any(task.policy.rows_per_version for task in partition.tasks.values())
+        return bounds == (None, None, None, None) and not paced and not entrance.waiting
 
     def check_still(self, partition: Partition, ticket: int, rows: int, size_bytes: int) -> None:
         """Refuse a put at its end that creates more rows than at its beginning, unless there is room for them: rows

@@ -87,13 +87,12 @@ class Freshness:
     # -- what follows --------------------------------------------------------------------------------------------------
 
     def follow_version(self, partition: Partition) -> None:
-        """Tell the tasks of a partition if it has another weight version than they know."""
-        if partition.followed_version != partition.rows.weight_version:
-            partition.followed_version = partition.rows.weight_version
-            for task in partition.tasks.values():
-                task.begin_version()
-                if task.policy.bound is not None or task.moves_with_version:
-                    task.follow(task.policy)
+        """A partition has another weight version than its tasks know."""
+        partition.followed_version = partition.rows.weight_version
+        for task in partition.tasks.values():
+            task.begin_version()
+            if task.policy.bound is not None or task.moves_with_version:
+                task.follow(task.policy)
 
     def drop_unwanted(self) -> None:
         """Remove those of the tasks' suspects that they drop: first what is stale, then what does not fit a filter."""

@@ -77,10 +77,6 @@ class _LastCheck(NamedTuple):
     checked: Checked
 
 
-def _write_bytes(columns: Columns) -> int:
-    return WRITE_BYTES + (4 if columns.kept is None else 8) * columns.entries.nbytes
-
-
 class Writes:
     """Puts and commits that have begun and not yet finished, by ticket."""
 
@@ -115,7 +111,7 @@ class Writes:
         if (isinstance(call, PutSamples) and (call.once or call.append)) or not call.columns:
             return self.begin(call, now)
         begun, checked = self._checked(call, now)
-        ticket, partition = self._state.ticket(), self._state.partition(begun.partition_id)
+        ticket, partition = self._state.ticket(), self._state.partitions[begun.partition_id]
         asks = checked.new_rows > 0 and not self._flow.is_open(partition)
         try:
             if asks and not self._enters(ticket, begun, checked.new_rows, now):
@@ -129,11 +125,12 @@ class Writes:
             offsets, sizes = self._admission.redeem(ticket)
             result = self._apply(partition, begun, checked, offsets, _NO_DIGESTS, digests, now)
             return Stored(result, reservation.runs, offsets, sizes)
+        except BaseException:
+            self._admission.release(ticket)
+            raise
         finally:
-            if ticket not in self._under_way:  # also if it is refused after it has entered
-                if asks:
-                    self._flow.leave(ticket)
-                self._admission.release(ticket)
+            if asks and ticket not in self._under_way:  # also if it is refused after it has entered
+                self._flow.leave(ticket)
 
     def _checked(self, call: PutSamples | CommitClaim, now: float) -> tuple[_UnderWay, Checked]:
         """A write that may begin."""
@@ -152,7 +149,7 @@ class Writes:
             kept += id_bytes(call.sample_ids) + DIGEST_BYTES * len(call.once) * len(call.sample_ids)
             checked = self._check_put(partition, call, columns, revisions, now)
             kept += partition.rows.growth_bytes(checked.new_rows)
-        kept += _write_bytes(columns)
+        kept += WRITE_BYTES + (4 if columns.kept is None else 8) * columns.entries.nbytes
         if partition.definition.open:
             kept += partition.declare_bytes(column.name for column in columns.each)
         begun = _UnderWay(call, partition.partition_id, columns, kept, revisions)
@@ -272,7 +269,7 @@ class Writes:
         else:
             if checked.new_rows:
                 self._state.generations.record(now)
-            if not put.claim_id and group is None:
+            if not put.claim_id and group is None and checked.new_rows < len(checked.slots):
                 outcomes = partition.note_replaced(checked.slots, columns)
             more = (put.tags, put.sequence_lengths, group, once, digests)
             created = partition.put(put.sample_ids, checked, columns, offsets, *more)
@@ -333,9 +330,10 @@ class Writes:
         if revisions is not None:
             check_append(partition, put.sample_ids, slots, columns, revisions)
         checked = check_put(partition, put.sample_ids, slots, columns, put.tags, put.sequence_lengths, limits)
-        check_once(put.partition_id, partition.fields, put.once)
-        if not put.reservation_id:
-            partition.rows.check_may_create(put.sample_ids, slots)
+        if put.once:
+            check_once(put.partition_id, partition.fields, put.once)
+        if partition.rows.closed and not put.reservation_id:
+            partition.rows.check_creates_none(put.sample_ids, slots)
         self._state.check_new_rows(checked.new_rows)
         return checked
 
@@ -497,7 +495,8 @@ def _check_condition(put: PutSamples, partition: Partition, slots: Slots, now: f
 def _check_form(put: PutSamples, limits: Limits) -> int:
     """Refuse what is malformed in any state of the server. Returns the memory of tags and filter."""
     check_caller(put.caller, limits)
-    check_digest(put.digest)
+    if put.digest:
+        check_digest(put.digest)
     filter_bytes = check_filter(put.only_if, with_age=True)
     certain = put.claim_id or put.shared or put.generations is not None
     if put.add_to_group and (certain or not put.reservation_id):
@@ -549,5 +548,5 @@ def _digests_by_field(put: PutSamples, digests: bytes) -> dict[str, bytes]:
 
 def _columns(specs: Sequence[ColumnSpec], n_rows: int, limits: Limits) -> Columns:
     """The checked columns of a write over n_rows rows. Refusal for a duplicate field."""
-    check_names("field", [spec.name for spec in specs], limits)
+    check_names("field name", [spec.name for spec in specs], limits)
     return make_columns(specs, n_rows, limits)

@@ -17,7 +17,7 @@ from dataplane_server.observe.metrics import Metrics, Transport
 from dataplane_server.service import translate
 from dataplane_server.service.local.local_session import Applied, Lease, LocalSession, Result, SharedReservation
 from dataplane_server.service.shell import Shell
-from dataplane_server.service.values import MAX_INLINE_BYTES, Begun, Values, Write, begin_write, write_to
+from dataplane_server.service.values import MAX_INLINE_BYTES, Values, Write, begin_write, write_to
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.records import seconds
@@ -59,12 +59,14 @@ class LocalCalls:
     def _write(self, write: Write, applied: Applied, request: WriteRequest, session: LocalSession) -> Answer:
         at_hand = request.values if request.HasField("values") else None
         begun = begin_write(self._shell, self._values, write, at_hand, request.header.digests)
-        return self._go_on(begun, applied, request, session)
-
-    def _go_on(self, begun: Begun, applied: Applied, request: WriteRequest, session: LocalSession) -> Answer:
-        """Complete a write that has begun, or give its reservation to the client: at once, or when space is free."""
         if isinstance(begun, Stored):
             return applied(begun.result, len(request.values))
+        return self._go_on(begun, applied, request, session)
+
+    def _go_on(
+        self, begun: Result | Reservation | Waiting, applied: Applied, request: WriteRequest, session: LocalSession
+    ) -> Answer:
+        """Complete a write that has begun, or give its reservation to the client: at once, or when space is free."""
         values = request.values if request.HasField("values") else None
         sent = Sent(values, request.header.digests, request.handle)
         if isinstance(begun, Waiting):

@@ -23,7 +23,7 @@ from dataplane_server.service.call_scope import CallScope
 from dataplane_server.service.error_table import status_of
 from dataplane_server.service.local.frame_endpoint import FrameEndpoint
 from dataplane_server.service.local.handles import Handles
-from dataplane_server.service.local.local_methods import UNKNOWN_METHOD
+from dataplane_server.service.local.local_methods import UNKNOWN_METHOD, URGENT_VERBS
 from dataplane_server.service.messages.frames import STALL_TIMEOUT_S
 from dataplane_server.service.turns import Turn
 from rl_dataplane.v1 import local_pb2 as pb
@@ -133,7 +133,7 @@ class LocalConnection(asyncio.Protocol):
         if number == pb.LOCAL_METHOD_LET_GO:
             return Turn.NOW
         method = self._endpoint.methods.get(number & ~TRACED, UNKNOWN_METHOD)
-        return self._endpoint.turns.enter(self._serve_in_turn, urgent=method.is_urgent)
+        return self._endpoint.turns.enter(self._serve_in_turn, urgent=method.verb in URGENT_VERBS)
 
     def _serve_in_turn(self, turn: Turn | None = None) -> None:
         self._scheduled = False

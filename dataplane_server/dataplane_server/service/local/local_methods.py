@@ -19,7 +19,8 @@ from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import SHARED_METHODS
 
-_URGENT = frozenset({"CommitClaim", "FinishWrite", "ReleaseClaim", "FinishGroup", "AbortGroup", "Fetch"})
+URGENT_VERBS = frozenset({"CommitClaim", "FinishWrite", "ReleaseClaim", "FinishGroup", "AbortGroup", "Fetch"})
+"""Others wait for what they end."""
 _SERVICE = plane_pb.DESCRIPTOR.services_by_name["DataPlaneService"]
 
 
@@ -32,11 +33,6 @@ class LocalMethod:
     verb: str
     request: type[Message]
     call: Callable[[Any, Any], Message | Awaitable[Message]]
-
-    @property
-    def is_urgent(self) -> bool:
-        """Whether others wait for what it ends."""
-        return self.verb in _URGENT
 
 
 def local_methods(calls: LocalCalls, servicer: DataPlaneServicer, gate: Gate = OPEN_GATE) -> dict[int, LocalMethod]:
