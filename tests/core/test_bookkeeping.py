@@ -29,7 +29,7 @@ LONG: Filter = (Term("==", "text", values=("x" * 10_000,)),)
 @pytest.fixture
 def small(new_caller: Callable[..., Caller]) -> Caller:
     """A data plane with 512 KiB for bookkeeping, and room for all values."""
-    caller = new_caller(memory_bytes=1 << 20, bookkeeping_bytes=512 * KIB, max_claims=3, max_read_rows=200)
+    caller = new_caller(memory_bytes=1 << 20, bookkeeping_bytes=512 * KIB, max_read_rows=200)
     caller.register(tasks=("train",))
     return caller
 
@@ -182,14 +182,17 @@ def test_a_full_server_is_emptied_by_claims_as_usual(small: Caller) -> None:
     put_rows(small, 0)
 
 
-def test_claims_that_are_open_are_bounded(small: Caller) -> None:
-    small.put_rows(["a", "b", "c", "d", "e"], "a")
-    claims = [small.take("a") for _ in range(3)]
-    with small.refuses(Reason.LIMIT_REACHED, "3", "max_claims"):
-        small.take("a")
-    small.take("a", consume=True)  # leaves no claim
-    small.commit(claims[0].claim_id)
-    small.take("a")
+def test_claims_that_are_open_or_wait_are_bounded(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller(max_claims=3)
+    caller.register()
+    caller.put_rows(["a", "b", "c"], "a")
+    claim, _ = caller.take("a"), caller.take("a", batch_size=2)
+    caller.wait(caller.claim_call("a"))
+    with caller.refuses(Reason.LIMIT_REACHED, "3", "max_claims"):
+        caller.apply(caller.claim_call("a"))
+    caller.wait(caller.claim_call("a", consume=True))  # leaves no claim
+    caller.release(claim.claim_id)
+    assert (caller.plane.totals().open_claims, caller.plane.totals().waiting_claims) == (2, 1)
 
 
 def test_claims_wait_for_so_many_sets_of_fields_and_no_more(new_caller: Callable[..., Caller]) -> None:

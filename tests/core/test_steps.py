@@ -62,10 +62,10 @@ def test_ranks_that_disagree_are_refused_with_what_differs_and_both_values(rows:
         rows.take_shard("a", dp_rank=1, batch_size=6)
 
 
-def test_a_shard_is_held_by_all_sessions_that_asked_for_it(rows: Caller) -> None:
-    first, second = rows.open_session(5.0), rows.open_session(20.0)
-    grant = rows.take_shard("a", session_id=first)
-    rows.take_shard("a", session_id=second)
+@pytest.mark.parametrize("other_grace_s", [20.0, None], ids=["two sessions", "one of two callers has none"])
+def test_a_shard_is_held_by_all_sessions_that_asked_for_it(rows: Caller, other_grace_s: float | None) -> None:
+    grant = rows.take_shard("a", session_id="" if other_grace_s is None else rows.open_session(other_grace_s))
+    rows.take_shard("a", session_id=rows.open_session(5.0))
     rows.pass_time(5.0)
     assert rows.commit(grant.claim_id).consumed_rows == 2
 

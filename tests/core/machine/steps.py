@@ -90,7 +90,7 @@ class Steps:
         session = self._model.session(wish.session_id)
         handed = shard.handed
         if handed is not None and not handed.claim.ended:
-            if session is not None and session not in handed.claim.holders:
+            if session is not None and handed.claim.holders and session not in handed.claim.holders:
                 handed.claim.holders.append(session)
                 session.claims.append(handed.claim)
             return handed

@@ -84,11 +84,11 @@ class ClaimTable:
     def __iter__(self) -> Iterator[OpenClaim]:
         return iter(list(self._open.values()))
 
-    def check_room(self) -> None:
-        """Refusal LIMIT_REACHED if no more claims may be open."""
+    def check_room(self, waiting: int) -> None:
+        """Refusal LIMIT_REACHED if no more claims may be open. waiting: calls that may yet get one."""
         most = self._state.limits.max_claims
-        if len(self._open) >= most:
-            message = f"{most} claims are open, which is the limit (max_claims); commit or release some"
+        if len(self._open) + waiting >= most:
+            message = f"{most} claims are open or wait, which is the limit (max_claims); commit or release some"
             raise Refusal(Reason.LIMIT_REACHED, message, max_claims=most)
 
     def add(self, claim: OpenClaim) -> None:

@@ -49,7 +49,7 @@ class Claims:
     def claim(self, call: ClaimSamples, now: float) -> Grant | Waiting:
         partition = self._queue.check(call)
         if not call.consume:
-            self._table.check_room()
+            self._table.check_room(self._queue.callers)
         if call.session_id:
             self._state.sessions.find(call.session_id)
         slots = self._queue.take(partition, call)

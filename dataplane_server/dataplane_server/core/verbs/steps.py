@@ -151,8 +151,8 @@ class Steps:
         return None if steps is None else steps.get(call.step)
 
     def _current_grant(self, shard: _Shard, session_id: str) -> Grant | None:
-        """The last grant of a shard, if its claim is open (the session then holds it too) or was committed; None if its
-        rows have to be granted again.
+        """The last grant of a shard, if its claim is open (the session then holds it beside others) or was committed;
+        None if its rows have to be granted again.
         """
         if shard.grant is None:
             return None
@@ -160,7 +160,7 @@ class Steps:
         if claim is None:
             committed = self._table.committed_shard(shard.grant.claim_id) is not None
             return replace(shard.grant, committed=True) if committed else None
-        if session_id:
+        if session_id and claim.sessions:  # one that was granted without a session lasts until a call ends it
             self._table.hold(claim, session_id)
         return shard.grant
 
@@ -211,7 +211,7 @@ class Steps:
             )
             raise Refusal(Reason.INVALID_REQUEST, message, **where)
         if step is None or not self._is_granted(step.shards[call.dp_rank]):
-            self._table.check_room()
+            self._table.check_room(self._queue.callers)
         if step is None:
             kept_bytes = _kept_bytes(call.dp_world, call.batch_size) + DELAY_BYTES * call.batch_size
             self._state.bookkeeping.check(kept_bytes, urgent=True)
