@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from tests.core import caller as core
 from tests.semantics.callers import Begun, Caller, Group, Refused, Rows, Tags, each
 
-from dataplane_client.records.filters import filter_message
+from dataplane_client.records.filters import Where, filter_message
 from dataplane_server.core.calls.answers import (
     Admitted,
     Answered,
@@ -39,7 +39,7 @@ from dataplane_server.service.translate.filters import rows_that_fit
 A = TypeVar("A")
 
 
-def terms(where: str | None) -> Filter:
+def terms(where: Where | None) -> Filter:
     message = filter_message(where, "a filter")
     return () if message is None else rows_that_fit(message)
 
@@ -124,12 +124,12 @@ class CoreCaller(Caller):
     def put_call(self, ids: str, *fields: str, **more: Any) -> Any:
         size, version = more.pop("size", 1), more.pop("version", None)
         tags = each(ids, more.pop("tags", None), version)
-        generations = more.pop("generations", None)
+        generations, only_if = more.pop("generations", None), more.pop("only_if", None)
         return self.core.put_call(
             list(ids),
             {name: [size] * len(ids) for name in fields},
             tags=tags,  # type: ignore[arg-type]
-            only_if=terms(more.pop("only_if", None)),
+            only_if=None if only_if is None else terms(only_if),
             generations=None if generations is None else core.int64(generations),
             **more,
         )

@@ -305,9 +305,10 @@ def test_a_condition_on_the_age_of_rows_holds_when_the_put_takes_effect(caller: 
 def test_a_put_of_rows_that_do_not_exist_or_do_not_fit_its_condition_is_refused_by_the_first(via: AnyCaller) -> None:
     via.put("x", tags={"state": "new"})
     via.put("y", tags={"state": "taken"})
-    taken = {"tags": {"state": "taken"}, "only_if": "state == 'new'"}
-    with via.refuses("CONDITION_FAILED", "sample 'z' (and 1 more of the call) does not exist"):
-        via.put("xzy", "a", **taken)
+    taken: dict[str, object] = {"tags": {"state": "taken"}, "only_if": "state == 'new'"}
+    for only_if, unfit in ((taken["only_if"], "sample 'z' (and 1 more of the call)"), ({}, "sample 'z'")):
+        with via.refuses("CONDITION_FAILED", f"{unfit} does not exist"):
+            via.put("xzy", "a", only_if=only_if)
     with via.refuses("CONDITION_FAILED", "sample 'y' (and 1 more of the call) does not fit only_if; nothing was put"):
         via.put("xyz", "a", **taken)
     with pytest.raises(Refused) as caught:

@@ -78,6 +78,8 @@ def flow_message(flow: FlowPolicy, where: str) -> pb.FlowPolicy:
 
 
 def _band_message(band: DrawBand, where: str) -> pb.DrawBand:
+    if not isinstance(band, DrawBand):
+        raise InvalidArgumentError(f"{where}: band must be a DrawBand, got {band!r}")
     try:
         return pb.DrawBand(samples_per_insert=band.samples_per_insert, least=band.least, most=band.most)
     except TypeError:

@@ -168,7 +168,7 @@ class PutSamples(RepeatableCall[Reservation | Waiting | PutResult]):
     caller: str = ""
     add_to_group: bool = False
     append: bool = False
-    only_if: Filter = ALL_ROWS
+    only_if: Filter | None = None
     once: tuple[str, ...] = ()
     node: int = 0
     digest: bytes = b""

@@ -23,7 +23,7 @@ import numpy as np
 from dataplane_server.core.calls.answers import Admitted, CommitResult, PutResult, Reservation, Stored, Waiting
 from dataplane_server.core.calls.columns import Columns, ColumnSpec, make_columns
 from dataplane_server.core.calls.digests import check_hashed, digests_of_write
-from dataplane_server.core.calls.filters import check_filter
+from dataplane_server.core.calls.filters import ALL_ROWS, Filter, check_filter
 from dataplane_server.core.calls.fingerprints import check_digest
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.names import (
@@ -262,7 +262,7 @@ class Writes:
         digests: Int64Array | None,
         now: float,
     ) -> PutResult:
-        group = partition.groups.of_reservation(put.reservation_id) if put.reservation_id else None
+        group = partition.groups.reserved[put.reservation_id] if put.reservation_id else None
         created, outcomes, sent_bytes = 0, b"", columns.sent_bytes
         if put.shared and group is not None:
             partition.put_shared(group, checked, columns, offsets, digests)
@@ -319,14 +319,14 @@ class Writes:
         limits = self._state.limits
         check_hashed(partition.definition, put)
         if put.shared:
-            group = partition.groups.of_reservation(put.reservation_id)
+            group = self._state.reserved_group(partition, put.reservation_id)
             return check_shared(partition, group, columns, limits)
         slots = partition.rows.find_existing(put.sample_ids)
         self._check_access(put, partition, slots)
         if put.create_only:
             _check_new(put, slots)
-        if put.only_if:
-            _check_condition(put, partition, slots, now)
+        if put.only_if is not None:
+            _check_condition(put, put.only_if, partition, slots, now)
         if revisions is not None:
             check_append(partition, put.sample_ids, slots, columns, revisions)
         checked = check_put(partition, put.sample_ids, slots, columns, put.tags, put.sequence_lengths, limits)
@@ -346,7 +346,7 @@ class Writes:
         if put.claim_id:
             self._claims.size(put.claim_id)  # refuses a claim that is not open before it looks at the rows
         if put.reservation_id:
-            group = partition.groups.of_reservation(put.reservation_id)
+            group = self._state.reserved_group(partition, put.reservation_id)
             partition.groups.check_members(group, existing)
             if put.add_to_group:
                 self._check_room(group, len(slots) - len(existing))
@@ -373,7 +373,7 @@ class Writes:
         last, self._last_check = self._last_check, None
         if last is None or last.ticket != ticket or last.version + 1 != self._state.version:
             return None
-        return None if getattr(self.call_of(ticket), "only_if", ()) else last.checked
+        return None if getattr(self.call_of(ticket), "only_if", None) else last.checked
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
@@ -479,10 +479,10 @@ def _check_new(put: PutSamples, slots: Slots) -> None:
         raise Refusal(Reason.SAMPLE_EXISTS, message, partition_id=put.partition_id, sample_id=first)
 
 
-def _check_condition(put: PutSamples, partition: Partition, slots: Slots, now: float) -> None:
+def _check_condition(put: PutSamples, only_if: Filter, partition: Partition, slots: Slots, now: float) -> None:
     """Refusal CONDITION_FAILED names the first row that does not exist, or does not fit only_if."""
     fits = slots >= 0
-    fits[fits] = fitting(partition.rows, put.only_if, slots[fits], now, keep=False)
+    fits[fits] = fitting(partition.rows, only_if, slots[fits], now, keep=False)
     unfit = np.flatnonzero(~fits)
     if unfit.size:
         first = put.sample_ids[int(unfit[0])]
@@ -497,14 +497,14 @@ def _check_form(put: PutSamples, limits: Limits) -> int:
     check_caller(put.caller, limits)
     if put.digest:
         check_digest(put.digest)
-    filter_bytes = check_filter(put.only_if, with_age=True)
+    filter_bytes = check_filter(put.only_if or ALL_ROWS, with_age=True)
     certain = put.claim_id or put.shared or put.generations is not None
     if put.add_to_group and (certain or not put.reservation_id):
         message = "a put that adds to a group names its reservation, and neither a claim nor generations"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
     if put.once:
         _check_once(put)
-    if put.create_only and (certain or put.reservation_id or put.only_if):
+    if put.create_only and (certain or put.reservation_id or put.only_if is not None):
         message = "a put with create_only names neither a claim nor a reservation nor generations nor only_if"
         raise Refusal(Reason.INVALID_REQUEST, message, partition_id=put.partition_id)
     if put.existing_only and (put.create_only or put.add_to_group or put.shared):
@@ -518,7 +518,7 @@ def _check_form(put: PutSamples, limits: Limits) -> int:
         check_given_lengths(put.sample_ids, put.sequence_lengths)
         check_generations(put.sample_ids, put.generations)
         return filter_bytes + check_tags(put.sample_ids, put.tags, limits)
-    of_rows = any(given is not None for given in (put.tags, put.sequence_lengths, put.generations)) or put.only_if
+    of_rows = any(of is not None for of in (put.tags, put.sequence_lengths, put.generations, put.only_if))
     if put.sample_ids or not put.reservation_id or put.claim_id or of_rows or not put.columns:
         message = (
             "a shared put names a reservation and at least one column, and neither samples nor tags nor a claim nor "
