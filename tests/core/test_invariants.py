@@ -42,7 +42,7 @@ class Inside:
         self.partition: Partition = self.state.partitions["p"]
         self.rows: RowTable = self.partition.rows
         self.task: Task = self.partition.tasks["train"]
-        self.group: Group = self.partition.groups.of_reservation(reservation_id)
+        self.group: Group = self.partition.groups.reserved[reservation_id]
 
     def set(self, column: str, sample_id: str, value: object) -> None:
         self.rows[column][self.rows.find([sample_id])] = value

@@ -8,6 +8,7 @@ from tests.core.caller import Caller
 from dataplane_server.core.calls.answers import Answered, Failed, GroupFinished, Reserved
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import AbortGroup, FinishGroup
+from dataplane_server.core.calls.values import Tags
 
 IDS = ("x", "y", "z")
 
@@ -34,7 +35,7 @@ def test_a_group_is_committed_at_its_deadline_with_the_rows_that_are_there(calle
     grant = caller.take("a", whole_groups=True)
     assert (grant.sample_ids, [dict(tags) for tags in grant.tags]) == (("x", "z"), [{"missing_rows": 1}] * 2)
     assert caller.apply(FinishGroup(caller.request_id(), reservation)) == GroupFinished(2)
-    with caller.refuses(Reason.GROUP_FENCED, "deadline"):
+    with caller.refuses(Reason.GROUP_FENCED, "its deadline passed, and it was committed with 2 rows"):
         caller.put(caller.put_call(["y"], {"a": [8]}, reservation_id=reservation))
     info = caller.state()[0][0]
     assert (info.removed_rows["failed"], ended(caller)) == (1, {"committed": 0, "partial": 1, "aborted": 0, "late": 0})
@@ -59,9 +60,24 @@ def test_a_group_with_too_few_rows_at_its_deadline_is_removed_and_its_producer_t
     info = caller.state()[0][0]
     assert (info.rows, info.size_bytes, info.open_groups, info.removed_rows["rolled_back"]) == (0, 0, 0, 3)
     assert ended(caller) == {"committed": 0, "partial": 0, "aborted": 0, "late": 1}
-    with caller.refuses(Reason.GROUP_FENCED, "group 'g' was removed: its deadline passed with", "min_rows"):
-        caller.finish_group(reservation)
+    late_put = caller.put_call(["y"], {"a": [8]}, reservation_id=reservation)
+    for call in (late_put, FinishGroup(caller.request_id(), reservation)):
+        with caller.refuses(Reason.GROUP_FENCED, "group 'g' was removed: its deadline passed with", "min_rows"):
+            caller.apply(call)
     reserve(caller)
+
+
+def test_a_row_with_as_many_tags_as_it_may_have_is_committed_at_the_deadline_and_its_tags_can_change(
+    caller: Caller,
+) -> None:
+    tags: Tags = {f"tag{number}": number for number in range(64)}
+    reservation = reserve(caller, min_rows=1)
+    caller.put(caller.put_call(["x"], {"a": [8]}, tags=[tags], reservation_id=reservation))
+    caller.pass_time(31.0)
+    caller.put(caller.put_call(["x"], tags=[{"tag0": 1}]))
+    assert dict(caller.take("a").tags[0]) == {**tags, "tag0": 1, "missing_rows": 2}
+    with caller.refuses(Reason.INVALID_REQUEST, "64 tags"):
+        caller.apply(caller.put_call(["x"], tags=[{"another": 1}]))
 
 
 def test_a_deadline_is_kept_however_many_groups_have_come_and_gone(caller: Caller) -> None:

@@ -142,6 +142,8 @@ REFUSED: dict[Reason, list[Case]] = {
         Case("too many tags", lambda w: w.put_call(tags=[{f"key{i}": 1 for i in range(65)}]), "'s1' | 64"),
         Case("token count", lambda w: w.put_call(sequence_lengths=int64([1 << 31])), "'s1' | 2147483648"),
         Case("least over most", lambda w: w.claim("a", batch_size=1, min_size=2), "min_size 2 | batch_size 1"),
+        Case("policy of a task", lambda w: w.caller.set_policy(order="lowest_tag"), "'p' | 'train' | order_tag"),
+        Case("policy of a partition", lambda w: w.caller.set_flow(max_rows=0), "'p' | max_rows | got 0"),
         Case("read of no field", lambda w: w.caller.read(["s1"]), "'p' | field"),
         Case("read of no sample", lambda w: w.caller.read([], "a"), "got 0"),
         Case("consumption of no task", lambda w: w.caller.plane.consumption("p", []), "'p' | task"),

@@ -64,8 +64,8 @@ def test_the_trainer_retires_old_rows_and_groups_and_producers_are_told_before(v
     assert via.set_version(6) == 0
     assert group.put("z", "a") == "weight version 4 is 2 behind 6; task 'train' takes at most 1"
     assert via.set_version(7, retire_below=5) == 2
-    with via.refuses("GROUP_FENCED"):
-        group.finish()
+    with via.refuses("GROUP_FENCED", "'g' was retired: weight version below 5"):
+        group.put("z", "a")
     assert (via.listed(), via.partition().removed_rows["retired"]) == ("y", 2)
 
 
@@ -155,7 +155,7 @@ def test_retiring_removes_rows_and_reserved_groups_of_old_versions_in_any_state(
     assert caller.plane.partition_info("p", 0.0).removed_rows["retired"] == 2
     assert caller.commit(claimed.claim_id).consumed_rows == 0
     for reservation in (old, empty):
-        with caller.refuses(Reason.GROUP_FENCED):
+        with caller.refuses(Reason.GROUP_FENCED, "was retired: weight version below 2"):
             caller.finish_group(reservation.reservation_id)
     caller.put(caller.put_call(["n0"], {"a": [1]}, reservation_id=young.reservation_id))
     assert ready(caller, "score") == ("y", "z", "unknown")

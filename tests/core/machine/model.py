@@ -251,14 +251,12 @@ class Model(Entrances):
 
     def _show(self, group: Group, weight_version: int | None, late: Sequence[Row] = ()) -> GroupFinished:
         partition, missing = self.partitions[group.partition_id], group.failed + len(late)
-        of_all = {"missing_rows": missing} if missing else {}
-        of_all |= {} if weight_version is None else {"end_weight_version": weight_version}
-        kept = [row for row in group.rows if row not in late]
-        tags = [row.tags | of_all for row in kept]
-        too_many = any(len(each) > self.limits.max_tags_per_row for each in tags)
-        refuse_if((bool(of_all) and too_many, Reason.INVALID_REQUEST))
-        for row, each in zip(kept, tags, strict=True):
-            row.tags = each
+        of_all = {} if weight_version is None else {"end_weight_version": weight_version}
+        kept, most = [row for row in group.rows if row not in late], self.limits.max_tags_per_row
+        too_many = any(len(row.tags | of_all) > max(most, len(row.tags)) for row in kept)
+        refuse_if((too_many, Reason.INVALID_REQUEST))
+        for row in kept:
+            row.tags = row.tags | of_all | ({"missing_rows": missing} if missing else {})
         if late:
             self._remove(partition, late, "failed")
         if weight_version is not None:
@@ -291,10 +289,7 @@ class Model(Entrances):
         least = group.terms.min_rows if group.terms is not None else 0
         late = [row for row in group.rows if not group.is_complete(row)]
         if least and len(group.rows) - len(late) >= least:
-            try:
-                self.late[group.reservation_id] = self._show(group, None, late).rows
-            except No:
-                self._roll_back(group)
+            self.late[group.reservation_id] = self._show(group, None, late).rows
         else:
             self._roll_back(group)
 

@@ -186,7 +186,8 @@ class PartitionModel:
             if len(self.lengths(call, i, row) - {-1}) > 1 or not self.says_length(call, i, row):
                 reasons.add(Reason.LENGTH_MISMATCH)
             tags = call.tags[i] if isinstance(call, PutSamples) and call.tags else {}
-            if tags and len((row.tags if row else {}) | tags) > limits.max_tags_per_row:
+            held = row.tags if row else {}
+            if len(held | tags) > max(limits.max_tags_per_row, len(held)):
                 reasons.add(Reason.INVALID_REQUEST)
         return reasons
 

@@ -8,6 +8,8 @@ programs.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 MAX_MESSAGE = 1000
 MAX_METADATA_VALUE = 256
@@ -74,6 +76,15 @@ class Refusal(Exception):
         self.metadata = {key: str(value)[:MAX_METADATA_VALUE] for key, value in metadata.items()}
 
 
+@contextmanager
+def naming(where: str, **metadata: str) -> Iterator[None]:
+    """A block whose refusals tell what they are about."""
+    try:
+        yield
+    except Refusal as refusal:
+        raise Refusal(refusal.reason, f"{where}: {refusal.message}", **metadata, **refusal.metadata) from None
+
+
 def draining() -> Refusal:
     return Refusal(Reason.DRAINING, "the server is shutting down")
 
@@ -87,7 +98,7 @@ def superseded() -> Refusal:
 
 
 def group_fenced(reservation_id: str, why: str = "") -> Refusal:
-    why = why or "the group was finished or aborted, or its deadline has passed"
+    why = why or "the group was finished or aborted, its session ended, or its rows were cleared"
     message = f"group reservation {reservation_id[:256]!r} is not open: {why}"
     return Refusal(Reason.GROUP_FENCED, message, reservation_id=reservation_id)
 

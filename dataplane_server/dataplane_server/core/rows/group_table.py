@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dataplane_server.core.calls.answers import GroupPart
 from dataplane_server.core.calls.names import VERSION_TAG
-from dataplane_server.core.calls.refusal import Reason, Refusal, group_fenced
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import BoolArray, Slots
 from dataplane_server.core.rows.bookkeeping import GROUP_BYTES, NAME_BYTES, text_bytes
 from dataplane_server.core.rows.row_table import RowTable
@@ -161,13 +161,6 @@ class GroupTable:
         """Tag rows of a group with a number of it, such as its weight version (None: no tag), so that claims see it."""
         for slot in slots.tolist() if number is not None else ():
             self._rows.merge_tags(slot, {tag: number})
-
-    def of_reservation(self, reservation_id: str) -> Group:
-        """The group of a reservation. Refusal GROUP_FENCED if the reservation has ended."""
-        try:
-            return self.reserved[reservation_id]
-        except KeyError:
-            raise group_fenced(reservation_id) from None
 
     def check_members(self, group: Group, slots: Slots) -> None:
         """Refusal INVALID_REQUEST for a row outside of the group."""

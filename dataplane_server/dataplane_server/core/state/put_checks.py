@@ -58,10 +58,10 @@ def check_shared(partition: Partition, group: Group, columns: Columns, limits: L
 
 
 def check_tags(partition: Partition, sample_ids: Sequence[str], slots: Slots, tags: Iterable[Tags], most: int) -> None:
-    """Refuse more than `most` tags of a row."""
+    """Refuse more than `most` tags of a row, beside those that the server has added to them."""
     for sample_id, slot, row_tags in zip(sample_ids, slots.tolist(), tags, strict=False):
         kept = partition.rows.tags(slot)
-        if len(kept) + len(row_tags) > most and len(kept.keys() | row_tags.keys()) > most:
+        if len(kept) + len(row_tags) > most and len(kept.keys() | row_tags.keys()) > max(most, len(kept)):
             message = f"partition {partition.partition_id!r}: sample {sample_id!r} would have more than {most} tags"
             raise Refusal(Reason.INVALID_REQUEST, message, partition_id=partition.partition_id, sample_id=sample_id)
 

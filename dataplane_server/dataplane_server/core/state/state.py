@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from dataplane_server.core.calls.answers import Effect, Failed
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Reason, Refusal, group_fenced
 from dataplane_server.core.calls.values import Slots
 from dataplane_server.core.rows.bookkeeping import Bookkeeping
 from dataplane_server.core.rows.generations import GenerationClock
+from dataplane_server.core.rows.group_table import Group
 from dataplane_server.core.rows.regions import AnySpace, Regions
 from dataplane_server.core.rows.space import Space
 from dataplane_server.core.state.delays import Deadlines, Delays
@@ -20,7 +21,7 @@ from dataplane_server.core.tasks.task import Task
 
 _NAMED = 8
 """Partitions that a refusal names at most."""
-
+_REMEMBERED_GROUPS = 4096
 
 PARTITION_DROPPED = "the partition was dropped"
 """The reason of a fact after which a partition of the same name is another one."""
@@ -60,7 +61,8 @@ class Changes:
 
 class State:
     """Partitions, arena space, sessions, and the effects that the shell has yet to carry out. version: goes up with
-    every call, and with what it changes.
+    every call, and with what it changes. ended_groups: by reservation, how many rows its deadline left of a group, or
+    why it was removed by its deadline or with its weight version.
     """
 
     def __init__(self, limits: Limits, incarnation: str, first_generation: int) -> None:
@@ -76,6 +78,7 @@ class State:
         self.partitions: dict[str, Partition] = {}
         self.changes = Changes()
         self.effects: list[Effect] = []
+        self.ended_groups: dict[str, int | str] = {}
         self.draining = False
         self.version = 0
         self._tickets = 0
@@ -92,6 +95,24 @@ class State:
             known = ", ".join(map(repr, sorted(self.partitions)[:_NAMED])) or "none"
             message = f"there is no partition {partition_id[:256]!r}; register it first (there are: {known})"
             raise Refusal(Reason.PARTITION_NOT_FOUND, message, partition_id=partition_id) from None
+
+    def reserved_group(self, partition: Partition, reservation_id: str) -> Group:
+        """Refusal GROUP_FENCED if the reservation has ended."""
+        if reservation_id not in partition.groups.reserved:
+            raise self.group_fenced(reservation_id)
+        return partition.groups.reserved[reservation_id]
+
+    def group_fenced(self, reservation_id: str) -> Refusal:
+        """The refusal of a call that names a reservation which has ended."""
+        ended = self.ended_groups.get(reservation_id, "")
+        why = f"its deadline passed, and it was committed with {ended} rows" if isinstance(ended, int) else ended
+        return group_fenced(reservation_id, why)
+
+    def note_ended(self, reservation_id: str, ended: int | str) -> None:
+        """Remember it, in place of the oldest of too many."""
+        self.ended_groups[reservation_id] = ended
+        if len(self.ended_groups) > _REMEMBERED_GROUPS:
+            del self.ended_groups[next(iter(self.ended_groups))]
 
     def check_new_rows(self, new: int) -> None:
         """Refusal LIMIT_REACHED if the server cannot hold `new` more rows."""

@@ -21,7 +21,7 @@ from dataplane_server.core.calls.filters import filter_bytes
 from dataplane_server.core.calls.flow import check_flow
 from dataplane_server.core.calls.names import UNKNOWN_VERSION, check_weight_version
 from dataplane_server.core.calls.policies import check_policy
-from dataplane_server.core.calls.refusal import Reason, Refusal
+from dataplane_server.core.calls.refusal import Reason, Refusal, naming
 from dataplane_server.core.calls.requests import SetPolicies, SetWeightVersion
 from dataplane_server.core.calls.values import Slots
 from dataplane_server.core.rows.group_table import Group, with_groups
@@ -56,12 +56,16 @@ class Freshness:
         return Retired(0, 0) if call.retire_below is None else self._retire(partition, call.retire_below)
 
     def set_policies(self, call: SetPolicies, now: float) -> PartitionInfo:
-        partition = self._state.partition(call.partition_id)
+        partition, where = self._state.partition(call.partition_id), f"partition {call.partition_id!r}"
         tasks = [partition.task(each.task) for each in call.tasks]
-        kept = sum(check_policy(each.policy) for each in call.tasks) - sum(filter_bytes(t.policy.where) for t in tasks)
+        kept = -sum(filter_bytes(task.policy.where) for task in tasks)
+        for each in call.tasks:
+            with naming(f"{where}, task {each.task!r}", partition_id=call.partition_id, task=each.task):
+                kept += check_policy(each.policy)
         before = partition.entrance.policy
         flow = before if call.flow is None else call.flow
-        of_flow = check_flow(flow) - filter_bytes(before.evict_where)
+        with naming(where, partition_id=call.partition_id):
+            of_flow = check_flow(flow) - filter_bytes(before.evict_where)
         self._state.bookkeeping.check(kept + of_flow, urgent=True)
         for task, each in zip(tasks, call.tasks, strict=True):
             task.follow(each.policy)
@@ -77,6 +81,7 @@ class Freshness:
             if group.start_weight_version is not None and group.start_weight_version < oldest
         ]
         for group in groups:
+            self._state.note_ended(group.reservation_id, f"group {group.group_id!r} was retired: {reason}")
             self._remove(partition, partition.groups.members(group.number), "retired", reason)
             if group.reservation_id:  # it never had a row
                 partition.roll_back(group)

@@ -22,19 +22,17 @@ import numpy as np
 
 from dataplane_server.core.calls.answers import GroupAborted, GroupFinished, Reserved, Waiting
 from dataplane_server.core.calls.names import check_name, check_reason, check_sample_ids, check_weight_version
-from dataplane_server.core.calls.refusal import Reason, Refusal, group_fenced
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import AbortGroup, FinishGroup, ReserveGroup
 from dataplane_server.core.calls.values import Slots, Tags
 from dataplane_server.core.rows.bookkeeping import GROUP_BYTES, id_bytes
-from dataplane_server.core.rows.group_table import END_VERSION_TAG, MISSING_ROWS_TAG, Group, Terms
+from dataplane_server.core.rows.group_table import END_VERSION_TAG, Group, Terms
 from dataplane_server.core.state import issued_ids
 from dataplane_server.core.state.delays import Deadline
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.put_checks import check_tags
 from dataplane_server.core.state.state import Fact, State
 from dataplane_server.core.verbs.flow import Flow
-
-_REMEMBERED_LATE = 4096
 
 
 class Groups:
@@ -43,7 +41,6 @@ class Groups:
     def __init__(self, state: State, flow: Flow) -> None:
         self._state = state
         self._flow = flow
-        self._late: dict[str, int | str] = {}  # by reservation: rows of groups finished at their deadline, or why not
 
     @property
     def open(self) -> int:
@@ -82,7 +79,7 @@ class Groups:
         """Refusal GROUP_INCOMPLETE for a group without rows, or names the first row that has no value yet; unless the
         deadline has passed, and the server has not ended the group yet.
         """
-        late = self._late.get(call.reservation_id)
+        late = self._state.ended_groups.get(call.reservation_id)
         if isinstance(late, int):
             return GroupFinished(late)
         partition, group = self._find(call.reservation_id)
@@ -96,14 +93,12 @@ class Groups:
 
     def _show(self, partition: Partition, group: Group, weight_version: int | None, late_rows: int = 0) -> int:
         """Make the complete rows of a group visible, and remove the late ones. Returns how many it has. Refusal
-        INVALID_REQUEST for a row that has no room for the tags.
+        INVALID_REQUEST for a row that has no room for the tag of the weight version.
         """
         slots, missing = partition.groups.members(group.number), group.failed + late_rows
         kept = slots[partition.complete(group)] if late_rows else slots
-        tags: Tags = {} if weight_version is None else {END_VERSION_TAG: weight_version}
-        if missing:
-            tags = {**tags, MISSING_ROWS_TAG: missing}
-        if tags:
+        if weight_version is not None:
+            tags: Tags = {END_VERSION_TAG: weight_version}
             most = self._state.limits.max_tags_per_row
             check_tags(partition, partition.rows.ids(kept), kept, repeat(tags), most)
         who = self._holder(group)
@@ -140,22 +135,15 @@ class Groups:
         if partition is None or group is None:
             return
         complete, least = int(np.count_nonzero(partition.complete(group))), group.terms.min_rows
-        ended: int | str = (
-            f"its deadline passed with {complete} of {group.size} rows complete and {group.failed} failed"
-        )
+        ended: int | str
         if least and complete >= least:
-            try:
-                ended = self._show(partition, group, None, group.size - complete)
-            except Refusal as refusal:
-                ended = f"{ended}: {refusal.message}"
+            ended = self._show(partition, group, None, group.size - complete)
         else:
-            ended = f"{ended}; {f'min_rows is {least}' if least else 'it has no min_rows'}"
-        if isinstance(ended, str):
-            self._roll_back(partition, group, self._holder(group), ended, late=True)
-            ended = f"group {group.group_id!r} was removed: {ended}"
-        self._late[due.reservation_id] = ended
-        if len(self._late) > _REMEMBERED_LATE:
-            del self._late[next(iter(self._late))]
+            there = f"{complete} of {group.size} rows complete and {group.failed} failed"
+            reason = f"its deadline passed with {there}; {f'min_rows is {least}' if least else 'it has no min_rows'}"
+            self._roll_back(partition, group, self._holder(group), reason, late=True)
+            ended = f"group {group.group_id!r} was removed: {reason}"
+        self._state.note_ended(due.reservation_id, ended)
 
     def _is_reserved(self, deadline: Deadline) -> bool:
         partition = self._state.partitions.get(deadline.partition_id)
@@ -250,8 +238,8 @@ class Groups:
     def _find(self, reservation_id: str) -> tuple[Partition, Group]:
         for partition in self._state.partitions.values():
             if reservation_id in partition.groups.reserved:
-                return partition, partition.groups.of_reservation(reservation_id)
-        raise group_fenced(reservation_id, str(self._late.get(reservation_id, "")))
+                return partition, partition.groups.reserved[reservation_id]
+        raise self._state.group_fenced(reservation_id)
 
     def _holder(self, group: Group) -> str:
         return self._state.sessions.name(group.session_id)
