@@ -256,7 +256,7 @@ class Model(Entrances):
         too_many = any(len(row.tags | of_all) > max(most, len(row.tags)) for row in kept)
         refuse_if((too_many, Reason.INVALID_REQUEST))
         for row in kept:
-            row.tags = row.tags | of_all | ({"missing_rows": missing} if missing else {})
+            row.tags = row.tags | ({"missing_rows": missing} if missing else {}) | of_all
         if late:
             self._remove(partition, late, "failed")
         if weight_version is not None:
