@@ -129,8 +129,10 @@ def checkpoints(folder: Path) -> list[tuple[int, Path]]:
 
 
 def remove_checkpoints(folder: Path, keep: int) -> list[Path]:
-    """Remove all but the newest `keep`, and files that were not completed. Not while one is being written."""
-    old = [path for _, path in checkpoints(folder)[keep:]]
+    """Remove all but the newest `keep`, the oldest first, and files that were not completed. Not while one is being
+    written.
+    """
+    old = [path for _, path in reversed(checkpoints(folder)[keep:])]
     unfinished = [path for path in folder.glob(f"*{_UNFINISHED}") if _NAME.fullmatch(path.stem)]
     for path in (*old, *unfinished):
         path.unlink()

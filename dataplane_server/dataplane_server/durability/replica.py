@@ -121,11 +121,15 @@ class Replica:
         self._goes_on_from_snapshot(self.reader.next_record)
 
     def _goes_on_from_snapshot(self, record: int) -> bool:
-        """Begin with the snapshot that a restore has put before this record, if there is one."""
-        later = [path for number, path in checkpoints(self._folder) if number >= record] if self.left else []
-        if later:
+        """Begin with the snapshot that a restore has put before this record, or with a later state, if there is one. A
+        restore has ended early if that snapshot is missing and there are older checkpoints, which are removed first.
+        """
+        found = checkpoints(self._folder) if self.left else []
+        later = [path for number, path in found if number >= record]
+        if later and (found[-1][0] >= record or dict(found).get(record)):
             self._begin(later, from_first=False)
-        return bool(later)
+            return True
+        return False
 
     def _apply(self, call: Call[Any]) -> None:
         self.calls += 1

@@ -211,7 +211,7 @@ def test_the_newest_checkpoint_comes_first_and_the_others_can_be_removed(tmp_pat
     for path in (*others, half):
         path.touch()
     assert checkpoints(tmp_path) == [(100, paths[100]), (10, paths[10]), (9, paths[9])]
-    assert remove_checkpoints(tmp_path, 1) == [paths[10], paths[9], half]
+    assert remove_checkpoints(tmp_path, 1) == [paths[9], paths[10], half]
     assert sorted(tmp_path.iterdir()) == sorted([paths[100], *others])
 
 

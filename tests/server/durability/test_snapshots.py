@@ -450,6 +450,32 @@ async def test_a_restore_that_ends_anywhere_has_happened_or_has_not(
     assert sorted(path.name for path in (tmp_path / "d").iterdir() if "restor" in path.name) == []
 
 
+async def test_a_damaged_checkpoint_after_a_restore_that_was_cut_short_is_not_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(*_: object) -> None:
+        raise _Cut
+
+    life, (before, after) = begin(tmp_path / "d"), [Replica(tmp_path / "d") for _ in range(2)]
+    prepared = prepared_from(snapshot_of(life, tmp_path), life)
+    before.catch_up()
+    before.write_checkpoint(life.folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(Prepared, "use", cut)
+        with pytest.raises(_Cut):
+            await life.leave_for(prepared)
+    life.arena.close()
+    life = begin(tmp_path / "d")
+    life.plane.apply(REGISTER, life.now())
+    after.catch_up()
+    damaged = after.write_checkpoint(life.folder)
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    life.arena.close()
+    again = begin(tmp_path / "d")
+    again.arena.close()
+    assert set(again.plane.partitions) == {"p"}
+
+
 async def test_a_replica_that_follows_goes_on_with_what_was_restored(tmp_path: Path) -> None:
     life = begin(tmp_path / "d")
     follower = Replica(tmp_path / "d")
