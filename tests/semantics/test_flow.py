@@ -354,6 +354,19 @@ def test_producers_are_paced_so_that_rows_are_trained_within_their_bound(caller:
         assert admitted(caller) == [[ticket], [later]][version - 1]
 
 
+def test_rows_that_do_not_fit_the_filter_of_a_task_do_not_count_for_its_pace_and_those_that_lack_a_tag_do(
+    caller: Caller,
+) -> None:
+    caller.set_policy(0, rows_per_version=2, where=SCORE)
+    caller.set_version(0)
+    tags: list[Tags] = [{"weight_version": 0}, {"weight_version": 0, "score": 9}]
+    caller.put(caller.put_call(["a", "b"], {"a": [1, 1]}, tags=tags))
+    tickets = waits(caller, "c", "d"), waits(caller, "e")
+    assert "task 'train' has 1 rows before it" in caller.plane.partition_info("p").waits_because
+    caller.put(caller.put_call(["a"], tags=[{"score": 9}]))
+    assert admitted(caller) == [tickets[0]]
+
+
 def test_rows_that_are_claimed_when_the_version_moves_count_for_the_former_one(caller: Caller) -> None:
     caller.set_policy(0, rows_per_version=2)
     caller.set_version(0)

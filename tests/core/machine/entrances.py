@@ -144,7 +144,8 @@ class Entrances(Writes):
         return next((one for one in sorted(heads.values(), key=lambda head: head.ticket) if self._may_go(one)), None)
 
     def _come_late(self, entrant: Entrant, write: Write) -> None:
-        queue = [other for other in self.queue() if not other.call.claim_id and other.size > 0]
+        waiting = [other for other in self.queue() if not other.call.claim_id and other.size > 0]
+        queue = [other for other in waiting if other not in self.asks_first or other.ticket not in self.admitted]
         if write.size > 0 and len(queue) >= self.limits.max_waiting_puts and write.ticket not in self.admitted:
             self.fail_writes([write], Reason.LIMIT_REACHED)
         else:
@@ -250,7 +251,8 @@ class Entrances(Writes):
             if policy.most_ahead is not None:
                 states = ("untaken", "claimed", "delayed")
                 before = [row for row in partition.rows if row.standings[task].state in states]
-                lost = [r for r in before if r.version is not None and partition.is_stale(task, r)]
+                old = [r for r in before if r.version is not None and partition.is_stale(task, r)]
+                lost = [row for row in before if row in old or partition.is_rejected(task, row)]
                 lost = [row for row in lost if row.standings[task].state == "untaken"]
                 taken = max(0, partition.ledgers[task].ended["committed"] - partition.ledgers[task].taken_before)
                 if len(before) - len(lost) + coming + taken + entrant.rows > policy.most_ahead:

@@ -158,14 +158,15 @@ def _paces(partition: Partition) -> list[tuple[Task, int]]:
 
 
 def _before(partition: Partition, task: Task, most: int) -> int:
-    """Rows before a task, on their way, or taken since the weight version moved. Those that have become too stale,
-    which it will not get, are not looked for while there are at most `most` with them.
+    """Rows before a task, on their way, or taken since the weight version moved. Those that have become too stale or do
+    not fit its filter, which it will not get, are not looked for while there are at most `most` with them.
     """
     untaken, claimed, _, delayed, _ = task.counts()
     together = untaken + claimed + delayed + partition.entrance.coming_rows + task.taken_in_version
     if together <= most:
         return together
-    lost = too_old(partition.rows, task.policy) & (task.states == UNTAKEN)
+    slots = np.flatnonzero(partition.rows["alive"] & (task.states == UNTAKEN))
+    lost = too_old(partition.rows, task.policy)[slots] | task.is_rejected(slots)
     return together - int(np.count_nonzero(lost))
 
 
