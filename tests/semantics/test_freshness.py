@@ -153,6 +153,7 @@ def test_retiring_removes_rows_and_reserved_groups_of_old_versions_in_any_state(
     empty = caller.reserve("empty", [], weight_version=0)
     assert caller.set_version(4, retire_below=2) == Retired(rows=2, groups=2)
     assert caller.plane.partition_info("p", 0.0).removed_rows["retired"] == 2
+    assert caller.plane.partitions["p"].counters.groups_aborted == 2
     assert caller.commit(claimed.claim_id).consumed_rows == 0
     for reservation in (old, empty):
         with caller.refuses(Reason.GROUP_FENCED, "was retired: weight version below 2"):

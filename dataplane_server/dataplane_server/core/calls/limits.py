@@ -52,7 +52,7 @@ class Limits:
     max_enum_names: int = 4096
     """Names in all enums of a partition."""
     max_claims: int = 100_000
-    """Claims that are open."""
+    """Claims that are open or wait."""
     max_read_rows: int = 16_777_216
     """Rows of all reads under way, leases included; a read of fewer than 64 rows counts as 64."""
     max_read_pieces: int = 262_144

@@ -335,7 +335,7 @@ class Partition:
         """Remove a reserved group and its rows. late: since its deadline has passed."""
         self._changed[self] = None
         self.counters.groups_late += late
-        self.counters.groups_aborted += not late
+        self.counters.groups_aborted -= late  # as which its end counts below
         self.clear(self.groups.members(group.number), "rolled_back")
         if group.reservation_id:  # it never had a row
             self._forget_group(group)
@@ -343,6 +343,7 @@ class Partition:
 
     def _forget_group(self, group: Group) -> int:
         """A group without rows is gone. Returns the bytes of the values that it held."""
+        self.counters.groups_aborted += bool(group.reservation_id)
         lost = self.values.end_sharing(group, self.fields)
         self.groups.forget(group)
         return lost
