@@ -250,12 +250,16 @@ def test_the_type_of_a_field_that_was_not_declared_goes_with_its_last_value(clie
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_integers_go_into_a_field_of_floats_that_holds_them_exactly(client: DataPlaneClient, dtype: str) -> None:
-    client.register_partition("typed", ["r", "v"], 0, ["train"], dtypes={"r": dtype, "v": dtype}, replace=True)
-    given = {"r": [0, 1, -3], "v": [[1, 2], [], [3]]}
-    client.put_samples(IDS, "typed", given)
-    got = client.get_samples(IDS, "typed", ["r", "v"])
-    assert (got["r"].tolist(), [row.tolist() for row in got["v"].unbind()]) == ([0, 1, -3], [[1, 2], [], [3]])
+    names = {"r": dtype, "v": dtype, "t": dtype}
+    client.register_partition("typed", [*names], 0, ["train"], dtypes=names, per_token_fields=["t"], replace=True)
+    lowest = -(1 << 63)  # the padding, which these floats do not hold
+    given = {"r": [0, 1, -3], "v": [[1, 2], [], [3]], "t": torch.tensor([[1, 2], [lowest, lowest], [3, lowest]])}
+    client.put_samples(IDS, "typed", given, sequence_lengths=[2, 0, 1])
+    got = client.get_samples(IDS, "typed", [*names])
+    assert got["r"].tolist() == [0, 1, -3]
+    assert [row.tolist() for name in ("v", "t") for row in got[name].unbind()] == [[1, 2], [], [3]] * 2
     assert str(got["r"].dtype) == str(got["v"].dtype) == f"torch.{dtype}"
-    with pytest.raises(InvalidArgumentError, match=f"int64.* {dtype}"):
-        client.put_samples(["d"], "typed", {"r": [(1 << 53) + 1]})
+    for inexact in ((1 << 53) + 1, lowest):
+        with pytest.raises(InvalidArgumentError, match=f"int64.* {dtype}"):
+            client.put_samples(["d"], "typed", {"r": [inexact]})
     client.drop_partition("typed")

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from dataplane_client._values.columns_layout import WireColumn
+from dataplane_client._values.columns_layout import WireColumn, join_values
 from dataplane_client._values.object_leaves import unpack_objects
 from dataplane_client._values.plain_columns import AS_OBJECTS, ragged_later
 from dataplane_client._values.wire_columns import name_of_row
@@ -23,7 +23,7 @@ from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1.element_numbers import DTYPES_BY_NUMBER
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
-_MOST_EXACT = 2.0**53
+_MOST_EXACT = np.float64(2**53)  # not a float, which would be compared as a float16, infinite
 
 
 def as_field_holds(column: WireColumn, fields: Mapping[str, pb.FieldDescription], where: str) -> WireColumn:
@@ -55,11 +55,12 @@ def with_exact_floats(error: DataPlaneError, columns: Sequence[WireColumn]) -> l
     return None if floats is None else [floats if one is column else one for one in columns]
 
 
-def may_have_been_floats(error: DataPlaneError, columns: Sequence[WireColumn]) -> bool:
-    """Whether a write may be refused as another one than that of its name which was applied, because that was sent with
-    floats in place of these integers.
+def may_be_floats(error: DataPlaneError, columns: Sequence[WireColumn]) -> bool:
+    """Whether a write may be refused for integers that are floats in its field once their padding is cut off, or as
+    another one than that of its name which was applied, because that was sent with floats in their place.
     """
-    return error.reason == "REQUEST_ID_USED" and any("int" in column.dtype for column in columns)
+    refused = error.reason == "REQUEST_ID_USED" or error.details.get("dtype") in _FLOATS
+    return refused and any("int" in column.dtype for column in columns)
 
 
 def with_known_floats(columns: Sequence[WireColumn], partition: pb.Partition) -> list[WireColumn]:
@@ -75,7 +76,7 @@ def _exact_floats(column: WireColumn, dtype: str) -> WireColumn | None:
     """A column of integers as floats; None if it has no integers, or these floats do not hold them exactly."""
     if dtype not in _FLOATS or "int" not in column.dtype:
         return None
-    given = np.frombuffer(column.values, column.dtype)
+    given = np.frombuffer(join_values([column]), column.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         floats = given.astype("float32" if dtype == "bfloat16" else dtype)
         exact = bool(((np.abs(floats) <= _MOST_EXACT) & (floats.astype(given.dtype) == given)).all())
@@ -84,8 +85,11 @@ def _exact_floats(column: WireColumn, dtype: str) -> WireColumn | None:
         exact, floats = exact and not halves[:, 0].any(), np.ascontiguousarray(halves[:, 1])
     if not exact:
         return None
-    starts = None if column.starts is None else column.starts // given.itemsize * floats.itemsize
-    return replace(column, dtype=dtype, values=memoryview(floats.tobytes()), starts=starts)
+    packed = replace(column, dtype=dtype, values=memoryview(floats.tobytes()))
+    if column.starts is None:
+        return packed
+    sizes = packed.row_bytes(len(column.starts))
+    return replace(packed, starts=np.cumsum(sizes) - sizes)
 
 
 def raise_with_advice(error: DataPlaneError, columns: Sequence[WireColumn], sample_ids: Sequence[str]) -> None:

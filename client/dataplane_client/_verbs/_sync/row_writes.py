@@ -9,7 +9,7 @@ from typing import Any
 from dataplane_client._connect.deadline import Deadline
 from dataplane_client._requests.field_kinds import (
     as_field_holds,
-    may_have_been_floats,
+    may_be_floats,
     raise_with_advice,
     with_exact_floats,
     with_known_floats,
@@ -45,7 +45,7 @@ def write_rows(transport: Transport, write: RowWrite, timeout_s: float | None) -
         try:
             return _send(transport, write, deadline)
         except (InvalidArgumentError, PreconditionError) as error:
-            if error.reason != "FIELD_MISMATCH" and not may_have_been_floats(error, cut):
+            if error.reason != "FIELD_MISMATCH" and not may_be_floats(error, cut):
                 raise
         transport.known.forget(write.partition_id)
         write.send_instead(given)
@@ -56,15 +56,14 @@ def write_rows(transport: Transport, write: RowWrite, timeout_s: float | None) -
         if (floats := with_exact_floats(error, given)) is not None:
             write.send_instead(floats)
             return write_rows(transport, write, deadline.left_s)
-        is_padded = may_be_padded(error, given, write.lengths)
-        if not is_padded and not may_have_been_floats(error, given):
+        if not may_be_padded(error, given, write.lengths) and not may_be_floats(error, given):
             raise
         refusal = error
-    partition = _partition_of(transport, write, deadline)
-    instead = with_known_floats(given, partition) if may_have_been_floats(refusal, given) else given
-    if is_padded:
+    partition, instead = _partition_of(transport, write, deadline), given
+    if min(lengths, default=-1) >= 0:
         per_token = {field.name for field in partition.fields if field.per_token}
-        instead = without_padding(instead, per_token, lengths, where) or instead
+        instead = without_padding(given, per_token, lengths, where) or given
+    instead = with_known_floats(instead, partition)
     if all(new is old for new, old in zip(instead, given, strict=True)):
         raise refusal
     write.send_instead(instead)
