@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
-from dataplane_client import aio
+from dataplane_client import DrawBand, FlowPolicy, aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.loader import ClaimLoader
@@ -137,7 +138,15 @@ WRONG: dict[type[Exception], list[tuple[Call, str]]] = {
         *((put(lengths=x), "'p': sequence_lengths") for x in ([1.0, 2], ["1", 2], [None, 1])),
         (put(lengths=torch.tensor([1.5, 2.0])), "'p': sequence_lengths"),
         (clear([1, 2.0]), "clear_samples in 'p': generations"),
+        (clear(5), "clear_samples in 'p': generations"),
         (lambda c: c.get_data(replace(META, generations=[1.5]), ["x"]), "get_data from 'p': generations"),  # type: ignore[list-item]
+        (lambda c: c.get_data(META, ["x"], token_ranges=5), "get_data from 'p': token_ranges .* 5"),  # type: ignore[arg-type]
+        (lambda c: c.set_policies("p", ["t"]), r"'p': tasks must be a mapping, got \['t'\]"),  # type: ignore[arg-type]
+        *((register(**{mapping: ["x"]}), f"'q': {mapping} must be a mapping") for mapping in ("enums", "dtypes")),
+        *(
+            (lambda _, x=x: FlowPolicy(band=DrawBand(x, 0.0, 9.0)), "samples_per_insert must be a number")
+            for x in (None, "1")
+        ),
         *(
             (register(dtypes={"x": x}), "register_partition 'q'.* 'x'.*dtype")
             for x in (np.float32, np.dtype("int8"), torch.qint8)
@@ -164,6 +173,7 @@ WRONG: dict[type[Exception], list[tuple[Call, str]]] = {
         *((claim(x), f"batch_size must be 1 to 65536, got {x}") for x in (0, 65_537, 1 << 70)),
         *((claim(least=x), f"min_size .* 1 to 5, got {x}") for x in (0, 6, -1, 1 << 70)),
         *((put(lengths=[1, x]), f"{BOUNDS} {x}") for x in (-2, 1 << 31, 1 << 70)),
+        (lambda c: c.put_samples(["a", "b"], "p", TensorDict({}, [5])), "'p': the TensorDict has 5 rows, .* 2 samples"),
         (clear([1]), "clear_samples in 'p': 1 .* 2 samples"),
         (clear([1, -1]), GENERATION),
         (clear([1, 1 << 63]), GENERATION),

@@ -7,7 +7,7 @@ as an integer. `where` names the call and begins the message of each error. The 
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
 from typing import TypeVar, get_args
@@ -60,9 +60,15 @@ def checked_name(what: str, name: str, where: str) -> str:
     return name
 
 
-def _all_plain(values: Collection[object], kind: type) -> bool:
-    """Whether all are of exactly this type."""
-    return set(map(type, values)) <= {kind}
+def checked_mapping(what: str, given: Mapping[str, T], where: str) -> Mapping[str, T]:
+    if not isinstance(given, Mapping):
+        raise UnsupportedTypeError(f"{where}: {what} must be a mapping, got {given!r}")
+    return given
+
+
+def _all_plain(values: object, kind: type) -> bool:
+    """Whether they are several values, all of exactly this type."""
+    return isinstance(values, Iterable) and set(map(type, values)) <= {kind}
 
 
 def checked_count(what: str, count: int, where: str, *, least: int, most: int) -> int:

@@ -6,7 +6,7 @@ Checks come before anything is sent. An error begins with the call's name and na
 from __future__ import annotations
 
 import uuid
-from collections.abc import ItemsView, Iterable, Mapping, Sequence
+from collections.abc import Collection, ItemsView, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import get_args
@@ -21,6 +21,7 @@ from dataplane_client._common.arguments import (
     checked_count,
     checked_generations,
     checked_lengths,
+    checked_mapping,
     checked_name,
     checked_names,
     optional_count,
@@ -86,7 +87,7 @@ def register_request(
         grpo_group_size=optional_count("grpo_group_size", grpo_group_size, where, least=0, most=_UINT32),
         enums={
             checked_name("field name", field, where): pb.EnumNames(names=checked_names("enum name", names, where))
-            for field, names in enums.items()
+            for field, names in checked_mapping("enums", enums, where).items()
         },
         per_token_fields=checked_names("per-token field name", per_token_fields, where),
         max_deliveries=checked_count("max_deliveries", max_deliveries, where, least=0, most=_UINT32),
@@ -95,7 +96,7 @@ def register_request(
         clear_when_consumed=clear_when_consumed,
         dtypes={
             checked_name("field name", field, where): _name_of_dtype(field, dtype, where)
-            for field, dtype in dtypes.items()
+            for field, dtype in checked_mapping("dtypes", dtypes, where).items()
         },
         digests=digests,
     )
@@ -389,6 +390,8 @@ def _token_bounds(
         raise InvalidArgumentError(f"{where}: give token_range for all rows or token_ranges for each, not both")
     if token_ranges is None:
         return [] if token_range is None else [_token_bound("token_range", token_range, where)]
+    if not isinstance(token_ranges, Collection):
+        raise UnsupportedTypeError(f"{where}: token_ranges must be a list of (start, end), got {token_ranges!r}")
     if len(token_ranges) != len(ids):
         message = f"{where}: token_ranges for {len(token_ranges)} rows, but the call names {len(ids)} samples"
         raise InvalidArgumentError(message, reason="ROW_COUNT_MISMATCH")

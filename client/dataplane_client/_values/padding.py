@@ -15,6 +15,7 @@ import torch
 from dataplane_client._values.jagged import JaggedRows
 from dataplane_client._values.row_kernels import RowCopy
 from dataplane_client._values.rows import bits, pad_rows
+from dataplane_client.errors import UnsupportedTypeError
 
 _TWO_IN_A_BYTE = getattr(torch, "float4_e2m1fn_x2", None)
 
@@ -52,9 +53,18 @@ def widen(
 
 
 def pad_element(field: str, dtype: torch.dtype, pad_value: float) -> torch.Tensor:
-    """The pad value as a tensor of one element. Raises ValueError, naming the field, if dtype cannot hold it."""
+    """The pad value as a tensor of one element. Raises ValueError, naming the field, if dtype cannot hold it, and
+    TypeError for what is no number.
+    """
+    try:
+        return _element(field, dtype, pad_value)
+    except (TypeError, RuntimeError):  # of torch, for a tensor of several elements
+        raise UnsupportedTypeError(f"field {field!r}: the pad value must be a number, got {pad_value!r}") from None
+
+
+def _element(field: str, dtype: torch.dtype, pad_value: float) -> torch.Tensor:
     if (dtype.is_floating_point or dtype.is_complex) and dtype is not _TWO_IN_A_BYTE:
-        if math.isfinite(pad_value) and abs(pad_value) > torch.finfo(dtype).max:
+        if torch.finfo(dtype).max < abs(pad_value) < math.inf:
             raise ValueError(f"field {field!r}: pad value {pad_value!r} is beyond the values of {dtype}")
         if dtype.is_complex:
             return torch.tensor([pad_value, 0], dtype=dtype.to_real()).view(dtype)

@@ -72,6 +72,9 @@ def encode_columns(
         found = _rows_of(leaf)
         if found != n_rows and (found is not None or isinstance(leaf, torch.Tensor)):
             raise _wrong_rows(name, leaf, found, n_rows, n_samples is not None)
+    if isinstance(td, TensorDictBase) and td.batch_size[0] != n_rows:  # and no field shows it
+        message = f"the TensorDict has {_counted(td.batch_size[0], 'row')}, but the call names {n_rows} samples"
+        raise InvalidArgumentError(message, reason="ROW_COUNT_MISMATCH")
     return [_encode(name, leaf, n_rows, row_name) for name, leaf in _from_cuda(leaves).items()]
 
 

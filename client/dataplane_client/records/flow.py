@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dataplane_client._common.arguments import checked_choice, checked_count
+from dataplane_client._common.arguments import checked_choice, checked_count, checked_number
 from dataplane_client.errors import InvalidArgumentError
 from dataplane_client.records.filters import Where, filter_message
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -80,10 +80,7 @@ def flow_message(flow: FlowPolicy, where: str) -> pb.FlowPolicy:
 def _band_message(band: DrawBand, where: str) -> pb.DrawBand:
     if not isinstance(band, DrawBand):
         raise InvalidArgumentError(f"{where}: band must be a DrawBand, got {band!r}")
-    try:
-        return pb.DrawBand(samples_per_insert=band.samples_per_insert, least=band.least, most=band.most)
-    except TypeError:
-        raise InvalidArgumentError(f"{where}: a band has three numbers, got {band}") from None
+    return pb.DrawBand(**{name: checked_number(name, value, where) for name, value in vars(band).items()})
 
 
 def _budget(name: str, value: int | None, where: str) -> int | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from dataplane_client._common.arguments import checked_count, checked_name, checked_names
+from dataplane_client._common.arguments import checked_count, checked_mapping, checked_name, checked_names
 from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._requests.claim_requests import checked_version
 from dataplane_client._requests.requests import extend_request, new_request_id, register_request
@@ -181,7 +181,7 @@ class PartitionVerbs:
             partition_id=checked_name("partition id", partition_id, where),
             tasks={
                 checked_name("task name", task, where): checked_policy(policy, f"{where}, task {task!r}")
-                for task, policy in (tasks or {}).items()
+                for task, policy in checked_mapping("tasks", tasks or {}, where).items()
             },
             flow=None if flow is None else flow_message(flow, where),
         )

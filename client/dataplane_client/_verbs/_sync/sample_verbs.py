@@ -8,7 +8,7 @@ from typing import Any, get_args
 import torch
 from tensordict import TensorDict
 
-from dataplane_client._common.arguments import checked_count, checked_name
+from dataplane_client._common.arguments import checked_count, checked_mapping, checked_name
 from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._memory.placement import Destination
 from dataplane_client._memory.read_batches import (
@@ -29,7 +29,7 @@ from dataplane_client._verbs._sync.batching import Batching
 from dataplane_client._verbs._sync.row_writes import write_rows
 from dataplane_client._verbs._sync.transport import Transport
 from dataplane_client.batched_data_dict import BatchedDataDict, materialize
-from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
+from dataplane_client.errors import InvalidArgumentError
 from dataplane_client.records.descriptions import SampleDescription, sample_description
 from dataplane_client.records.filters import Where
 from dataplane_client.records.grants import SampledRows, decode_drawn
@@ -273,22 +273,21 @@ class SampleVerbs:
         request = read_request("read_columns", *rows, token_range, token_ranges)
         n_rows, where = len(request.sample_ids), f"read_columns from {meta.partition_id!r}"
         _check_layout(layout, get_args(Layout))
-        if pad_value_dict is not None and not isinstance(pad_value_dict, Mapping):
-            raise UnsupportedTypeError(f"{where}: pad_value_dict must be a mapping, got {pad_value_dict!r}")
-        if unknown := sorted(set(pad_value_dict or ()).difference(request.fields, meta.fields or ())):
+        pad_values = checked_mapping("pad_value_dict", pad_value_dict or {}, where)
+        if unknown := sorted(set(pad_values).difference(request.fields, meta.fields or ())):
             raise InvalidArgumentError(
                 f"{where}: pad_value_dict names {', '.join(map(repr, unknown))}, which neither select_fields "
                 f"({', '.join(request.fields)}) nor meta.fields does"
             )
         if device != "cpu" and (on := checked_device(device, where)).type != "cpu":
-            batch = DeviceBatch(on, layout, pad_value_dict or {}, pad_to_seqlen)
+            batch = DeviceBatch(on, layout, pad_values, pad_to_seqlen)
             return batch.of(self._transport.read(request, batch.destination, timeout_s), n_rows)
         if layout != "padded":
             columns = in_layout(self._transport.read(request, VIEWS, timeout_s), layout)
             if pad_to_seqlen <= 0:
                 return jagged_batch(columns, n_rows)
-            return materialize(to_tensors(columns, n_rows), layout, pad_value_dict, pad_to_seqlen)
-        padded = PaddedBatch(pad_value_dict or {}, pad_to_seqlen)
+            return materialize(to_tensors(columns, n_rows), layout, pad_values, pad_to_seqlen)
+        padded = PaddedBatch(pad_values, pad_to_seqlen)
         return padded.batch(self._transport.read(request, Destination(padded.place), timeout_s), n_rows)
 
     def draw_samples(
