@@ -24,10 +24,14 @@ def flow(client: DataPlaneClient) -> DataPlaneClient:
     return client
 
 
-def given_up(client: DataPlaneClient) -> bool:
+def given_up(client: DataPlaneClient, how: str = "abandoned") -> bool:
     """Whether two rows were delivered, never taken, and are there again."""
     status = client.partition("p").task("train")
-    return (status.untaken_rows, status.ended_deliveries.get("abandoned")) == (2, 2)
+    return (status.untaken_rows, status.ended_deliveries.get(how)) == (2, 2)
+
+
+def claimed(client: DataPlaneClient) -> int:
+    return client.partition("p").task("train").claimed_rows
 
 
 def repeat_until(holds: Callable[[DataPlaneClient], bool], client: DataPlaneClient, call: Callable[[], object]) -> None:
@@ -58,30 +62,33 @@ def test_a_shard_whose_answer_does_not_come_in_time_stays_with_its_step_and_can_
     held = shaky.claim("p", "train", ["a"], 1)
     proxy.swallow = {"answers"}
 
-    def claimed_all(client: DataPlaneClient) -> bool:
-        return client.partition("p").task("train").claimed_rows == 3
-
     def claim_shard(timeout_s: float) -> Claim:
         return shaky.claim_shard("p", "train", ["a"], 2, step=0, dp_rank=0, dp_world=1, timeout_s=timeout_s)
 
-    repeat_until(claimed_all, flow, lambda: claim_shard(0.1))
+    repeat_until(lambda client: claimed(client) == 3, flow, lambda: claim_shard(0.1))
     proxy.reset_connections()
     again = claim_shard(120.0)
     assert (again.meta.sample_ids, again.deliveries) == (["y", "z"], [1, 1])
     assert (again.commit(), held.commit()) == (2, 1)
 
 
+@pytest.mark.parametrize("ended", ["abandoned", "released"], ids=["made", "adopted"])
 async def test_rows_of_a_claim_that_is_cancelled_go_back(
-    flow: DataPlaneClient, async_shaky: aio.AsyncDataPlaneClient, proxy: FaultProxy, eventually: Eventually
+    flow: DataPlaneClient, async_shaky: aio.AsyncDataPlaneClient, proxy: FaultProxy, eventually: Eventually, ended: str
 ) -> None:
     held = await async_shaky.claim("p", "train", ["a"], 1)
+    detached = flow.claim("p", "train", ["a"], 2) if ended == "released" else None
     proxy.swallow = {"answers"}
-    claim = asyncio.ensure_future(async_shaky.claim("p", "train", ["a"], 2))
-    await asyncio.to_thread(eventually, lambda: flow.partition("p").task("train").claimed_rows == 3)
+    if detached is None:
+        claim = asyncio.ensure_future(async_shaky.claim("p", "train", ["a"], 2))
+    else:
+        claim = asyncio.ensure_future(async_shaky.adopt_claim(detached.detach(), detached.meta))
+    last = ("claimed" if detached is None else "adopted", 3)
+    await asyncio.to_thread(eventually, lambda: (flow.sample("p", "z").events[-1].what, claimed(flow)) == last)
     claim.cancel()
     with pytest.raises(asyncio.CancelledError):
         await claim
-    await asyncio.to_thread(eventually, lambda: given_up(flow))
+    await asyncio.to_thread(eventually, lambda: given_up(flow, ended))
     proxy.reset_connections()
     assert await held.commit() == 1
 

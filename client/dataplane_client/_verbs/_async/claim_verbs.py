@@ -12,6 +12,7 @@ from dataplane_client._connect.deadline import ANSWER_MARGIN_S, Deadline
 from dataplane_client._requests.claim_requests import (
     Balance,
     claim_request,
+    release_request,
     reserve_request,
     reset_request,
     shard_request,
@@ -24,7 +25,7 @@ from dataplane_client._verbs._async.row_writes import write_rows
 from dataplane_client._verbs._async.runtime import opens
 from dataplane_client._verbs._async.session import AsyncSession
 from dataplane_client._verbs._async.transport import AsyncTransport
-from dataplane_client.errors import ClaimTimeoutError, GroupFencedError
+from dataplane_client.errors import ClaimTimeoutError, DataPlaneError, GroupFencedError
 from dataplane_client.records.descriptions import DeadLetter, dead_letter
 from dataplane_client.records.filters import Where
 from dataplane_client.records.grants import Grant, decode_grant
@@ -164,15 +165,23 @@ class ClaimVerbs:
     @opens
     async def adopt_claim(self, claim_id: str, meta: KVBatchMeta, *, timeout_s: float | None = None) -> AsyncClaim:
         """Take over an open claim from another client, which sends claim.detach() and claim.meta. From now on it lives
-        as long as this client.
+        as long as this client. A call that is cancelled releases the claim, unless it is a shard; one that got no
+        answer can be repeated.
 
         Raises ClaimFencedError or ClaimNotFoundError when the claim has ended.
         """
         checked_meta(meta, "adopt_claim")
         request = pb.AdoptClaimRequest(claim_id=checked_name("claim id", claim_id, "adopt_claim"))
-        await self._session.request_grant("AdoptClaim", request, timeout_s)
-        is_shard = "dp_rank" in meta.extra_info
-        return AsyncClaim(self._session, Grant(claim_id, meta, []), gives_back=not is_shard)
+        gives_back = "dp_rank" not in meta.extra_info
+        try:
+            await self._session.request_grant("AdoptClaim", request, timeout_s)
+        except DataPlaneError:
+            raise
+        except BaseException:
+            if gives_back:
+                self._session.call_later("ReleaseClaim", release_request(claim_id, 0.0, ""))
+            raise
+        return AsyncClaim(self._session, Grant(claim_id, meta, []), gives_back=gives_back)
 
     async def claim_meta(
         self,

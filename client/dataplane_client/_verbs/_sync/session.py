@@ -89,7 +89,7 @@ class Session:
                 if again and deadline.left_s <= pause_s:
                     raise
             except BaseException as error:
-                if _may_have_been_granted(error):
+                if verb != "AdoptClaim" and _may_have_been_granted(error):  # that has an undo of its own
                     undo_of = _undo_of_reservation if verb == "ReserveGroup" else _undo_of_claim
                     self._liveness.undo(undo_of(request))
                 raise
