@@ -60,7 +60,7 @@ def test_pad_values_are_those_of_the_dtype_or_refused_by_the_name_of_the_column(
 
 @pytest.mark.parametrize("empty", [{}, {"a": torch.zeros(0, 9)}], ids=["no_columns", "no_rows"])
 def test_a_batch_without_rows_may_lack_columns_and_sets_no_width(empty: dict[str, Any]) -> None:
-    joined = join([empty, {"a": torch.ones(1, 2), "b": [3]}])
+    joined = join(iter([empty, {"a": torch.ones(1, 2), "b": [3]}]))
     assert (joined["a"].tolist(), joined["b"]) == ([[1, 1]], [3])
 
 

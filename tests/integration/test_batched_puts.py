@@ -94,8 +94,10 @@ def test_an_invalid_put_is_refused_alone(client: DataPlaneClient, partition: str
 
 
 def test_a_refusal_that_nobody_asked_for_is_raised_at_the_end(client: DataPlaneClient, partition: str) -> None:
-    with pytest.raises(InvalidArgumentError), client.batching() as batching:  # noqa: PT012  # the end raises
-        batching.put_later(["bad"], partition, row(1), sequence_lengths=[4])
+    raised = pytest.raises(InvalidArgumentError, match=r"'tokens'.* \(2 more puts failed\)$")
+    with raised, client.batching() as batching:  # the end raises
+        for number in range(3):
+            batching.put_later([f"bad{number}"], partition, row(1), sequence_lengths=[4])
         batching.put_later(["s0"], partition, row(1), sequence_lengths=[3])
     assert client.list_samples(partition).meta.sample_ids == ["s0"]
 

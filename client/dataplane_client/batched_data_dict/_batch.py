@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import UserDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 import numpy as np
@@ -195,7 +195,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
     @classmethod
     def from_batches(
         cls,
-        batches: Sequence[Mapping[str, Any]],
+        batches: Iterable[Mapping[str, Any]],
         pad_value_dict: Mapping[str, float] | None = None,
     ) -> Self:
         """All rows of all batches, keys sorted. Tensors of two or more dimensions are padded on the right of dim 1 to
@@ -294,14 +294,14 @@ class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
         return self._shards(_sharding.plan_plain(chunks, shards))
 
     def _lengths(self, key: str) -> list[int]:
-        lengths = as_ints(self.data[key], f"column {key!r}")
+        lengths = as_ints(self[key], f"column {key!r}")
         for row, length in enumerate(lengths):
             if length < 0:
                 raise ValueError(f"length {length} in row {row} of column {key!r} is negative")
         return lengths
 
     def _width(self, key: str) -> int:
-        tensor = self.data[key]
+        tensor = self[key]
         if not isinstance(tensor, torch.Tensor) or tensor.is_nested or tensor.ndim < 2:
             raise TypeError(f"dynamic batching needs a rectangular tensor of rows x positions in column {key!r}")
         return tensor.shape[1]

@@ -5,7 +5,7 @@ Batches without rows are ignored: they may lack columns, and their widths and dt
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -20,8 +20,8 @@ from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 PadValues = Mapping[str, float]
 
 
-def concat_batches(batches: Sequence[Columns], pad_values: PadValues) -> dict[str, Any]:
-    jagged = JaggedColumns()
+def concat_batches(given: Iterable[Columns], pad_values: PadValues) -> dict[str, Any]:
+    batches, jagged = list(given), JaggedColumns()
     keys = sorted(set(chain.from_iterable(batches)))
     return {key: _concat(key, _parts(key, batches), pad_values.get(key, 0), jagged) for key in keys}
 

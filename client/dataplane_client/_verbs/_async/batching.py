@@ -182,7 +182,8 @@ class AsyncBatching:
 
     async def flush(self) -> None:
         """Send what is held, and wait until the server has it, also where another thread or task has begun to send it.
-        Raises the first error of a put that was held and whose `meta()` has not raised it.
+        Raises the first error of a put that was held and whose `meta()` has not raised it, and says how many more there
+        are.
         """
         with self._lock:
             puts = [*self._leaving, *self._held]
@@ -190,11 +191,13 @@ class AsyncBatching:
         for put in puts:
             await self._left(put)
         with self._lock:
-            ended = [put.turn for put in puts if put.turn.done() and not put.is_told]
-            errors = [*self._untold.values(), *(turn.exception() for turn in ended)]
+            ended = {put: put.turn.exception() for put in puts if put.turn.done() and not put.is_told}
+            errors = [error for error in {**self._untold, **ended}.values() if isinstance(error, DataPlaneError)]
             self._untold.clear()
-        for error in filter(None, errors):
-            raise copy(error)  # another flush may raise it, too
+        if errors:
+            first = copy(errors[0])  # another flush may raise it, too
+            first.message += f" ({len(errors) - 1} more puts failed)" if errors[1:] else ""
+            raise first
 
     def _put(
         self,
