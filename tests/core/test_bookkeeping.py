@@ -148,6 +148,20 @@ def test_what_is_kept_for_all_rows_is_refused_before_it_is_added(
         grow(small)
 
 
+def test_a_queue_with_keys_is_refused_by_what_it_would_add(small: Caller) -> None:
+    for call in range(5):
+        put_rows(small, call)
+    rows = small.plane.partitions["p"].rows
+    kept = [rows.kept_bytes]
+
+    def take_by_another_tag(caller: Caller, call: int) -> None:
+        caller.release(caller.take("a", order="lowest_tag", order_tag=f"{call}").claim_id)
+        kept.append(rows.kept_bytes)
+
+    refusal = until_refused(small, take_by_another_tag)
+    assert f"the call needs {kept[-1] - kept[-2]} bytes" in refusal.message
+
+
 def test_the_memory_of_python_is_no_more_than_what_is_counted(new_caller: Callable[..., Caller]) -> None:
     """Of the worst rows: with tags of their own."""
     caller = new_caller(memory_bytes=1 << 20)

@@ -30,6 +30,8 @@ QUEUED_BYTES = 20
 """Of a row in a queue, with its slack."""
 KEYED_BYTES = 32
 """Of a row in a queue with keys."""
+KEY_BYTES = 9
+"""Of the key of a row, and whether it has moved."""
 _SLOT_BITS = 31
 _SLOT = (1 << _SLOT_BITS) - 1
 

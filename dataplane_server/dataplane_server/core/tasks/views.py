@@ -14,7 +14,7 @@ from dataplane_server.core.tasks.eligibility import bounds_of
 from dataplane_server.core.tasks.group_view import GROUPED_BYTES, GroupView
 from dataplane_server.core.tasks.readiness import Kind
 from dataplane_server.core.tasks.task_states import Waiter
-from dataplane_server.core.tasks.view import KEYED_BYTES, View
+from dataplane_server.core.tasks.view import KEY_BYTES, KEYED_BYTES, QUEUED_BYTES, View
 
 MAX_VIEWS = 32
 """Views that a task keeps, and views that may have waiting claims at the same time."""
@@ -48,7 +48,8 @@ class Views:
                 "which is the most at the same time (max_views)"
             )
             raise Refusal(Reason.LIMIT_REACHED, message, task=self._task, max_views=MAX_VIEWS)
-        self._rows.check_column(GROUPED_BYTES if kind.whole_groups else KEYED_BYTES)
+        queued = QUEUED_BYTES if kind.order == "ready" else KEYED_BYTES + KEY_BYTES
+        self._rows.check_column(GROUPED_BYTES if kind.whole_groups else queued)
 
     def get(self, kind: Kind, policy: TaskPolicy) -> AnyView:
         """The view of a kind of claims, built on first use by one scan of the rows. policy: of the task."""
