@@ -19,8 +19,8 @@ Metadata = tuple[list[int], Any, Any, Any]
 """Rows of a shard, micro_batch_indices, micro_batch_lengths, elem_counts_per_gb."""
 
 
-def random_batch(rng: random.Random, rows: int, width: int) -> BatchedDataDict[Any]:
-    lengths = [rng.randint(1, width) for _ in range(rows)]
+def random_batch(rng: random.Random, rows: int, width: int, shortest: int = 1) -> BatchedDataDict[Any]:
+    lengths = [rng.randint(shortest, width) for _ in range(rows)]
     return BatchedDataDict(ids=torch.arange(rows)[:, None].expand(rows, width), lengths=torch.tensor(lengths))
 
 
@@ -52,7 +52,7 @@ def naive_dynamic(
         spans: list[list[int]] = []
         longest: list[int] = []
         for p in range(batch_size // shards):
-            length = min(rounded(max(lengths[ids[p * shards + k]] for k in range(shards)), rounding), width)
+            length = min(rounded(max(1, *(lengths[ids[p * shards + k]] for k in range(shards))), rounding), width)
             assert length <= budget
             if spans:
                 count = spans[-1][1] - spans[-1][0]
@@ -101,7 +101,7 @@ def test_random_dynamic_shardings_equal_those_of_the_plain_rules() -> None:
         batch_size = shards * per_shard
         width, rounding = rng.randint(4, 40), rng.choice([1, 4, 8])
         budget = rng.choice([width, width + 3, 3 * width])
-        batch = random_batch(rng, batch_size * chunks, width)
+        batch = random_batch(rng, batch_size * chunks, width, shortest=0)
         args = DynamicBatchingArgs(
             max_tokens_per_microbatch=budget,
             sequence_length_round=rounding,

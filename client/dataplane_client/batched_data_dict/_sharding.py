@@ -62,7 +62,8 @@ def plan_dynamic(
 ) -> tuple[list[ShardPlan], list[int]]:
     """Plans with the same microbatches for every shard; and the rows of shard 0, 1, and so on, chunk by chunk.
 
-    Pads no microbatch beyond width, the number of positions of the data.
+    Pads no microbatch beyond width, the number of positions of the data. Models cannot run rows of no position, so one
+    of only empty rows has one.
     """
     rounding = _positive(args["sequence_length_round"], "sequence_length_round")
     shard_rows: list[list[list[int]]] = []
@@ -71,7 +72,7 @@ def plan_dynamic(
         by_length = sorted(chunk, key=lengths.__getitem__)
         shard_rows.append([by_length[k::shards] for k in range(shards)])
         longest = (max(lengths[row] for row in rows) for rows in zip(*shard_rows[-1], strict=True))
-        padded = [min(_round_up(length, rounding), width) for length in longest]
+        padded = [min(_round_up(max(length, 1), rounding), width) for length in longest]
         microbatches.append(_group_under_budget(padded, args["max_tokens_per_microbatch"]))
     plans = [
         ShardPlan(

@@ -245,6 +245,8 @@ def test_the_learning_rate_follows_the_configured_schedules(config: Any, rates: 
         ([{"kwargs": {}}], AssertionError, "unknown scheduler config"),
         (setup_cases.SCHEDULER[:2], ValueError, "milestones"),
         ({"name": "torch.optim.lr_scheduler.NoSuch"}, ValueError, "scheduler.name: no attribute"),
+        ({"kwargs": None}, KeyError, "must set scheduler.name"),
+        ({"name": "torch.optim.lr_scheduler.StepLR", "kwargs": None}, ValueError, "scheduler.kwargs: .*step_size"),
     ],
 )
 def test_a_schedule_that_cannot_be_built_is_refused(config: Any, error: type[Exception], text: str) -> None:

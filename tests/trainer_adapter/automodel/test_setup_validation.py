@@ -21,6 +21,7 @@ from trainer_adapter.automodel.config import RuntimeConfig, TrainingSamplingPara
 from trainer_adapter.automodel.models.backend import require_model_backend
 from trainer_adapter.automodel.packages import is_installed
 from trainer_adapter.automodel.setup import validate_and_prepare_config
+from trainer_adapter.worker import AutomodelPolicyWorker
 
 PACKED = {"sequence_packing": {"enabled": True}}
 FLOAT32 = {"precision": "float32"}
@@ -126,6 +127,24 @@ def test_what_cannot_be_done_is_refused_by_name(
 def test_sequence_packing_is_refused_for_vision_language_models(model: Path) -> None:
     with pytest.raises(ValueError, match="VLM"):
         validate_and_prepare_config(config(model, PACKED), PROCESSOR, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"tokenizer": {"name": None}}, "tokenizer.name must be a string, not None"),
+        ({"precision": ["float32"]}, "precision must be one of float32, bfloat16, float16, not ['float32']"),
+        ({"seed": True}, "seed must be an integer or null, not True"),
+        ({"generation": {"temperature": None}}, "generation.temperature must be a number, not None"),
+        ({"dtensor_cfg": {"dp_replicate_size": "2"}}, "dtensor_cfg.dp_replicate_size must be an integer, not '2'"),
+        ({"sequence_packing": None}, "sequence_packing must be a mapping, not None"),
+        ({"dynamic_batching": {"enabled": "false"}}, "dynamic_batching.enabled must be true or false, not 'false'"),
+        ({"scheduler": [{"milestones": [1, None]}]}, "scheduler[0].milestones[1] must be an integer, not None"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_its_key(model: Path, changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        AutomodelPolicyWorker(config(model, changes))
 
 
 LAYOUT = ["dtensor_cfg.cpu_offload", "dtensor_cfg.sequence_parallel"]

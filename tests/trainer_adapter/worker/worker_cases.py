@@ -108,6 +108,7 @@ def config(model: Path, layout: Layout, packing: str = "none", backend: str = "t
     return {
         **basis,
         "tokenizer": {"name": str(model)},
+        "seed": None,
         "max_grad_norm": MAX_GRAD_NORM,
         "train_global_batch_size": len(LENGTHS),
         "train_micro_batch_size": 2,

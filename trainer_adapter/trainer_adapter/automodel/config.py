@@ -1,7 +1,8 @@
 """The policy's configuration as the user writes it, and the values that set-up derives from it.
 
-PolicyConfig is a plain nested dictionary, usually loaded from YAML. Its types name every key that is read; other keys
-are allowed and ignored. `required` looks up keys that have no default and names the whole path if one is missing.
+PolicyConfig is a plain nested dictionary, usually loaded from YAML. Its types name every key that is read, and
+`check_types` holds a configuration to them; other keys are allowed and ignored. `required` looks up keys that have no
+default and names the whole path if one is missing.
 
 Set-up fills the NamedTuples once. Workers unpack them by position, so the order of their fields is part of the
 interface.
@@ -9,15 +10,18 @@ interface.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Union, get_args, get_origin, is_typeddict
 
 import torch
+from typing_extensions import Required, get_type_hints  # torch's; in typing from Python 3.11 on
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from typing_extensions import Required  # in typing from Python 3.11 on
 
 
 def required(config: Mapping[str, Any], path: str) -> Any:
@@ -31,6 +35,48 @@ def required(config: Mapping[str, Any], path: str) -> Any:
             raise KeyError(f"the policy config must set {path}" + (f": it has no {missing}" if missing != path else ""))
         found = found[key]
     return found
+
+
+def check_types(config: Mapping[str, Any], kind: Any = None, block: str = "") -> None:
+    """Raise ValueError naming the first key of a PolicyConfig whose value has another type; absent keys are allowed."""
+    for key, wanted in get_type_hints(kind or PolicyConfig).items():
+        if key in config:
+            _check_type(config[key], wanted, block + key)
+
+
+def _check_type(value: Any, wanted: Any, path: str) -> None:
+    kinds = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
+    rules = [_rule(kind) for kind in kinds]
+    kind = next((kind for kind, (fits, _) in zip(kinds, rules, strict=True) if fits(value)), None)
+    if kind is None:
+        raise ValueError(f"{path} must be {' or '.join(name for _, name in rules)}, not {value!r}")
+    if is_typeddict(kind):
+        check_types(value, kind, f"{path}.")
+    if get_origin(kind) is list:
+        (inner,) = get_args(kind)
+        for place, item in enumerate(value):
+            _check_type(item, inner, f"{path}[{place}]")
+
+
+def _rule(kind: Any) -> tuple[Callable[[Any], bool], str]:
+    """Whether a value is of a type, and what to call the type."""
+    if get_origin(kind) is Literal:
+        return (lambda value: value in get_args(kind)), f"one of {', '.join(get_args(kind))}"
+    types, name = _KINDS[dict if is_typeddict(kind) else get_origin(kind) or kind]
+    return (lambda value: isinstance(value, types) and (kind is bool or not isinstance(value, bool))), name
+
+
+_KINDS: dict[Any, tuple[Any, str]] = {
+    bool: (bool, "true or false"),
+    int: (Integral, "an integer"),
+    float: (Real, "a number"),
+    str: ((str, os.PathLike), "a string"),
+    list: ((list, tuple), "a list"),
+    dict: (Mapping, "a mapping"),
+    Mapping: (Mapping, "a mapping"),
+    NoneType: (NoneType, "null"),
+}
+"""By a type of PolicyConfig: what counts as it, and what to call it."""
 
 
 def is_enabled(config: Mapping[str, Any], block: str) -> bool:
@@ -66,7 +112,7 @@ class GenerationConfig(TypedDict):
 
     colocated: ColocationConfig
     temperature: float
-    top_p: float
+    top_p: float | None
     top_k: int | None
 
 
@@ -77,13 +123,21 @@ class RewardModelConfig(TypedDict, total=False):
     reward_model_type: Literal["bradley_terry"]
 
 
-class OptimizerConfig(TypedDict):
-    """name: dotted path of an optimizer class.
+class OptimizerConfig(TypedDict, total=False):
+    """name: dotted path of a class.
     kwargs: its arguments. Strings that begin with "torch." name attributes of torch.
     """
 
+    name: Required[str]
+    kwargs: dict[str, Any] | None
+
+
+class SchedulerConfig(TypedDict, total=False):
+    """A learning-rate schedule, named as an optimizer is, or, among several of them, the steps at which they change."""
+
     name: str
-    kwargs: dict[str, Any]
+    kwargs: dict[str, Any] | None
+    milestones: list[int]
 
 
 class DynamicBatchingConfig(TypedDict, total=False):
@@ -124,9 +178,9 @@ class AutomodelKwargs(TypedDict, total=False):
     force_hf: use the Hugging Face implementation of the model.
     """
 
-    backend: dict[str, Any]
+    backend: dict[str, Any] | None
     force_hf: bool | None
-    use_liger_kernel: bool
+    use_liger_kernel: bool | None
 
 
 class DTensorConfig(TypedDict, total=False):
@@ -166,9 +220,9 @@ class DTensorConfig(TypedDict, total=False):
     dp_replicate_size: int
     custom_parallel_plan: Mapping[str, Any] | str | None
     defer_fsdp_grad_sync: bool
-    moe_parallelizer: dict[str, Any]
-    lora_cfg: dict[str, Any]
-    automodel_kwargs: AutomodelKwargs
+    moe_parallelizer: dict[str, Any] | None
+    lora_cfg: dict[str, Any] | None
+    automodel_kwargs: AutomodelKwargs | None
     clear_cache_every_n_steps: int | None
     collective_timeout_s: float
     pin_host_memory: bool
@@ -186,7 +240,7 @@ class PolicyConfig(TypedDict, total=False):
     scheduler: one learning-rate schedule, or a list of them with milestones; absent: a constant rate.
     optimizer: may be absent if nothing is trained.
     seed: of torch's random numbers, such as dropout and new adapters. Each data- or context-parallel rank adds its
-    number, because it has other tokens; tensor-parallel ranks share theirs. Absent: torch's own seed.
+    number, because it has other tokens; tensor-parallel ranks share theirs. None or absent: torch's own seed.
     dequantize_base_checkpoint: the weights are quantized. Refused with transformers; NeMo Automodel finds out itself.
     """
 
@@ -201,15 +255,15 @@ class PolicyConfig(TypedDict, total=False):
     dynamic_batching: Required[DynamicBatchingConfig]
     sequence_packing: Required[SequencePackingConfig]
     dtensor_cfg: Required[DTensorConfig]
-    seed: int
+    seed: int | None
     batch_size: int
     logprob_chunk_size: int | None
     offload_optimizer_for_logprob: bool
     hf_config_overrides: dict[str, Any] | None
     generation: GenerationConfig | None
-    reward_model_cfg: RewardModelConfig
+    reward_model_cfg: RewardModelConfig | None
     optimizer: OptimizerConfig | None
-    scheduler: dict[str, Any] | list[dict[str, Any]]
+    scheduler: SchedulerConfig | list[SchedulerConfig] | None
     dequantize_base_checkpoint: bool
 
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from trainer_adapter.automodel.adapters.config import PeftConfig, peft_config
 from trainer_adapter.automodel.adapters.layers import adapted_layers, add_adapters
 from trainer_adapter.automodel.choices import context_parallel_attention
-from trainer_adapter.automodel.config import PolicyConfig, RuntimeConfig, is_enabled, required
+from trainer_adapter.automodel.config import PolicyConfig, RuntimeConfig, check_types, is_enabled, required
 from trainer_adapter.automodel.parallel.fsdp import fsdp2_config, shard_weights
 from trainer_adapter.automodel.parallel.mesh import ParallelSizes, create_mesh, parallel_sizes, weight_mesh
 from trainer_adapter.automodel.parallel.tensor import parallelize_tensors
@@ -50,6 +50,7 @@ def read_layout(config: PolicyConfig, ranks: int, row_tokens: int | None) -> tup
     Raises what the worker raises for the same configuration; ValueError for ranks or rows that cannot be divided,
     NotImplementedError for a model whose activations the law does not know.
     """
+    check_types(config)
     for path in _READ:
         required(config, path)
     microbatch_args(config, "train")  # raises for settings that exclude each other
@@ -264,7 +265,7 @@ def _optimizer_tensors(config: PolicyConfig, parts: list[torch.Tensor]) -> list[
 
 def _is_foreach(config: PolicyConfig) -> bool:
     """Torch's default on GPUs, unless the optimizer's arguments choose."""
-    kwargs = required(config, "optimizer").get("kwargs", {})
+    kwargs = required(config, "optimizer").get("kwargs") or {}
     on_gpu = config["dtensor_cfg"].get("device", "cuda") == "cuda"
     chosen = kwargs.get("foreach")
     return on_gpu and not kwargs.get("fused") if chosen is None else bool(chosen)

@@ -18,6 +18,7 @@ from trainer_adapter.automodel.config import (
     ModelAndOptimizerState,
     PolicyConfig,
     RuntimeConfig,
+    check_types,
     required,
 )
 from trainer_adapter.automodel.data import ProcessedInputs, ProcessedMicrobatch, get_microbatch_iterator
@@ -117,9 +118,10 @@ def load_policy(
 ) -> LoadedPolicy:
     """Set up this rank; a collective call of all ranks. Rank and world size come from the environment.
 
-    The reference is the model after weights_path is loaded. Raises what the functions of
+    The reference is the model after weights_path is loaded. Raises what check_types and the functions of
     trainer_adapter.automodel.setup raise.
     """
+    check_types(config)
     tokenizer_config = required(config, "tokenizer")
     is_vlm = bool(tokenizer_config.get("use_processor", False))
     tokenizer: Any = get_tokenizer(tokenizer_config, get_processor=is_vlm)

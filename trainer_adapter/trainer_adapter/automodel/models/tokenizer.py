@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer_adapter.automodel.config import required
 from trainer_adapter.automodel.packages import from_package, is_installed, require_transformers
 from trainer_adapter.automodel.rank import report
 
@@ -30,7 +31,7 @@ def get_tokenizer(tokenizer_config: Mapping[str, Any], get_processor: bool = Fal
 
     Raises AssertionError if chat_template_kwargs is not a dictionary, ImportError naming the extra to install.
     """
-    name = tokenizer_config["name"]
+    name = required({"tokenizer": tokenizer_config}, "tokenizer.name")
     processor = None
     if get_processor:
         auto_processor = require_transformers().AutoProcessor

@@ -57,8 +57,9 @@ def _seed(config: PolicyConfig, context: DistributedContext) -> None:
     """Ranks with different tokens drop out different elements. Tensor-parallel ranks have the same tokens."""
     mesh = context.device_mesh
     number = mesh["dp"].get_local_rank() * context.cp_size + mesh["cp"].get_local_rank()
-    if number or "seed" in config:
-        torch.manual_seed(config.get("seed", torch.initial_seed()) + number)
+    seed = config.get("seed")
+    if number or seed is not None:
+        torch.manual_seed((torch.initial_seed() if seed is None else seed) + number)
 
 
 def _timeout(dtensor_cfg: Mapping[str, Any]) -> timedelta:

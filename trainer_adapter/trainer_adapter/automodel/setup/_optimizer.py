@@ -7,24 +7,23 @@ optimizer over those would train tensors that are never read again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, SequentialLR
 
+from trainer_adapter.automodel.config import required
 from trainer_adapter.automodel.dotted_path import import_named
 
 
 def build_optimizer(model: torch.nn.Module, config: Mapping[str, Any]) -> Optimizer:
     """Build an optimizer over the parameters that need a gradient.
 
-    config: `name`, the dotted path of a class, and `kwargs`. Strings in kwargs that begin with "torch." name attributes
-    of torch.
+    config: see OptimizerConfig. ValueError for a name that is not found or arguments that the class refuses.
     """
-    kwargs = {key: _resolve(value) for key, value in config.get("kwargs", {}).items()}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer: Optimizer = import_named(config["name"], "optimizer.name")(trained, **kwargs)
+    optimizer: Optimizer = _build("optimizer", config, trained)
     return optimizer
 
 
@@ -34,16 +33,17 @@ def build_scheduler(
     """Build one schedule, or a sequence of several if the list has an entry `{"milestones": [steps]}`; None: a constant
     rate.
 
-    Raises AssertionError for an entry of a list that is neither, ValueError for a list without milestones.
+    Raises AssertionError for an entry of a list that is neither, ValueError for a list without milestones, and what
+    build_optimizer raises.
     """
     if config is None:
         return LambdaLR(optimizer, lambda _step: 1.0)
     if isinstance(config, Mapping):
-        return _build_scheduler(optimizer, config)
+        return cast("LRScheduler", _build("scheduler", config, optimizer))
     schedulers, milestones = [], None
     for entry in config:
         if "name" in entry:
-            schedulers.append(_build_scheduler(optimizer, entry))
+            schedulers.append(_build("scheduler", entry, optimizer))
         elif "milestones" in entry:
             milestones = list(entry["milestones"])
         else:
@@ -53,11 +53,17 @@ def build_scheduler(
     return SequentialLR(optimizer, schedulers, milestones)
 
 
-def _build_scheduler(optimizer: Optimizer, config: Mapping[str, Any]) -> LRScheduler:
-    scheduler: LRScheduler = import_named(config["name"], "scheduler.name")(optimizer, **config.get("kwargs", {}))
-    return scheduler
+def _build(setting: str, config: Mapping[str, Any], subject: Any) -> Any:
+    """Call the class that a setting names with its subject and its kwargs."""
+    name: str = required({setting: config}, f"{setting}.name")
+    kwargs = {key: _resolve(value, setting) for key, value in (config.get("kwargs") or {}).items()}
+    made = import_named(name, f"{setting}.name")
+    try:
+        return made(subject, **kwargs)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{setting}.kwargs: {name} refuses {kwargs}: {error}") from error
 
 
-def _resolve(value: Any) -> Any:
+def _resolve(value: Any, setting: str) -> Any:
     is_name = isinstance(value, str) and value.startswith("torch.")
-    return import_named(value, "optimizer.kwargs") if is_name else value
+    return import_named(value, f"{setting}.kwargs") if is_name else value

@@ -33,7 +33,7 @@ def validate_and_prepare_config(config: PolicyConfig, processor: Any | None, ran
     if not colocated:
         os.environ["NCCL_CUMEM_ENABLE"] = "1"
     _disable_shared_autotuning()
-    if config["precision"] not in STRING_TO_DTYPE:
+    if required(config, "precision") not in STRING_TO_DTYPE:
         raise ValueError(f"Unknown precision: {config['precision']}; it must be one of {', '.join(STRING_TO_DTYPE)}")
     cpu_offload = bool(required(config, "dtensor_cfg.cpu_offload"))
     max_grad_norm = _check_max_grad_norm(required(config, "max_grad_norm"))
@@ -47,7 +47,7 @@ def validate_and_prepare_config(config: PolicyConfig, processor: Any | None, ran
     _check_backend_settings(config, backend)
     context_parallel_attention(config)
     attn_impl = _choose_attention(config, packing, rank)
-    model_config = _read_model_config(config["model_name"], attn_impl if packing else None, overrides)
+    model_config = _read_model_config(required(config, "model_name"), attn_impl if packing else None, overrides)
     reward = is_enabled(config, "reward_model_cfg")
     model_class = _choose_model_class(config, backend, model_config, packing, reward)
     _check_parallelism(config, packing)
