@@ -26,8 +26,8 @@ def save_checkpoint(
     client: DataPlaneClient, folder: str | os.PathLike[str], metadata: Mapping[str, object], name: str = ""
 ) -> None:
     """Take a snapshot and name it in the folder, which is made if it is missing. Blocks until both are on disk, at most
-    the client's timeout_s. metadata: what JSON can hold; UnsupportedTypeError (a TypeError) otherwise. name: with which
-    the snapshot's name begins; by default the folder's.
+    the client's timeout_s. metadata: what JSON can hold and gives back, so with strings for keys and without tuples;
+    UnsupportedTypeError (a TypeError) otherwise. name: with which the snapshot's name begins; by default the folder's.
     """
     begin_checkpoint(client, folder, metadata, name)()
 
@@ -44,6 +44,12 @@ def begin_checkpoint(
         text = json.dumps({"snapshot": name, "metadata": dict(metadata)})
     except TypeError as error:
         raise UnsupportedTypeError(f"save_checkpoint: metadata must be what JSON can hold: {error}") from None
+    read = json.loads(text)["metadata"]
+    if changed := [key for key, value in metadata.items() if key not in read or not _is_kept(value, read[key])]:
+        raise UnsupportedTypeError(
+            f"save_checkpoint: metadata must be what JSON gives back, with strings for keys and lists for tuples, "
+            f"unlike {', '.join(map(repr, changed))}"
+        )
     path.mkdir(parents=True, exist_ok=True)
     client.create_snapshot(name)
 
@@ -68,6 +74,14 @@ def load_checkpoint(client: DataPlaneClient, folder: str | os.PathLike[str]) -> 
     client.restore_snapshot(saved["snapshot"])
     metadata: dict[str, object] = saved["metadata"]
     return metadata
+
+
+def _is_kept(value: object, read: object) -> bool:
+    if isinstance(value, dict) and isinstance(read, dict):
+        return value.keys() == read.keys() and all(_is_kept(value[key], read[key]) for key in read)
+    if isinstance(value, list) and isinstance(read, list):
+        return all(map(_is_kept, value, read))
+    return value == read or value != value  # NaN
 
 
 def _sync(path: Path) -> None:

@@ -90,6 +90,9 @@ def test_the_name_of_a_checkpoints_snapshot_is_on_disk_before_the_folder_is_comp
     with connect(address) as client:
         checkpoint_files.save_checkpoint(client, folder, {"step": 1})
         assert checkpoint_files.load_checkpoint(client, folder) == {"step": 1}
+        for changed in ({"step": {1: 2}}, {"step": [(1, 2)]}, {"step": {1}}):
+            with pytest.raises(TypeError, match=r"metadata.*'step'|metadata.* set "):
+                checkpoint_files.save_checkpoint(client, folder, changed)
     assert synced == [(".data_plane.json", False), ("step-1", True)]
 
 

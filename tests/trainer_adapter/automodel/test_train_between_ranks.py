@@ -77,8 +77,12 @@ def test_the_largest_logits_of_a_sharded_vocabulary(ranks: Ranks, vocab: int, pa
 def test_logits_that_are_sharded_in_another_way_are_gathered(ranks: Ranks, layout: str) -> None:
     microbatch = processed(batch_of(train_worker.LENGTHS), packed=False)
     logits = train_worker.logits_of(microbatch, tiny_policy.VOCAB)
+    expected = train_worker.logprobs_of(logits, microbatch, False)
+    loss = train_worker.loss_of(logits, microbatch, "older", packed=False, temperature=0.7)
     for rank in ranks:
-        assert_close(rank["layouts"][layout], train_worker.logprobs_of(logits, microbatch, False))
+        logprobs, with_temperature = rank["layouts"][layout]
+        assert_close(logprobs, expected)
+        assert_close(with_temperature, loss)
 
 
 def test_sharded_scores_are_gathered(ranks: Ranks) -> None:

@@ -50,9 +50,11 @@ def logits_of(microbatch: ProcessedMicrobatch, vocab: int) -> Tensor:
     return 3 * torch.randn(shape, generator=torch.Generator().manual_seed(vocab))
 
 
-def loss_of(logits: Tensor, microbatch: ProcessedMicrobatch, loss: str, packed: bool) -> Tensor:
+def loss_of(
+    logits: Tensor, microbatch: ProcessedMicrobatch, loss: str, packed: bool, temperature: float = 1.0
+) -> Tensor:
     processor = LossPostProcessor(LOSSES[loss], {}, None, None, None, 1, 1, enable_seq_packing=packed)
-    return processor(logits, microbatch, *COUNTS)[0]
+    return processor(logits, microbatch, *COUNTS, temperature)[0]
 
 
 def logprobs_of(logits: Tensor, microbatch: ProcessedMicrobatch, packed: bool, **settings: Any) -> Tensor:
@@ -91,10 +93,11 @@ def other_layouts(mesh: DeviceMesh) -> dict[str, Any]:
     microbatch = processed(batch_of(LENGTHS), packed=False)
     whole = logits_of(microbatch, tiny_policy.VOCAB)
     layouts: dict[str, list[Placement]] = {"replicated": [Replicate()], "by_position": [Shard(1)]}
-    result = {
-        name: logprobs_of(distribute_tensor(whole, mesh, placements), microbatch, False).tolist()
-        for name, placements in layouts.items()
-    }
+    result: dict[str, Any] = {}
+    for name, placements in layouts.items():
+        logits = distribute_tensor(whole, mesh, placements).requires_grad_()
+        found = loss_of(logits, microbatch, "older", packed=False, temperature=0.7)
+        result[name] = [logprobs_of(logits, microbatch, packed=False).tolist(), found.item()]
     scores = distribute_tensor(torch.tensor([[1.0], [2.0], [3.0]]), mesh, [Shard(0)])
     return {**result, "scores": ScorePostProcessor({})(scores).tolist()}
 

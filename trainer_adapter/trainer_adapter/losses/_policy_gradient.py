@@ -15,9 +15,9 @@ Per token, with ratio r = exp(logprob - prev_logprob) and advantage A:
 
 The mean is over all tokens of the global batch (DAPO), or over rows of each row's mean (GRPO).
 
-A token that top_k or top_p excludes, in the policy in training or in the one of prev_logprobs, has the log-probability
--inf and so no ratio: it counts as masked. Means of its row are over the row's other tokens. The divisors of the global
-batch stay as they are given, because no rank knows beforehand what others will exclude.
+A token that top_k or top_p excludes has the log-probability -inf in the policy in training, and so no ratio: it counts
+as masked, and so does one whose prev_logprob is -inf. Means of its row are over the row's other tokens. The divisors of
+the global batch stay as they are given, because no rank knows beforehand what others will exclude.
 """
 
 from __future__ import annotations

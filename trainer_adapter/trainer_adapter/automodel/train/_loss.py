@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.automodel.config import TrainingSamplingParams
@@ -107,10 +108,15 @@ def _without_padding(data: BatchedDataDict[Any], processed_mb: ProcessedMicrobat
 def _whole(logits: Tensor, sequence: SequenceShard | None, temperature: float) -> Tensor:
     """[B,S,V] on every rank, at least in float32 and divided by the temperature, which 16 bits are too coarse for.
 
-    In place if they are float32 already, because logits are often the largest tensor of a step.
+    In place if they are float32 already, because logits are often the largest tensor of a step; not in the part of a
+    DTensor, which autograd protects.
     """
-    gathered = vocab_shard(logits).gather()
+    shard = vocab_shard(logits)
+    gathered = shard.gather()
     if sequence is not None:
         gathered = sequence.gather(gathered)
     exact = gathered.to(torch.promote_types(gathered.dtype, torch.float32))
-    return exact if temperature == 1.0 else exact.div_(temperature)
+    if temperature == 1.0:
+        return exact
+    is_part = isinstance(logits, DTensor) and shard.group is None
+    return exact / temperature if is_part else exact.div_(temperature)
