@@ -245,6 +245,7 @@ def test_the_learning_rate_follows_the_configured_schedules(config: Any, rates: 
         ([{"kwargs": {}}], AssertionError, "unknown scheduler config"),
         (setup_cases.SCHEDULER[:2], ValueError, "milestones"),
         ({"name": "torch.optim.lr_scheduler.NoSuch"}, ValueError, "scheduler.name: no attribute"),
+        ({"name": "torch.optim.lr_scheduler.ReduceLROnPlateau"}, ValueError, "scheduler.name: .* follows a metric"),
         ({"kwargs": None}, KeyError, "must set scheduler.name"),
         ({"name": "torch.optim.lr_scheduler.StepLR", "kwargs": None}, ValueError, "scheduler.kwargs: .*step_size"),
     ],

@@ -7,11 +7,11 @@ optimizer over those would train tensors that are never read again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, SequentialLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau, SequentialLR
 
 from trainer_adapter.automodel.config import required
 from trainer_adapter.automodel.dotted_path import import_named
@@ -39,11 +39,11 @@ def build_scheduler(
     if config is None:
         return LambdaLR(optimizer, lambda _step: 1.0)
     if isinstance(config, Mapping):
-        return cast("LRScheduler", _build("scheduler", config, optimizer))
+        return _build_scheduler(optimizer, config)
     schedulers, milestones = [], None
     for entry in config:
         if "name" in entry:
-            schedulers.append(_build("scheduler", entry, optimizer))
+            schedulers.append(_build_scheduler(optimizer, entry))
         elif "milestones" in entry:
             milestones = list(entry["milestones"])
         else:
@@ -51,6 +51,13 @@ def build_scheduler(
     if milestones is None:
         raise ValueError("scheduler: a list of schedules needs an entry with milestones")
     return SequentialLR(optimizer, schedulers, milestones)
+
+
+def _build_scheduler(optimizer: Optimizer, config: Mapping[str, Any]) -> LRScheduler:
+    scheduler: LRScheduler = _build("scheduler", config, optimizer)
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ValueError("scheduler.name: ReduceLROnPlateau follows a metric, and schedules here count steps alone")
+    return scheduler
 
 
 def _build(setting: str, config: Mapping[str, Any], subject: Any) -> Any:
