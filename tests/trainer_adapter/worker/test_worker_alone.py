@@ -65,10 +65,10 @@ def test_the_reference_keeps_the_temperature_and_drops_top_k(make_worker: MakeWo
 # --- training ---
 
 
-def test_a_step_in_parts_is_the_step_of_the_whole_batch(make_worker: MakeWorker) -> None:
+def test_a_step_in_parts_with_inference_between_them_is_the_step_of_the_whole_batch(make_worker: MakeWorker) -> None:
     whole = make_worker()
     report = whole.train(batch(), ClippedPolicyGradientLoss())
-    expected = weights(whole)
+    logprobs, expected = whole.get_logprobs(batch())["logprobs"], weights(whole)
     rows = batch()
     valid = rows["sample_mask"].sum(), (rows["token_mask"][:, 1:] * rows["sample_mask"][:, None]).sum()
     worker = make_worker()
@@ -76,9 +76,11 @@ def test_a_step_in_parts_is_the_step_of_the_whole_batch(make_worker: MakeWorker)
     for start in (0, 4):
         metrics = worker.train_microbatches(rows.slice(start, start + 4))
         assert [one["global_valid_toks"] for one in metrics] == [float(valid[1])] * 2
+        worker.get_logprobs(rows)
     finished = worker.finish_train_step()
     assert finished["global_loss"].tolist() == pytest.approx(report["global_loss"].tolist(), rel=1e-6)
     assert finished["grad_norm"].item() == pytest.approx(report["grad_norm"].item(), rel=1e-6)
+    torch.testing.assert_close(worker.get_logprobs(rows)["logprobs"], logprobs, rtol=1e-5, atol=1e-5)
     for name, value in weights(worker).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-7)
 

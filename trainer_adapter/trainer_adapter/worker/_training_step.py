@@ -21,7 +21,7 @@ from torch import Tensor
 from dataplane_client.batched_data_dict import BatchedDataDict
 from trainer_adapter.automodel.data import ProcessedMicrobatch
 from trainer_adapter.automodel.models.automodel_ranks import prepare_gradients
-from trainer_adapter.automodel.parallel.fsdp import discard_gradients
+from trainer_adapter.automodel.parallel.fsdp import discard_gradients, release_whole_weights
 from trainer_adapter.automodel.train import (
     LossPostProcessor,
     automodel_forward_backward,
@@ -115,6 +115,7 @@ class TrainingStep:
         if not self._differentiates:
             return None
         optimizer = _optimizer(self._policy)
+        release_whole_weights(self._policy.model)  # which inference after the last part has left
         prepare_gradients(self._policy.model, self._policy.context)
         trained = (parameter for parameter in self._policy.model.parameters() if parameter.requires_grad)
         norm = clip_grad_norm(trained, self._policy.runtime.max_grad_norm)

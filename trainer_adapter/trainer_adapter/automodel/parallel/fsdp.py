@@ -55,6 +55,14 @@ def shard_weights(model: torch.nn.Module, mesh: DeviceMesh, config: FSDP2Config)
         fully_shard(module, mesh=mesh, mp_policy=config.mp_policy, offload_policy=offload)
 
 
+def release_whole_weights(model: torch.nn.Module) -> None:
+    """Have a model hold its own parts of weights alone. After a forward pass without a backward pass FSDP's root still
+    has its weights whole; an optimizer's step would neither see their gradients nor change what the next pass reads.
+    """
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
 def discard_gradients(model: torch.nn.Module) -> None:
     """Discard gradients that FSDP has not summed over ranks: a step that failed between microbatches leaves them.
 
