@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch.distributed.tensor import DTensor
 
+from trainer_adapter.automodel.parallel.fsdp import release_whole_weights
 from trainer_adapter.automodel.rank import computes_on_gpu
 
 
@@ -22,7 +23,7 @@ def move_model(model: torch.nn.Module, device: torch.device, pin: bool = True) -
 
     All copies have arrived before the model gets them: FSDP then pads shards of unequal size, on the host.
     """
-    _state(model)
+    release_whole_weights(model)
     tensors = (*model.parameters(), *model.buffers())
     moved = {id(tensor): tensor.detach().to(device, non_blocking=pin) for tensor in tensors}
 
@@ -63,20 +64,20 @@ def swap_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) ->
     _check_fit(model, weights)
     swapped: list[str] = []
     try:
-        for name, value in _state(model).items():
+        for name, value in model.state_dict().items():
             _swap(value, weights[name])
             swapped.append(name)
         _wait_for_copies()
         yield
     finally:
-        state = _state(model)
+        state = model.state_dict()  # anew, since the block's forward passes: see release_whole_weights
         for name in reversed(swapped):  # the exact way back, because tied weights are swapped under each name
             _swap(state[name], weights[name])
         _wait_for_copies()
 
 
 def _check_fit(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    own = {name: _local(value).shape for name, value in _state(model).items()}
+    own = {name: _local(value).shape for name, value in model.state_dict().items()}
     given = {name: value.shape for name, value in weights.items()}
     odd = sorted(name for name in own.keys() | given.keys() if own.get(name) != given.get(name))
     if odd:
@@ -93,13 +94,6 @@ def _swap(entry: torch.Tensor, other: torch.Tensor) -> None:
 def _wait_for_copies() -> None:
     if computes_on_gpu():
         torch.cuda.current_stream().synchronize()
-
-
-def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The model's state dict. Asking for it makes FSDP release parameters that it still holds whole from the last
-    forward pass; the next pass would otherwise use them.
-    """
-    return model.state_dict()
 
 
 def _local(value: torch.Tensor) -> torch.Tensor:

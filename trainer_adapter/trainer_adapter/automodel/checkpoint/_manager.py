@@ -35,6 +35,7 @@ from trainer_adapter.automodel.checkpoint._files import (
 from trainer_adapter.automodel.checkpoint._optimizer import read_optimizer, write_numbers
 from trainer_adapter.automodel.checkpoint._random import read_random_state, write_random_state
 from trainer_adapter.automodel.checkpoint._saving import Saver
+from trainer_adapter.automodel.parallel.fsdp import release_whole_weights
 from trainer_adapter.automodel.rank import fail_together, report
 
 _SCHEDULER = "scheduler.msgpack"
@@ -78,6 +79,7 @@ class CheckpointManager:
             raise ValueError(f"checkpointing_cfg.model_save_format must be safetensors, not {save_format!r}")
         _require_process_group()
         self.finish_checkpoint()
+        release_whole_weights(model)
         folder = Path(weights_path) / "model"
         _make_folder(folder)
         tensors: dict[Path, dict[str, torch.Tensor]] = {}
@@ -131,6 +133,7 @@ class CheckpointManager:
         """
         _require_process_group()
         self.finish_checkpoint()
+        release_whole_weights(model)
         _read_weights(weights_path, model)
         if optimizer is None or optimizer_path is None:
             return

@@ -56,11 +56,10 @@ def shard_weights(model: torch.nn.Module, mesh: DeviceMesh, config: FSDP2Config)
 
 
 def release_whole_weights(model: torch.nn.Module) -> None:
-    """Have a model hold its own parts of weights alone. After a forward pass without a backward pass FSDP's root still
-    has its weights whole; an optimizer's step would neither see their gradients nor change what the next pass reads.
+    """Have a model hold only this rank's parts of its weights. After a forward pass without a backward pass FSDP's root
+    still has its weights whole. They are not the tensors that the optimizer knows, and the next pass would use them.
     """
-    if isinstance(model, FSDPModule):
-        model.reshard()
+    model.state_dict()  # before which FSDP releases them, after a pass that failed, too
 
 
 def discard_gradients(model: torch.nn.Module) -> None:
