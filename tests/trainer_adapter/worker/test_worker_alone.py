@@ -16,7 +16,7 @@ from tests.trainer_adapter.worker import worker_cases
 from tests.trainer_adapter.worker.conftest import MakeWorker
 from tests.trainer_adapter.worker.worker_cases import ADAM, assert_equal, batch, weights
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from dataplane_client import connect, kv_first_write, read_columns
 from dataplane_server.testing import running_server
@@ -247,7 +247,11 @@ def test_microbatches_need_not_divide_the_rows_of_inference(make_worker: MakeWor
         worker.get_logprobs(batch(), micro_batch_size=0)
 
 
-def test_a_worker_claims_its_own_shard_where_there_is_no_driver(make_worker: MakeWorker) -> None:
+@pytest.mark.parametrize(("packing", "pad"), [("sequence", "<pad>"), ("none", "<beyond the vocabulary>")])
+def test_a_worker_claims_its_own_shard_where_there_is_no_driver(
+    make_worker: MakeWorker, model: Path, tmp_path: Path, packing: str, pad: str
+) -> None:
+    AutoTokenizer.from_pretrained(model, pad_token=pad).save_pretrained(tmp_path)
     rows = batch()
     rows.truncate_tensors(dim=1, truncated_len=30)
     kept = {name: rows[name] for name in ("input_ids", "input_lengths", "sample_mask")}
@@ -255,7 +259,7 @@ def test_a_worker_claims_its_own_shard_where_there_is_no_driver(make_worker: Mak
     with running_server() as address, connect(address) as client:
         client.register_partition("train", [*kept, "prev_logprobs"], 8, ["prev_lp"], per_token_fields=per_token)
         meta = kv_first_write(kept, sample_ids=ids, dp_client=client, partition_id="train")
-        worker = make_worker("sequence", data_plane=address)
+        worker = make_worker(packing, {"tokenizer": {"name": str(tmp_path)}}, data_plane=address)
         with worker.claim_shard("train", "prev_lp", ["input_ids", "input_lengths"], 8, step=0) as claim:
             worker.get_logprobs_from_meta(claim.meta)
         found = read_columns(client, meta, ["prev_logprobs"])["prev_logprobs"]

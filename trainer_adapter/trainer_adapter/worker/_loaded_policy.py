@@ -60,6 +60,17 @@ class LoadedPolicy:
         return self.state.model
 
     @property
+    def vocabulary(self) -> int:
+        """The number of token ids that the model knows."""
+        return int(self.model.config.get_text_config().vocab_size)  # type: ignore[operator, union-attr]
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """The tokenizer's; None if the model does not know it."""
+        found: int | None = self.tokenizer.pad_token_id
+        return found if found is not None and found < self.vocabulary else None
+
+    @property
     def dp_group(self) -> ProcessGroup:
         """The ranks that hold the other shards of a batch."""
         return self.context.device_mesh["dp"].get_group()

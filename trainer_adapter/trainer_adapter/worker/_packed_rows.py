@@ -30,11 +30,10 @@ def check_packed_rows(policy: LoadedPolicy) -> None:
     """
     if not policy.runtime.enable_seq_packing or required(policy.config, "dynamic_batching.enabled"):
         return  # every later call refuses both at once
-    vocabulary = int(policy.model.config.get_text_config().vocab_size)  # type: ignore[operator, union-attr]
     generator = torch.Generator().manual_seed(0)
-    first, other, second = torch.randint(vocabulary, (3, _LENGTH), generator=generator)
+    first, other, second = torch.randint(policy.vocabulary, (3, _LENGTH), generator=generator)
     changed = second.clone()
-    changed[0] = (second[0] + 1) % vocabulary
+    changed[0] = (second[0] + 1) % policy.vocabulary
     expected = _packed_logprobs(policy, first, second)
     foreign = (_packed_logprobs(policy, other, second) - expected).abs().mean()
     own = (_packed_logprobs(policy, first, changed) - expected).abs().mean()

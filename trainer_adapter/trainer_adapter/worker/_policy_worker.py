@@ -77,7 +77,7 @@ class AutomodelPolicyWorker:
             replica=replica,
             dp_group=self._policy.dp_group,
             device=self._policy.device,
-            pad_token_id=self._policy.tokenizer.pad_token_id,
+            pad_token_id=self._policy.pad_token_id,
             pad_multiple=width_multiple(config),
         )
         self._weights = WeightPublisher(
