@@ -71,6 +71,7 @@ async def coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Coordi
     monkeypatch.setattr(module, "this_node", lambda: "here")
     monkeypatch.setattr(module, "RayNodes", lambda: SimpleNamespace(alive=lambda silent: ["here"]))
     monkeypatch.setattr(module, "end_actor", lambda actor, name: None)
+    monkeypatch.setattr(module, "end_nodes", lambda name, keep: None)
     monkeypatch.setattr(Coordinator, "_actor_of", lambda self, ray_node: Actor())
     monkeypatch.setattr(Coordinator, "_create_actor", lambda self, ray_node: self._actors.get(ray_node, Actor()))
     config = ServerConfig((f"unix://{tmp_path}/grpc",), limits=Limits(memory_bytes=1 << 20), http=None)

@@ -55,11 +55,16 @@ def test_clients_go_on_after_kills_and_nothing_acknowledged_is_lost_or_counted_t
     assert max(pauses(folder, history, kills).values()) < _LONGEST_S
 
 
-def test_a_cluster_that_is_stopped_before_its_coordinator_is_back_leaves_no_actor(plane: LocalCluster) -> None:
-    os.kill(pid_of(plane.coordinator), signal.SIGKILL)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["is not back", "hangs"])
+def test_a_cluster_that_is_stopped_while_its_coordinator_does_not_answer_leaves_no_actor(
+    start_plane: Callable[..., LocalCluster], number: int
+) -> None:
+    plane = start_plane(durable=False)
+    os.kill(pid_of(plane.coordinator), number)
     plane.stop()
     left = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
     assert not [name for name in left if name.startswith(plane.name)]
+    assert plane.folders == []
 
 
 def test_a_coordinator_without_the_log_of_its_nodes_rows_says_what_is_gone(plane: LocalCluster, tmp_path: Path) -> None:

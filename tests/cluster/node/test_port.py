@@ -196,13 +196,14 @@ async def test_a_read_that_is_cancelled_writes_nothing_afterwards(other: Other) 
     assert not any(into)
 
 
-async def test_closing_ends_reads_under_way(other: Other) -> None:
-    silent = socket.create_server(("127.0.0.1", 0))
-    with silent:
+async def test_reads_of_a_node_that_hangs_hold_up_no_others_and_end_when_the_lines_close(other: Other) -> None:
+    runs, lines = Runs.of([Run(0, 8)]), other.lines
+    with socket.create_server(("127.0.0.1", 0)) as silent:
         place = BytePlace("127.0.0.1", silent.getsockname()[1], bytes(16))
-        lines = ByteLines()
-        read = asyncio.create_task(lines.read(place, NODE, Runs.of([Run(0, 8)]), [memoryview(bytearray(8))]))
+        reads = [asyncio.create_task(lines.read(place, 8, runs, [memoryview(bytearray(8))])) for _ in range(300)]
         await eventually(lambda: bool(lines._used))
-        await lines.close()
-        with pytest.raises(Refusal, match="does not answer"):
-            await read
+        assert await asyncio.wait_for(other.read(runs), 10.0) == other.expected(runs)
+        await asyncio.wait_for(lines.close(), 20.0)
+        for ended in await asyncio.gather(*reads, return_exceptions=True):
+            with pytest.raises(Refusal, match="node 8"):
+                raise ended

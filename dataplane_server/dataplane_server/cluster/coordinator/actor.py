@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -39,6 +40,7 @@ _NODE_S = 8.0
 _MAKE_S = 10.0
 """How long making the first arena may fail, as while a former process still has it."""
 _SEE_S = 0.05
+_END_S = 5.0
 RETURN_S = 30.0
 """How long the restarted actor of a living node may take to register."""
 
@@ -171,7 +173,8 @@ class Coordinator:
         """End an actor that a former cluster has left, which had other memory. The next look makes another one."""
         ray_node = registration.ray_node
         actor = self._actors.pop(ray_node, None) or self._actor_of(ray_node)
-        await asyncio.gather(_done(actor.stop.remote()), return_exceptions=True)
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(actor.stop.remote(), _END_S)
         await asyncio.to_thread(end_actor, actor, self._actor_name(ray_node))
         self._log.warning("node_replaced", node=ray_node, memory_bytes=registration.memory_bytes)
 
@@ -207,22 +210,9 @@ class Coordinator:
         if self._server is not None and self._failure is None:
             await self._server.stop()
         with contextlib.suppress(Exception):  # Ray itself may be about to end
-            await asyncio.to_thread(self._find_actors)
-        await asyncio.gather(
-            *(_done(actor.stop.remote(keep=self._config.data_dir is not None)) for actor in self._actors.values()),
-            return_exceptions=True,
-        )
-        ending = (asyncio.to_thread(end_actor, one, self._actor_name(node)) for node, one in self._actors.items())
-        await asyncio.gather(*ending)
+            await asyncio.to_thread(end_nodes, self._options.name, keep=self._config.data_dir is not None)
         if self._locked is not None:
             os.close(self._locked)
-
-    def _find_actors(self) -> None:
-        """Also those that a former life of the coordinator has made, and no look has found yet."""
-        for ray_node in self._nodes.alive(()):
-            if ray_node not in self._actors:
-                with contextlib.suppress(ValueError):  # it has none
-                    self._actors[ray_node] = self._actor_of(ray_node)
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -334,7 +324,7 @@ class Coordinator:
         return ray.get_actor(self._actor_name(ray_node), NAMESPACE)
 
     def _actor_name(self, ray_node: str) -> str:
-        return f"{self._options.name}-node-{ray_node}"
+        return _name_of(self._options.name, ray_node)
 
     def _folder(self, ray_node: str) -> str | None:
         return None if self._options.folder is None else f"{self._options.folder}/{ray_node[:16]}"
@@ -363,8 +353,24 @@ async def _why_not_made(actor: Any) -> str:
     return ""
 
 
-async def _done(call: Any) -> None:
-    await asyncio.wait_for(call, 5.0)
+def _name_of(cluster: str, ray_node: str) -> str:
+    return f"{cluster}-node-{ray_node}"
+
+
+def end_nodes(cluster: str, *, keep: bool) -> None:
+    """End the actors of all nodes of a cluster, also those that no look of its coordinator has found yet. keep: their
+    arenas.
+    """
+    import ray
+
+    found = dict[str, Any]()
+    for ray_node in RayNodes().alive(()):
+        with contextlib.suppress(ValueError):  # it has none
+            found[_name_of(cluster, ray_node)] = ray.get_actor(_name_of(cluster, ray_node), NAMESPACE)
+    stopping = [actor.stop.remote(keep=keep) for actor in found.values()]
+    ray.wait(stopping, num_returns=len(stopping), timeout=_END_S)
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(end_actor, found.values(), found))
 
 
 def end_actor(actor: Any, name: str) -> None:

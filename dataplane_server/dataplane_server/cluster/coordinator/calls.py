@@ -63,9 +63,10 @@ class ClusterCalls(LocalCalls):
     ) -> pb.LocalWriteResponse:
         response = super()._finish(reservation, applied, digests, value_digests)
         if reservation.runs:
-            self._members.written_bytes[node_of(reservation.runs[0].offset)] += reservation.size_bytes
+            source = node_of(reservation.runs[0].offset)
+            self._members.written_bytes[source] += reservation.size_bytes
             if reader := self._hints.pop(reservation.ticket, ""):
-                self._members.will_read(reader, lambda node: self._lease(Runs.of(reservation.runs), node))
+                self._members.will_read(reader, source, lambda node: self._lease(Runs.of(reservation.runs), node))
         return response
 
     def _use(self, reservation: Reservation, applied: Applied, sent: Sent, session: LocalSession) -> Answer:

@@ -113,11 +113,11 @@ class Members:
         """The node of this name in Ray, if it is up."""
         return next((one for one in self if one.registration.ray_node == ray_node and one.is_up), None)
 
-    def will_read(self, ray_node: str, lease_for: Callable[[int], pb.ArenaRuns]) -> None:
-        """Have a node fetch what its clients will read, if it is there and some of it is elsewhere."""
-        member = self.on(ray_node)
-        if member is not None and (lease := lease_for(member.number)).nodes:
-            member.actor.prefetch.remote(lease.SerializeToString())
+    def will_read(self, ray_node: str, source: int, lease_for: Callable[[int], pb.ArenaRuns]) -> None:
+        """Have a node fetch from another one what its clients will read, if both are up: a fetch holds space."""
+        reader, member = self.on(ray_node), self.find(source)
+        if reader is not None and member is not None and member.is_up and reader is not member:
+            reader.actor.prefetch.remote(lease_for(reader.number).SerializeToString())
 
     @property
     def holders(self) -> list[int]:

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from dataplane_server.cluster.coordinator.actor import NAMESPACE, ClusterOptions, Coordinator, by_name, end_actor
+from dataplane_server.cluster.coordinator.actor import (
+    NAMESPACE,
+    ClusterOptions,
+    Coordinator,
+    by_name,
+    end_actor,
+    end_nodes,
+)
 from dataplane_server.cluster.ray_nodes import this_address
 from dataplane_server.config import NO_DIRECT_PORT, ServerConfig
 from dataplane_server.observe.log import get_log
@@ -22,23 +29,27 @@ class Cluster:
     """A data plane that runs on Ray. address: for `connect` in programs of the Ray cluster. addresses: for others, as
     the event `serving` has them. `stop`, or the end of a `with` block, ends it. Its rows are gone then, unless it has a
     `data_dir`: with that they stay, in the memory of the nodes too, until a cluster of this name starts there again.
+    keeps: whether they stay if the coordinator does not answer.
     """
 
     name: str
     addresses: dict[str, Any]
     coordinator: Any
+    keeps: bool = True
 
     @property
     def address(self) -> str:
         return f"ray://{self.name}"
 
     def stop(self) -> None:
-        """End all actors. Blocks for some seconds at most."""
+        """End all actors. Blocks for some seconds, for half a minute longer if the coordinator does not answer."""
         import ray
 
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(self.coordinator.stop.remote(), timeout=_STOP_S)
         end_actor(self.coordinator, self.name)
+        with contextlib.suppress(ray.exceptions.RayError):  # Ray itself may be about to end
+            end_nodes(self.name, keep=self.keeps)  # which a coordinator has left that hangs, or is not back
 
     def __enter__(self) -> Cluster:
         return self
@@ -108,4 +119,4 @@ def start(
     differing = [f"{name}: {kept[name]}, not {value}" for name, value in asked.items() if kept[name] != value]
     if differing:
         get_log().warning("cluster_found", cluster=name, keeps=differing)
-    return Cluster(name, addresses, coordinator)
+    return Cluster(name, addresses, coordinator, keeps=kept.get("data_dir") is not None)

@@ -199,6 +199,8 @@ class NodeActor:
 
     async def _register(self, coordinator: Any) -> None:
         self._gateway.leave()  # before former clients are counted
+        await self._mirror_lines.close()  # those that a node keeps waiting; the coordinator does not wait for ever
+        self._mirror_lines = self._mirrors.lines = ByteLines()
         await asyncio.gather(*self._writing, return_exceptions=True)
         registration = Registration(
             arena_id=self._arena_id,

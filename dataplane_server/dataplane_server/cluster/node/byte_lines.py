@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -32,8 +32,9 @@ _CONNECT_S = 5.0
 _STALL_S = 30.0
 """A read fails if nothing comes for so long."""
 _INLINE_BYTES = 64 << 10
-_THREADS = 32
-"""Some may wait for a node that hangs."""
+_THREADS = 256
+_OF_NODE = 16
+"""Reads of one node at a time: others do not wait for one that hangs."""
 _MOST_IDLE = 256
 _SMALL_BYTES = 4096
 """Buffers of a smaller mean size are filled from one that receives all."""
@@ -44,6 +45,7 @@ class ByteLines:
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, "byte-lines")
+        self._turns: defaultdict[int, asyncio.Semaphore] = defaultdict(partial(asyncio.Semaphore, _OF_NODE))
         self._lock = threading.Lock()
         self._idle: deque[tuple[BytePlace, socket.socket]] = deque()
         self._used: set[socket.socket] = set()
@@ -54,7 +56,10 @@ class ByteLines:
         to them after this returns or raises, but they may be filled in part. Refusal NODE_LOST if the node does not
         answer, or is not known as `node` there.
         """
-        await in_thread(self._threads, partial(self._read, place, node, runs, into))
+        async with self._turns[node]:
+            if self._closed:
+                raise Refusal(Reason.NODE_LOST, f"node {node} is not asked any more: reads end here", node=node)
+            await in_thread(self._threads, partial(self._read, place, node, runs, into))
 
     def _read(self, place: BytePlace, node: int, runs: Runs, into: Sequence[memoryview]) -> None:
         kept = self._kept(place)
@@ -73,8 +78,8 @@ class ByteLines:
         self, line: socket.socket, place: BytePlace, node: int, runs: Runs, into: Sequence[memoryview]
     ) -> str | None:
         """Why the other node refuses, or None. Blocks until the bytes are there. Keeps the line, unless it raises."""
-        self._use(line)
         try:
+            self._use(line)
             request = pb.FetchRequest(runs=arena_runs(runs), node=node, inline_bytes=_INLINE_BYTES)
             outcome, body = _exchanged(line, pb.LOCAL_METHOD_FETCH, request)
             refused = status_pb2.Status.FromString(body).message if outcome == pb.LOCAL_OUTCOME_ERROR else None
@@ -88,8 +93,8 @@ class ByteLines:
 
     def _opened(self, place: BytePlace) -> socket.socket:
         line = socket.create_connection((place.host, place.port), _CONNECT_S)
-        self._use(line)
         try:
+            self._use(line)
             prepare_line(line)
             line.settimeout(_STALL_S)
             outcome, _ = _exchanged(line, pb.LOCAL_METHOD_DIRECT, pb.DirectRequest(nonce=place.secret))
@@ -102,6 +107,8 @@ class ByteLines:
 
     def _use(self, line: socket.socket) -> None:
         with self._lock:
+            if self._closed:
+                raise ConnectionAbortedError("reads end here")
             self._used.add(line)
 
     def _kept(self, place: BytePlace) -> socket.socket | None:

@@ -35,11 +35,11 @@ class _KeptMirror:
 
 
 class KeptMirrors:
-    """Takes those that a former life of the actor left in the folder."""
+    """Takes those that a former life of the actor left in the folder. lines: by which it fetches from now on."""
 
     def __init__(self, folder: Path, lines: ByteLines) -> None:
         self._folder = folder
-        self._lines = lines
+        self.lines = lines
         self._kept: dict[str, _KeptMirror] = {}
         self._making: set[str] = set()
         for path in folder.glob(f"{_PREFIX}*"):
@@ -99,7 +99,7 @@ class KeptMirrors:
             return Mirrored.UNKNOWN
         into = [kept.arena.view(run) for run in runs]
         try:
-            await self._lines.read(source, kept.node, runs, into)
+            await self.lines.read(source, kept.node, runs, into)
         except Refusal:
             return Mirrored.NO_SOURCE
         return Mirrored.DONE
