@@ -22,6 +22,8 @@ from dataplane_server.core.calls.requests import FinishWrite, PutSamples, Regist
 from dataplane_server.core.calls.values import Definition, Run, Runs
 from dataplane_server.core.rows.regions import NODE_SHIFT
 
+ActorUnavailableError = pytest.importorskip("ray.exceptions").ActorUnavailableError
+
 ROW_BYTES = 8
 
 
@@ -57,7 +59,7 @@ class Appending:
 
 @pytest.fixture
 async def appending(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Appending]:
-    monkeypatch.setattr(asking, "_LOOK_S", 0.02)
+    monkeypatch.setattr(asking, "LOOK_S", 0.02)
     appending = Appending()
     await until(lambda: appending.nodes.asked("copy"))
     yield appending
@@ -86,6 +88,20 @@ async def test_the_target_of_a_copy_that_takes_minutes_is_free_only_when_the_nod
     assert appending.used == 3 * ROW_BYTES
     appending.nodes.register(1)
     with pytest.raises(Refusal, match="node 1 does not answer"):
+        await appending.ended
+    assert appending.used == ROW_BYTES
+
+
+async def test_the_target_of_a_copy_whose_answer_is_lost_is_free_only_when_the_node_has_registered_again(
+    appending: Appending,
+) -> None:
+    """As when the connection to the node's actor breaks, which goes on to copy."""
+    former = appending.nodes.members.get(1)
+    appending.copied.set_exception(ActorUnavailableError("the connection broke", None))
+    await until(lambda: former.is_doubted)
+    assert appending.used == 3 * ROW_BYTES
+    appending.nodes.register(1)
+    with pytest.raises(Refusal, match="the connection broke"):
         await appending.ended
     assert appending.used == ROW_BYTES
 

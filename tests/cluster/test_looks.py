@@ -105,11 +105,12 @@ async def test_a_cluster_whose_first_arena_cannot_be_made_says_why(coordinator: 
     await coordinator.stop()
 
 
-async def test_a_node_whose_arena_cannot_be_made_is_told_of_once(
-    coordinator: Coordinator, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("error", [DIED, ray_exceptions.RuntimeEnvSetupError("OSError: no space for the arena")])
+async def test_a_node_whose_actor_cannot_be_made_is_told_of_once(
+    coordinator: Coordinator, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     coordinator._ray_node = "another"
-    coordinator._actors["here"] = Actor(DIED)
+    coordinator._actors["here"] = Actor(error)
     await asyncio.sleep(0.5)
     (event,) = (json.loads(line) for line in caplog.messages)
     assert (event["event"], event["node"], event["why"]) == ("node_failed", "here", "OSError: no space for the arena")

@@ -129,6 +129,7 @@ async def test_a_mirror_that_was_removed_follows_and_fills_no_more(mirrors: Kept
 async def test_a_mirror_that_is_removed_while_it_is_made_leaves_nothing(mirrors: KeptMirrors, tmp_path: Path) -> None:
     making = asyncio.create_task(mirrors.make("late", 4, SIZE))
     await asyncio.sleep(0)
+    assert set(mirrors.names) == {"m", "late"}
     mirrors.drop("late")
     await making
     assert (mirrors.names, names_in(tmp_path)) == (("m",), ["mirror-3-m"])

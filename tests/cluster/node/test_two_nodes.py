@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from dataplane_server.cluster.node.line import Membership
 from dataplane_server.cluster.node.port import NodePort
 from dataplane_server.core.calls.values import Runs
 from dataplane_server.storage.arena import Arena
+from rl_dataplane.v1 import local_pb2 as pb
 
 
 class Node:
@@ -117,6 +119,18 @@ async def test_rows_are_read_from_wherever_they_are(cluster: Cluster) -> None:
         assert await cluster.read(reader, *(f"s{i}" for i in range(6))) == [10 * i for i in range(6)]
     assert [node.fetching.fetched_bytes for node in cluster.nodes] == [3 * 8000] * 2
     assert [node.fetching.fetches for node in cluster.nodes] == [1, 1]
+
+
+async def test_a_node_fetches_what_it_will_read_from_a_node_that_is_up(cluster: Cluster) -> None:
+    leases: list[bytes] = []
+    source, reader = cluster.server.members
+    reader.actor, reader.heard_at = SimpleNamespace(prefetch=SimpleNamespace(remote=leases.append)), float("inf")
+    for row, source.heard_at in (("of a node that hangs", float("-inf")), ("s", float("inf"))):
+        values = {"x": torch.arange(7, 1007)[None]}
+        await cluster.clients[0].put_samples([row], "p", values, read_on=reader.registration.ray_node)
+    await cluster.nodes[1].fetching.place(pb.ArenaRuns.FromString(*leases), reader.number)
+    assert await cluster.read(1, "s") == [7]
+    assert cluster.nodes[1].fetching.fetches == 1
 
 
 async def test_a_row_that_was_replaced_is_read_anew(cluster: Cluster) -> None:

@@ -342,14 +342,14 @@ async def _lock(path: Any) -> int:
 
 async def _why_not_made(actor: Any) -> str:
     """Empty unless making it has failed by now; then another one is made at the next look."""
-    from ray.exceptions import RayActorError, RayError
+    from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 
     try:
         await asyncio.wait_for(actor.__ray_ready__.remote(), _LOOK_S / 5)
-    except RayActorError as error:
-        return last_line(error) if error.actor_init_failed else ""
-    except (asyncio.TimeoutError, RayError):  # it is not made yet, or its node has just died
+    except (asyncio.TimeoutError, ActorUnschedulableError):  # it is not made yet, or its node has just died
         return ""
+    except RayError as error:
+        return "" if isinstance(error, RayActorError) and not error.actor_init_failed else last_line(error)
     return ""
 
 

@@ -25,7 +25,9 @@ SILENT_S = 2.0
 
 @dataclass
 class Member:
-    """A node whose actor has registered. actor: its handle. secret: that its actor knows. heard_at: monotonic, s."""
+    """A node whose actor has registered. actor: its handle. secret: that its actor knows. heard_at: monotonic, s.
+    is_doubted: whether it has to register again, which ends what it does for this coordinator.
+    """
 
     number: int
     registration: Registration
@@ -33,6 +35,7 @@ class Member:
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     heard_at: float = field(default_factory=time.monotonic)
     beat: Beat | None = None
+    is_doubted: bool = False
 
     @property
     def is_up(self) -> bool:

@@ -15,7 +15,8 @@ import numpy as np
 from xxhash import xxh3_128_digest
 
 from dataplane_server.arena_streams import to_its_end
-from dataplane_server.cluster.asking import ANSWER_S, answer_of, answer_while
+from dataplane_server.cluster import asking
+from dataplane_server.cluster.asking import ANSWER_S, NoAnswer, answer_of, answer_while
 from dataplane_server.cluster.coordinator.home_arena import HomeArena
 from dataplane_server.cluster.coordinator.members import Member, Members
 from dataplane_server.cluster.coordinator.mirrors import Mirrors
@@ -77,9 +78,10 @@ class ClusterValues(Values):
         return digests
 
     async def _copied(self, member: Member, call: Awaitable[None]) -> None:
-        """Wait until a node has copied, however long that takes. Ray cannot cancel that call, so its target is free
-        only when it answers, the node has registered again, which ends it, or is lost. A coordinator that stops waits
-        no longer than for other answers: nodes register with the next one. Refusal NODE_LOST.
+        """Wait until a node has copied, however long that takes. Ray cannot cancel that call, and may lose its answer,
+        so its target is free only when it answers, the node has registered again, which ends it, or is lost. A
+        coordinator that stops waits no longer than for other answers: nodes register with the next one. Refusal
+        NODE_LOST.
         """
         until = time.monotonic() + ANSWER_S
 
@@ -87,7 +89,13 @@ class ClusterValues(Values):
             stops = time.monotonic() > until and self._plane.totals().draining
             return self._members.find(member.number) is member and not stops
 
-        await answer_while(may_copy, call, member.number)
+        try:
+            await answer_while(may_copy, call, member.number)
+        except NoAnswer:
+            member.is_doubted = True
+            while may_copy():  # noqa: ASYNC110  # rarely; many places would set an event
+                await asyncio.sleep(asking.LOOK_S)
+            raise
 
     def complete(self, reservation: Reservation) -> None:
         """The node has done it."""

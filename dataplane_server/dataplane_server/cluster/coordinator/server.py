@@ -124,7 +124,7 @@ class ClusterServer:
         """A sign of life of a node."""
         members = self.members
         member = members.of_arena(beat.arena_id)
-        if member is None:
+        if member is None or member.is_doubted:
             return BeatAnswer(False)
         member.hear(beat)
         self._endpoint.release_orphans(beat.gone)

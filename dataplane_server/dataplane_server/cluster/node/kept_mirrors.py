@@ -54,7 +54,8 @@ class KeptMirrors:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(self._kept)
+        """Also of those that are being made, which the next coordinator does not know."""
+        return tuple({*self._kept, *self._making})
 
     def arena_of(self, node: int) -> Arena | None:
         """The newest mirror of a node."""
