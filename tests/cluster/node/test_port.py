@@ -204,6 +204,5 @@ async def test_reads_of_a_node_that_hangs_hold_up_no_others_and_end_when_the_lin
         await eventually(lambda: bool(lines._used))
         assert await asyncio.wait_for(other.read(runs), 10.0) == other.expected(runs)
         await asyncio.wait_for(lines.close(), 20.0)
-        for ended in await asyncio.gather(*reads, return_exceptions=True):
-            with pytest.raises(Refusal, match="node 8"):
-                raise ended
+        ended = await asyncio.gather(*reads, return_exceptions=True)
+        assert {type(error) for error in ended} == {Refusal}
