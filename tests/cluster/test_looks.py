@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Collection
 from dataclasses import replace
@@ -16,6 +17,7 @@ from tests.cluster.node.conftest import registration
 from dataplane_server.cluster.coordinator import actor as module
 from dataplane_server.cluster.coordinator.actor import ClusterOptions, Coordinator
 from dataplane_server.cluster.messages import Beat, BeatAnswer
+from dataplane_server.cluster.ray_nodes import RayNodes
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.storage.arena import Arena
@@ -61,6 +63,21 @@ async def test_a_look_that_fails_ends_nothing(tmp_path: Path, monkeypatch: pytes
         await asyncio.sleep(0.005)
     assert await coordinator.beat(Beat("unknown", 0, (), 0, 0, 0, 0, 0)) == BeatAnswer(False)
     await coordinator.stop()
+
+
+def test_nodes_that_do_not_answer_keep_a_look_waiting_for_a_second_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    local = ("127.0.0.1", 0)
+    with socket.create_server(local, backlog=0) as full, socket.create_connection(full.getsockname()):  # it takes one
+        with socket.create_server(local) as ended:
+            ports = {"ended": ended.getsockname()[1], **{str(i): full.getsockname()[1] for i in range(30)}}
+        nodes = [
+            {"NodeID": name, "Alive": True, "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": port}
+            for name, port in ports.items()
+        ]
+        monkeypatch.setattr("ray.nodes", lambda: nodes)
+        began = time.monotonic()
+        assert RayNodes().alive(ports) == [str(i) for i in range(30)]
+        assert time.monotonic() - began < 15.0
 
 
 @pytest.fixture

@@ -96,13 +96,13 @@ class Coordinator:
 
     async def where(self, ray_node: str) -> dict[str, Any]:
         """Where a client on a node of Ray finds this cluster: "grpc", the address, and "socket" and "nonce" of its
-        node, empty if the node has no arena. Waits until the cluster serves, and some seconds for a node whose actor is
-        starting.
+        node, empty if the node has no arena, or no line to here. Waits until the cluster serves, and some seconds for a
+        node whose actor is starting.
         """
         server = await self._once(self._serving)
         found = {"grpc": self._grpc_address(server), "socket": "", "nonce": b""}
         deadline = time.monotonic() + _NODE_S
-        while (member := server.members.on(ray_node)) is None and time.monotonic() < deadline:
+        while (member := server.serving(ray_node)) is None and time.monotonic() < deadline:
             if ray_node not in self._actors:
                 break
             await asyncio.sleep(_LOOK_S / 5)

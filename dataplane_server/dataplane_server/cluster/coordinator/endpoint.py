@@ -89,6 +89,10 @@ class ClusterEndpoint(FrameEndpoint[ClusterSession]):
             self._forget(session)
             self._orphans[session.token] = session
 
+    def has_line(self, node: int) -> bool:
+        """Whether clients of a node can attach there."""
+        return node in self._lines
+
     def hear(self, node: int, said: Message) -> None:
         """What a node's actor says on its line."""
         token = said.session  # type: ignore[attr-defined]  # all three have it

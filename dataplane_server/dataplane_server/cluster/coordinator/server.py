@@ -120,6 +120,11 @@ class ClusterServer:
         self._parts.home.map(path, member.number << NODE_SHIFT, registration.file_bytes)
         cast("PlacingShell", self.server.shell).home = member.number
 
+    def serving(self, ray_node: str) -> Member | None:
+        """The node of this name in Ray, if clients can attach there."""
+        member = self.members.on(ray_node)
+        return member if member is not None and self._endpoint.has_line(member.number) else None
+
     def hear(self, beat: Beat) -> BeatAnswer:
         """A sign of life of a node."""
         members = self.members

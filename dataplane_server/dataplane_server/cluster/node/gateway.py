@@ -12,7 +12,6 @@ and try again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from dataplane_server.access.peers import AllowedPeers
 from dataplane_server.cluster.node.cache import Cache, CachedRun
 from dataplane_server.cluster.node.fetching import Fetching
 from dataplane_server.cluster.node.line import Membership, NodeLine
+from dataplane_server.observe.log import get_log
 from dataplane_server.service.local.frame_endpoint import Connection
 from dataplane_server.service.local.handles import Handles
 from dataplane_server.service.local.local_endpoint import LocalEndpoint
@@ -52,6 +52,7 @@ class Gateway(LocalEndpoint):
         self._cache = cache
         self._fetching = fetching
         self._line: NodeLine | None = None
+        self._failed: Membership | None = None  # no line could be had
         self._is_full = False  # the line is
         self._held_back: set[Connection] = set()  # until it is not
         self._former: dict[bytes, Handles[Any]] = {}
@@ -81,11 +82,16 @@ class Gateway(LocalEndpoint):
         self._end_line()
 
     async def link(self) -> None:
-        """Have a line to the coordinator, if one can be had within 2 s."""
-        if self._line is None and self.membership is not None:
-            with contextlib.suppress(OSError, asyncio.TimeoutError):
-                self._line = await NodeLine.open(self.membership, self)
+        """Have a line to the coordinator, if one can be had within 2 s; else warn once."""
+        if self._line is None and (to := self.membership) is not None:
+            try:
+                self._line = await NodeLine.open(to, self)
                 self.traces = self._line.traces
+            except (OSError, asyncio.TimeoutError) as error:
+                if self._failed != to:
+                    why = str(error) or "it does not answer"
+                    get_log().warning("line_failed", coordinator=f"{to.host}:{to.port}", why=why)
+                self._failed = to
 
     def line_lost(self, line: NodeLine) -> None:
         if line is self._line:
