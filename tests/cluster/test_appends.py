@@ -59,7 +59,7 @@ class Appending:
 
 @pytest.fixture
 async def appending(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Appending]:
-    monkeypatch.setattr(asking, "LOOK_S", 0.02)
+    monkeypatch.setattr(asking, "_LOOK_S", 0.02)
     appending = Appending()
     await until(lambda: appending.nodes.asked("copy"))
     yield appending
@@ -78,30 +78,20 @@ async def test_a_repeated_append_leaves_the_target_of_a_copy_alone_until_the_nod
     assert appending.used == 3 * ROW_BYTES
 
 
-async def test_the_target_of_a_copy_that_takes_minutes_is_free_only_when_the_node_has_registered_again(
-    appending: Appending, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_lost", [False, True], ids=["the answer comes after minutes", "its connection broke"])
+async def test_the_target_of_a_copy_without_an_answer_is_free_only_when_the_node_has_registered_again(
+    appending: Appending, monkeypatch: pytest.MonkeyPatch, is_lost: bool
 ) -> None:
     loop, time = asyncio.get_running_loop(), asyncio.get_running_loop().time
     monkeypatch.setattr(loop, "time", lambda: time() + 600)
+    if is_lost:
+        appending.copied.set_exception(ActorUnavailableError("the connection broke", None))
     await asyncio.sleep(0.1)
     assert not appending.ended.done()
     assert appending.used == 3 * ROW_BYTES
+    assert appending.nodes.members.get(1).is_doubted is is_lost, "then it has to register again"
     appending.nodes.register(1)
     with pytest.raises(Refusal, match="node 1 does not answer"):
-        await appending.ended
-    assert appending.used == ROW_BYTES
-
-
-async def test_the_target_of_a_copy_whose_answer_is_lost_is_free_only_when_the_node_has_registered_again(
-    appending: Appending,
-) -> None:
-    """As when the connection to the node's actor breaks, which goes on to copy."""
-    former = appending.nodes.members.get(1)
-    appending.copied.set_exception(ActorUnavailableError("the connection broke", None))
-    await until(lambda: former.is_doubted)
-    assert appending.used == 3 * ROW_BYTES
-    appending.nodes.register(1)
-    with pytest.raises(Refusal, match="the connection broke"):
         await appending.ended
     assert appending.used == ROW_BYTES
 

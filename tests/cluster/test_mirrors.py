@@ -107,7 +107,7 @@ class Nodes:
 @pytest.fixture
 async def nodes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Nodes]:
     monkeypatch.setattr(module, "_PATIENCE_S", 0.3)
-    monkeypatch.setattr(asking, "LOOK_S", 0.02)
+    monkeypatch.setattr(asking, "_LOOK_S", 0.02)
     nodes = Nodes()
     yield nodes
     await nodes.mirrors.close()

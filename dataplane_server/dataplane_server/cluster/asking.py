@@ -9,7 +9,7 @@ from typing import Any
 from dataplane_server.core.calls.refusal import Reason, Refusal
 
 ANSWER_S = 30.0
-LOOK_S = 0.5
+_LOOK_S = 0.5
 
 
 class NoAnswer(Refusal):
@@ -35,7 +35,7 @@ async def answer_while(holds: Callable[[], bool], call: Awaitable[Any], node: in
     """What a node's actor answers, however long it takes, as long as something holds. Refusal NODE_LOST."""
     answer: asyncio.Future[Any] = asyncio.ensure_future(answer_of(call, node, None))
     while not answer.done() and holds():
-        await asyncio.wait({answer}, timeout=LOOK_S)
+        await asyncio.wait({answer}, timeout=_LOOK_S)
     if not answer.done():
         answer.cancel()
         raise Refusal(Reason.NODE_LOST, f"node {node} does not answer", node=node)

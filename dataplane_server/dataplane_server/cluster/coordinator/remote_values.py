@@ -15,7 +15,6 @@ import numpy as np
 from xxhash import xxh3_128_digest
 
 from dataplane_server.arena_streams import to_its_end
-from dataplane_server.cluster import asking
 from dataplane_server.cluster.asking import ANSWER_S, NoAnswer, answer_of, answer_while
 from dataplane_server.cluster.coordinator.home_arena import HomeArena
 from dataplane_server.cluster.coordinator.members import Member, Members
@@ -93,9 +92,7 @@ class ClusterValues(Values):
             await answer_while(may_copy, call, member.number)
         except NoAnswer:
             member.is_doubted = True
-            while may_copy():  # noqa: ASYNC110  # rarely; many places would set an event
-                await asyncio.sleep(asking.LOOK_S)
-            raise
+            await answer_while(may_copy, asyncio.Event().wait(), member.number)
 
     def complete(self, reservation: Reservation) -> None:
         """The node has done it."""
