@@ -46,6 +46,8 @@ with _needs_server_packages():
 
 _LEAST_MEMORY = 1 << 20
 _LAST_ANSWERS_S = 1.0
+_GREATEST_ID = (1 << 32) - 2
+"""The kernel has -1 for "nobody"."""
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -59,7 +61,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = parser.parse_args(arguments)
     try:
         config = _config(flags)
-        cache_bytes = None if flags.cluster_cache is None else parse_size(flags.cluster_cache)
         _check_cluster_flags(flags, parser)
         warning = check_memory(config.limits.memory_bytes)
     except ValueError as error:
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             from dataplane_server.cluster.command import serve_cluster  # not before: it needs Ray
 
             name, mirrored = flags.cluster_name, flags.cluster_mirrors
-            serve_cluster(config, name, flags.ray_address, cache_bytes, mirrored=mirrored)
+            serve_cluster(config, name, flags.ray_address, flags.cluster_cache, mirrored=mirrored)
     except (ImportError, OSError, RecoveryError) as error:
         if sys.stderr.isatty():
             sys.exit(f"dataplane-server: {_in_words(error)}")
@@ -93,18 +94,42 @@ def _in_words(error: ImportError | OSError | RecoveryError) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Parse a size in bytes, such as `4GiB`, `512MiB`, `10GB` or `1000`. Raises ValueError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    """Parse a size in bytes, such as `4GiB`, `512MiB`, `10GB` or `1000`. Raises ArgumentTypeError."""
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2] not in _UNITS:
-        raise ValueError(f"{text!r} is not a size; write a number and one of {', '.join(filter(None, _UNITS))}")
+        units = ", ".join(filter(None, _UNITS))
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write a number and one of {units}")
     return int(float(match[1]) * _UNITS[match[2]])
 
 
 def parse_mode(text: str) -> int:
-    """Parse an octal file mode as chmod takes it: `0660` or `660`. Raises ValueError."""
+    """Parse an octal file mode as chmod takes it: `0660` or `660`. Raises ArgumentTypeError."""
     if re.fullmatch(r"0?[0-7]{3}", text) is None:
-        raise ValueError(f"--socket-mode: {text!r} is not a file mode; write three octal digits, such as 0660")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a file mode; write three octal digits, such as 0660")
     return int(text, 8)
+
+
+def _parse_id(text: str) -> int:
+    if re.fullmatch(r"[0-9]{1,10}", text) is None or int(text) > _GREATEST_ID:
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a user or group, 0 to {_GREATEST_ID}")
+    return int(text)
+
+
+def _parse_folder(text: str) -> Path:
+    if not text:  # of a variable that is not set: Path would take it for the working directory
+        raise argparse.ArgumentTypeError("'' names no directory; leave the option out, or name one")
+    return Path(text)
+
+
+_TYPES = {
+    "SIZE": parse_size,
+    "ROWS": int,
+    "SECONDS": float,
+    "DIR": _parse_folder,
+    "MODE": parse_mode,
+    "ID": _parse_id,
+}
+"""What the text after a flag becomes, by its metavar."""
 
 
 _FLAGS_WITH_DEFAULTS = (
@@ -172,14 +197,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     for flag, metavar, default, text in _FLAGS_WITH_DEFAULTS:
         help_text = f"{text} (default: %(default)s)"
-        parser.add_argument(flag, metavar=metavar, default=default, type=type(default), help=help_text)
+        parser.add_argument(flag, metavar=metavar, default=default, type=_TYPES.get(metavar, str), help=help_text)
     for flag, metavar, text in _FLAGS:
-        parser.add_argument(flag, metavar=metavar, help=text)
+        parser.add_argument(flag, metavar=metavar, type=_TYPES.get(metavar, str), help=text)
     for flag, text in _SWITCHES:
         parser.add_argument(flag, action="store_true", help=text)
     for flag, what in (("--allow-user", "user"), ("--allow-group", "group")):
         text = f"number of a {what} of this host that may call, too; repeatable (default: none)"
-        parser.add_argument(flag, metavar="ID", type=int, action="append", default=[], help=text)
+        parser.add_argument(flag, metavar="ID", type=_parse_id, action="append", default=[], help=text)
     parser.add_argument(
         "--durability",
         metavar="KIND",
@@ -196,7 +221,7 @@ def _parser() -> argparse.ArgumentParser:
     help_text = "run on the nodes of a Ray cluster: ray (default: none)"
     parser.add_argument("--cluster", metavar="KIND", choices=("ray",), help=help_text)
     for flag, metavar, value, text in _CLUSTER_FLAGS:
-        parser.add_argument(flag, metavar=metavar, default=value, help=text)
+        parser.add_argument(flag, metavar=metavar, default=value, type=_TYPES.get(metavar, str), help=text)
     help_text = "keep a second copy of each node's rows on another node, in --memory more (default: one copy)"
     parser.add_argument("--cluster-mirrors", action="store_true", help=help_text)
     parser.add_argument(
@@ -225,7 +250,6 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
     """The settings from flags and environment. Raises ValueError that names the setting and the rule."""
     if flags.data_dir is not None and flags.standby is not None:
         raise ValueError("give either --data-dir or --standby, which names the same directory for a second server")
-    folder = flags.data_dir if flags.standby is None else flags.standby
     if not 0 <= flags.grace < math.inf:
         raise ValueError(f"--grace must be finite and not negative, got {flags.grace}")
     config = ServerConfig(
@@ -234,7 +258,7 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
         http_door=flags.http_door or None,
         direct=flags.direct or None,
         health=flags.health or None,
-        socket_mode=None if flags.socket_mode is None else parse_mode(flags.socket_mode),
+        socket_mode=flags.socket_mode,
         limits=_limits(flags),
         share_memory=flags.share_memory,
         insecure=flags.insecure,
@@ -246,10 +270,10 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
         reflection=flags.reflection,
         accept_loss=flags.accept_loss,
         durability=flags.durability,
-        data_dir=None if folder is None else Path(folder),
-        snapshot_dir=None if flags.snapshot_dir is None else Path(flags.snapshot_dir),
+        data_dir=flags.data_dir or flags.standby,
+        snapshot_dir=flags.snapshot_dir,
         standby=flags.standby is not None,
-        log_history_bytes=parse_size(flags.log_history),
+        log_history_bytes=flags.log_history,
         drain_grace_s=flags.grace,
     )
     config.validate()
@@ -273,11 +297,10 @@ def _path(flag: str | None, variable: str) -> Path | None:
 
 
 def _limits(flags: argparse.Namespace) -> Limits:
-    bookkeeping = 512 * flags.max_rows + (256 << 20) if flags.bookkeeping is None else parse_size(flags.bookkeeping)
-    memory = parse_size(flags.memory)
-    if memory < _LEAST_MEMORY:
-        raise ValueError(f"--memory: {flags.memory!r} is {memory} bytes; a server needs at least 1MiB")
-    return Limits(memory_bytes=memory, max_rows=flags.max_rows, bookkeeping_bytes=bookkeeping)
+    bookkeeping = 512 * flags.max_rows + (256 << 20) if flags.bookkeeping is None else flags.bookkeeping
+    if flags.memory < _LEAST_MEMORY:
+        raise ValueError(f"--memory: {flags.memory} bytes are too few; a server needs at least 1MiB")
+    return Limits(memory_bytes=flags.memory, max_rows=flags.max_rows, bookkeeping_bytes=bookkeeping)
 
 
 def _raise_descriptor_limit() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -164,11 +165,11 @@ class ServerConfig:
 
 def host_and_port(setting: str, address: str) -> tuple[str, int]:
     """Split `host:port` or `[v6]:port`. Raises ValueError that names the setting."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdigit() or int(port) > 65535:
+    match = re.fullmatch(r"(?:\[([^][/]+)\]|([^][/:]+)):([0-9]{1,5})", address)
+    if match is None or int(match[3]) > 65535:
         other = " or unix:///path" if setting == "listen" else ""
-        raise ValueError(f"{setting}: {address!r} is not host:port{other}")
-    return host.strip("[]"), int(port)
+        raise ValueError(f"{setting}: {address!r} is not host:port or [IPv6]:port{other}")
+    return match[1] or match[2], int(match[3])
 
 
 def with_port(address: str, port: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from argparse import ArgumentTypeError
 from importlib.metadata import version
 
 import pytest
@@ -14,8 +15,8 @@ def test_a_size_is_a_number_and_a_unit() -> None:
     sizes = {"1000": 1000, "4GiB": 4 << 30, "512 MiB": 512 << 20, "1.5KiB": 1536, "10GB": 10**10, "2kB": 2000}
     sizes |= {"1TiB": 1 << 40, " 7 ": 7, "0": 0}
     assert {text: parse_size(text) for text in sizes} == sizes
-    for text in ("", "GiB", "4gib", "4 G", "-1", "1e9", "4GiBs", "0x10", "4,5GiB", "nan"):
-        with pytest.raises(ValueError, match=f"'{text}'.*KiB, MiB, GiB"):
+    for text in ("", "GiB", "4gib", "4 G", "-1", "1e9", "4GiBs", "0x10", "4,5GiB", "nan", "9" * 400):
+        with pytest.raises(ArgumentTypeError, match=f"'{text}'.*KiB, MiB, GiB"):
             parse_size(text)
 
 
@@ -23,7 +24,7 @@ def test_a_mode_is_three_octal_digits() -> None:
     modes = {"0660": 0o660, "660": 0o660, "0600": 0o600, "777": 0o777}
     assert {text: parse_mode(text) for text in modes} == modes
     for text in ("", "66", "0o660", "888", "rw-rw----", "1660", "-660", "+660", " 660", "0x1b0"):
-        with pytest.raises(ValueError, match=rf"'{re.escape(text)}'.*0660"):
+        with pytest.raises(ArgumentTypeError, match=rf"'{re.escape(text)}'.*0660"):
             parse_mode(text)
 
 
@@ -31,11 +32,14 @@ def test_a_mode_is_three_octal_digits() -> None:
     ("flags", "message"),
     [
         (["--nope"], "unrecognized arguments: --nope"),
-        (["--memory", "4XiB"], "'4XiB' is not a size"),
-        (["--memory", "64"], "'64' is 64 bytes; a server needs at least 1MiB"),
+        (["--memory", "4XiB"], "--memory: '4XiB' is not a size"),
+        (["--memory", "64"], "--memory: 64 bytes are too few; a server needs at least 1MiB"),
         (["--memory", "9000TiB"], "--memory: 9216000.0 GiB is more than the "),
         (["--max-rows", "0"], "max_rows must be at least 1"),
         (["--max-rows", "many"], "argument --max-rows: invalid int value: 'many'"),
+        (["--max-rows", "9" * 19], "max_rows must be at least 1 and less than 2**62"),
+        (["--data-dir", ""], "--data-dir: '' names no directory"),
+        *(([f"--allow-user={user}"], "is not the number of a user") for user in ("-1", "4294967295", "root")),
         (["--listen", "somewhere"], "'somewhere' is not host:port"),
         (["--health", "50052"], "health: '50052' is not host:port"),
         (["--socket-mode", "rw"], "--socket-mode: 'rw' is not a file mode"),

@@ -27,7 +27,7 @@ GOOD: list[dict[str, Any]] = [
     {"drain_grace_s": 0.0},
 ]
 REACHED = ("0.0.0.0:50051", "[::]:50051", "10.0.0.1:50051", "localhost.example:50051", "*:50051")
-MALFORMED = ("127.0.0.1", "127.0.0.1:65536", "127.0.0.1:-1", ":50051", "unix:relative.sock", "unix://")
+MALFORMED = ("127.0.0.1", "127.0.0.1:65536", "127.0.0.1:-1", ":50051", "::1:0", "unix:relative.sock", "unix://")
 TLS = TlsFiles(Path("c"), Path("k"))
 BAD: list[tuple[dict[str, Any], str]] = [
     *(({"listen": (address,)}, f"'{address}' can be reached") for address in REACHED),

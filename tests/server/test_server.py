@@ -66,20 +66,24 @@ def test_the_socket_of_a_living_server_is_not_taken_over(tmp_path: Path) -> None
 
 
 def test_a_file_in_the_place_of_the_socket_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "precious"
+    path, link = tmp_path / "precious", tmp_path / "link"
     path.write_text("data")
-    with pytest.raises(OSError, match="precious"):
-        ServerThread(config(f"unix://{path}"))
+    link.symlink_to("nothing")
+    for place in (path, link):
+        with pytest.raises(OSError, match=f"{place}: there is a file that is not a socket"):
+            ServerThread(config(f"unix://{place}"))
     assert path.read_text() == "data"
 
 
-@pytest.mark.parametrize("flag", ["listen", "http", "health"])
-def test_a_taken_port_is_an_os_error(flag: str) -> None:
+@pytest.mark.parametrize("flag", ["listen", "http", "health", "direct"])
+def test_a_taken_port_is_an_os_error_and_no_file_stays(tmp_path: Path, flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
-        settings = {"listen": ("127.0.0.1:0",), flag: (taken,) if flag == "listen" else taken}
+        unix = f"unix://{tmp_path}/a.sock"
+        settings = {"listen": (unix,), flag: (unix, taken) if flag == "listen" else taken}
         with pytest.raises(OSError, match=f"{taken}: .*--{flag} 127"):
-            ServerThread(ServerConfig(**settings, limits=LIMITS))  # type: ignore[arg-type]  # one of the three
+            ServerThread(ServerConfig(**settings, limits=LIMITS))  # type: ignore[arg-type]  # one of the four
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -88,9 +92,9 @@ def test_a_taken_port_is_an_os_error(flag: str) -> None:
         ("unix:///nonexistent/a.sock", "the folder /nonexistent"),
         ("unix:///proc/version/a.sock", "/proc/version is not a folder; choose another path"),
         (f"unix:///tmp/{'a' * 104}", "the path has more than 107 bytes"),
-        *((f"unix:///tmp/a{sign}b", "gRPC takes '#', '?' and '%'") for sign in ("%2F", "#", "?")),
+        *((f"unix:///tmp/a{sign}b", "no client would find '#', '?'") for sign in ("%2F", "#", "?", "\udcff")),
         ("192.0.2.1:0", "this host does not have that address"),
-        ("nowhere.invalid:0", "the host is unknown"),
+        *((f"{name}:0", "the host is unknown") for name in ("nowhere.invalid", "a..b", "\udcff")),
     ],
 )
 def test_an_address_where_nothing_can_listen_is_refused_in_words(

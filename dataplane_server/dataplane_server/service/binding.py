@@ -15,7 +15,6 @@ import errno
 import os
 import re
 import socket
-import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from dataplane_server.access.peers import peer_of
 from dataplane_server.config import host_and_port
 
 _MAX_PATH_BYTES = 107  # of sockaddr_un, without its final zero
-_OF_URI = re.compile("[#?]|%[0-9A-Fa-f]{2}")
+_NOT_FOR_GRPC = re.compile("[#?\udc80-\udcff]|%[0-9A-Fa-f]{2}")
 
 
 def bind(
@@ -85,10 +84,8 @@ def _problem_of_path(path: str) -> str | None:
     folder = Path(path).parent
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:
         return f"the path has more than {_MAX_PATH_BYTES} bytes; choose a shorter one"
-    if _OF_URI.search(path):
-        return (
-            "gRPC takes '#', '?' and '%' in a path for parts of a URI, and no client would find it; choose another path"
-        )
+    if _NOT_FOR_GRPC.search(path):
+        return "no client would find '#', '?', an escape such as %2F, or bytes that are not UTF-8; choose another path"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         found = probe.connect_ex(path)
@@ -102,7 +99,7 @@ def _problem_of_path(path: str) -> str | None:
         return f"the folder {folder} does not exist; make it (mkdir -p {folder}), or choose another path"
     if found == errno.ENOTDIR:
         return f"{folder} is not a folder; choose another path"
-    if found == errno.ECONNREFUSED and not stat.S_ISSOCK(Path(path).stat().st_mode):
+    if os.path.lexists(path) and not Path(path).is_socket():
         return "there is a file that is not a socket; remove it, or choose another path"
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"no permission to make a file in the folder {folder}; choose another path"
@@ -126,8 +123,9 @@ def check_port(setting: str, address: str) -> Sequence[tuple[socket.AddressFamil
     host, port = host_and_port(setting, address)
     try:
         found = [(family, where) for family, *_, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    except socket.gaierror as error:
-        raise OSError(f"cannot listen on {address}: the host is unknown ({error.strerror})") from None
+    except (socket.gaierror, UnicodeError) as error:
+        why = getattr(error, "strerror", "it is no name of a host")
+        raise OSError(f"cannot listen on {address}: the host is unknown ({why})") from None
     failed = {place: failure for place in found if (failure := _try(*place)) is not None}
     for failure in failed.values():
         if failure.errno == errno.EADDRINUSE:

@@ -158,9 +158,7 @@ class Server:
         self._resumed = False
         self._serving = False
         self.left = asyncio.Event()  # set when the next life begins with a snapshot: stop this server and make another
-        self._former: asyncio.Task[None] | None = None  # waits until clients of a former life are gone
-        self._watching: asyncio.Task[None] | None = None
-        self._noting: asyncio.Task[None] | None = None  # the figures of the last minute
+        self._beside: list[asyncio.Task[None]] = []  # what goes on until the server stops
         self._checkpointer: Checkpointer | None = None
         boundary = Boundary(self.metrics, Messages(config.limits), shell.unstable, tracing, gate)
         self._grpc = grpc.aio.server(interceptors=[boundary], options=_OPTIONS)
@@ -191,7 +189,7 @@ class Server:
             sidecar.start()
             self.http_door_address = sidecar.address
         self._lag.start()
-        self._noting = asyncio.create_task(self.servicer.recent.keep())
+        self._beside.append(asyncio.create_task(self.servicer.recent.keep()))
         self._report(ready=True)
 
     async def stop(self, grace_s: float | None = None) -> None:
@@ -209,12 +207,13 @@ class Server:
             await asyncio.gather(self._grpc.stop(grace_s), *(endpoint.drain(grace_s) for endpoint in endpoints))
             for endpoint in endpoints:  # after the last put over gRPC, which could reuse leased bytes
                 await endpoint.close(keep=self._life is not None)
+        for file in self._files:  # gRPC leaves those of a server that did not start
+            file.remove()
         if self._http is not None:
             await self._http.stop()
         self._lag.stop()
-        for task in (self._former, self._watching, self._noting):
-            if task is not None:
-                task.cancel()
+        for task in self._beside:
+            task.cancel()
         if self._life is not None:
             await self._life.close()
         self._arena.close()
@@ -276,9 +275,9 @@ class Server:
                 snapshots = Snapshots(self.shell, self._life, self._checkpointer, folder)
                 self.servicer.keep_snapshots(snapshots)
                 self.left = snapshots.left
-            self._watching = asyncio.create_task(self._watch_checkpointer(self._checkpointer))
+            self._beside.append(asyncio.create_task(self._watch_checkpointer(self._checkpointer)))
             if self._life.held:
-                self._former = asyncio.create_task(self._watch_former_clients())
+                self._beside.append(asyncio.create_task(self._watch_former_clients()))
 
     async def _watch_checkpointer(self, checkpointer: Checkpointer) -> None:
         """Have a checkpointer at all times: one that failed, such as on a full disk, tries again."""

@@ -62,11 +62,10 @@ class Limits:
 
     def validate(self) -> None:
         """Raises ValueError that names the bound and the rule."""
-        if not 0 < self.memory_bytes < 1 << 62:
-            raise ValueError(f"memory_bytes must be positive, got {self.memory_bytes}")
         if not 1 <= self.max_fields <= 64:
             raise ValueError(f"max_fields must be 1 to 64, got {self.max_fields}")
         for name in (
+            "memory_bytes",
             "max_rows",
             "max_partitions",
             "max_tasks",
@@ -80,5 +79,5 @@ class Limits:
             "bookkeeping_bytes",
             "max_claims",
         ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            if not 1 <= getattr(self, name) < 1 << 62:
+                raise ValueError(f"{name} must be at least 1 and less than 2**62, got {getattr(self, name)}")
