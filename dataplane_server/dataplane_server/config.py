@@ -159,6 +159,8 @@ class ServerConfig:
             raise ValueError(f"durability must be one of {get_args(Durability)}, got {self.durability!r}")
         if self.data_dir is None and self.snapshot_dir is not None:
             raise ValueError("snapshot_dir needs a data_dir")
+        if self.data_dir and self.snapshot_dir and self.data_dir.resolve() == self.snapshot_dir.resolve():
+            raise ValueError(f"snapshot_dir: {self.snapshot_dir} is the data_dir; snapshots need a folder of their own")
         if (self.durability == "memory") is not (self.data_dir is None):
             raise ValueError(f"durability {self.durability!r} needs {'no' if self.data_dir else 'a'} data_dir")
 

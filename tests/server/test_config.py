@@ -38,6 +38,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"durability": "some"}, "durability .* 'some'"),
     ({"durability": "process"}, "'process' .* data_dir"),
     ({"durability": "memory", "data_dir": Path("d")}, "'memory' .* data_dir"),
+    ({"data_dir": Path("d"), "snapshot_dir": Path("d/../d")}, "snapshot_dir: d/../d is the data_dir"),
     ({"http": "9464"}, "http: '9464'"),
     ({"health": "50052"}, "health: '50052'"),
     ({"health": "unix:///run/health.sock"}, "health: 'unix:///run/health.sock'"),

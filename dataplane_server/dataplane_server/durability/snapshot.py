@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -93,23 +95,35 @@ def write_snapshot(folder: Path, name: str, request_id: str, replica: Replica, a
     """
     if (folder / name).exists():
         raise SnapshotError(f"there is a snapshot {name!r} in {folder} already")
-    unfinished = folder / f".{name}.unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True, mode=0o700)
-    try:
-        manifest = _write(unfinished, name, request_id, replica, arena)
-        unfinished.rename(folder / name)
-        sync_folder(folder)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
+    discard_unfinished(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder, fcntl.LOCK_SH):
+        unfinished = Path(tempfile.mkdtemp(".unfinished", f".{name}.", folder))
+        try:
+            manifest = _write(unfinished, name, request_id, replica, arena)
+            unfinished.rename(folder / name)
+            sync_folder(folder)
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
     return manifest
 
 
 def discard_unfinished(folder: Path) -> None:
-    """Remove what is left of snapshots whose server ended meanwhile."""
-    for path in folder.glob(".*.unfinished"):
-        shutil.rmtree(path, ignore_errors=True)
+    """Remove what is left of snapshots whose server ended meanwhile. Not while another server writes one there."""
+    with contextlib.suppress(OSError), _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        for path in folder.glob(".*.unfinished"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, how: int) -> Iterator[None]:
+    file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, how)
+        yield
+    finally:
+        os.close(file)
 
 
 def read_manifest(folder: Path) -> Manifest:

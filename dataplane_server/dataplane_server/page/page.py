@@ -51,9 +51,10 @@ _SAFE = {
 class Page:
     """The page of one server."""
 
-    def __init__(self, reader: StateReader, samples: Samples, gate: Gate) -> None:
+    def __init__(self, reader: StateReader, samples: Samples, shell: Shell, gate: Gate) -> None:
         self.board = Board(reader.pieces, MAX_BYTES)
         self._samples = samples
+        self._shell = shell
         self._gate = gate
         self._assets = {
             file.name: (file.read_bytes(), _TYPES[file.name.rpartition(".")[2]])
@@ -133,10 +134,12 @@ class Page:
         self, request: web.Request, read: Callable[[Caller], Awaitable[dict[str, object]]]
     ) -> web.Response:
         try:
-            value = await read(caller_of(request, self._gate))
+            text = json.dumps(await read(caller_of(request, self._gate)))
+            answer = only(web.Response(text=text, content_type="application/json", headers=_SAFE))
         except Refusal as refusal:
-            return error_answer(status_of(refusal))
-        return only(web.Response(text=json.dumps(value), content_type="application/json", headers=_SAFE))
+            answer = error_answer(status_of(refusal))
+        await self._shell.stable()
+        return answer
 
 
 def open_page(
@@ -144,7 +147,7 @@ def open_page(
 ) -> Page:
     """The page of the server that has these parts."""
     reader = StateReader(shell.plane, servicer, metrics, serving, shell.now)
-    return Page(reader, Samples(shell.plane, servicer, shell.now), gate)
+    return Page(reader, Samples(shell.plane, servicer, shell.now), shell, gate)
 
 
 def _named(request: web.Request) -> str:

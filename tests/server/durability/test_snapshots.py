@@ -182,6 +182,23 @@ def test_a_snapshot_that_cannot_be_taken_or_used_changes_nothing(server: MortalS
     assert not [path for path in (tmp_path / "data").iterdir() if path.name.startswith(("restoring", "arena.r"))]
 
 
+def test_a_snapshot_that_another_server_writes_in_the_same_folder_is_left_alone(tmp_path: Path) -> None:
+    life, folder, slow = begin(tmp_path / "data"), tmp_path / "snapshots", tmp_path / "arena"
+    life.plane.apply(REGISTER, 0.0)
+    put_row(life.plane, "a", 8)
+    os.mkfifo(slow)
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write_snapshot, folder, "s", "q", Replica(life.folder), slow)
+        while not list(folder.glob(".*/ranges")):
+            time.sleep(0.01)
+        verify_snapshot(snapshot_of(life, folder))
+        slow.open("wb").close()
+        with pytest.raises(OSError, match="not empty"):
+            writing.result()
+    assert {path.name for path in folder.iterdir()} == {"s", ".lock"}
+    life.arena.close()
+
+
 def test_every_changed_entry_of_a_manifest_is_named_and_one_without_a_checksum_is_refused(tmp_path: Path) -> None:
     life = begin(tmp_path / "d")
     path = snapshot_of(life, tmp_path) / "manifest.json"

@@ -8,19 +8,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import grpc
 import pytest
 import torch
-from tests.server.durability.test_life import raised
+from tests.server.durability.test_life import REGISTER, raised
 
 from dataplane_client import NotFoundError, aio
+from dataplane_server.access.gate import OPEN_GATE
 from dataplane_server.core.calls.life_calls import Recover
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.requests import SetWeightVersion
 from dataplane_server.durability.group_commit import GroupCommit
 from dataplane_server.durability.log_writer import LogWriter
 from dataplane_server.durability.logged_plane import LoggedPlane
+from dataplane_server.observe.http import HttpSide
 from dataplane_server.observe.metrics import Metrics
+from dataplane_server.page.page import open_page
 from dataplane_server.service.grpc.boundary import Boundary
 from dataplane_server.service.grpc.servicer import DataPlaneServicer
 from dataplane_server.service.local.local_calls import LocalCalls
@@ -53,9 +57,10 @@ class SlowDisk:
         self.local = LocalEndpoint(self.shell, self.arena, metrics, methods)
         self.local.listen_abstract()
         servicer.share_memory(self.arena.nonce, self.local.abstract_name)
-        self.server = grpc.aio.server(interceptors=[Boundary(metrics, Messages(limits), self.shell.unstable)])
+        self.server = grpc.aio.server(interceptors=[Boundary(metrics, Messages(limits), self.shell.stable)])
         pb_grpc.add_DataPlaneServiceServicer_to_server(servicer, self.server)
         self.port = self.server.add_insecure_port("127.0.0.1:0")
+        self.http = HttpSide(metrics, bool, page=open_page(servicer, self.shell, metrics, bool, OPEN_GATE))
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
         self.is_asked.set()
@@ -70,6 +75,7 @@ async def disk(tmp_path: Path) -> AsyncIterator[SlowDisk]:
     yield made
     made.is_ready.set()
     await made.server.stop(0)
+    await made.http.stop()
     await made.local.drain(0)
     await made.local.close()
     await made.commits.close()
@@ -104,6 +110,14 @@ async def test_an_answer_waits_for_the_disk(disk: SlowDisk, transport: str, verb
         }
         with contextlib.suppress(NotFoundError):
             await told_when_ready(disk, calls[verb]())
+
+
+async def test_rows_on_the_page_wait_for_the_disk(disk: SlowDisk) -> None:
+    url = f"http://127.0.0.1:{await disk.http.start('127.0.0.1', 0)}/page/samples?partition=p"
+    disk.is_ready.clear()
+    disk.shell.apply(REGISTER)
+    async with aiohttp.ClientSession() as session:
+        assert (await told_when_ready(disk, session.get(url))).status == 200
 
 
 async def test_a_session_is_told_its_id_when_no_other_life_can_give_it_to_another_client(disk: SlowDisk) -> None:

@@ -27,8 +27,6 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["DataPlaneService"]
 SERVICE = _SERVICE.full_name
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
-Unstable = Callable[[], Awaitable[None] | None]
-
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -41,13 +39,13 @@ class Boundary(grpc.aio.ServerInterceptor):
         self,
         metrics: Metrics,
         messages: Messages,
-        unstable: Unstable,
+        stable: Callable[[], Awaitable[None]],
         tracing: Tracing | None = None,
         gate: Gate = OPEN_GATE,
     ) -> None:
-        """unstable: what an answer has to wait for before it leaves."""
+        """stable: waits for what every answer waits for before it leaves."""
         self._gate = gate
-        self._unstable = unstable
+        self._stable = stable
         self._metrics = metrics
         self._messages = messages
         self._incoming = IncomingRequests()
@@ -131,10 +129,6 @@ class Boundary(grpc.aio.ServerInterceptor):
             raise asyncio.CancelledError  # the caller has gone; gRPC would log that it cannot be told
         details = ((DETAILS_KEY, call.status.SerializeToString()),)
         await context.abort(_CODES[call.status.code], call.status.message, trailing_metadata=details)
-
-    async def _stable(self) -> None:
-        if (pending := self._unstable()) is not None:
-            await pending
 
     async def _request(self, verb: str, kind: type[Message], stream: AsyncIterator[bytes]) -> Message:
         request = self._messages.parse(kind, await self._incoming.request(stream))
