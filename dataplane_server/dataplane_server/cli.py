@@ -22,7 +22,9 @@ from typing import NoReturn, get_args
 
 @contextlib.contextmanager
 def _needs_server_packages() -> Iterator[None]:
-    """A block of imports. If a package of others is missing, the command says what to install and exits with 2."""
+    """A block of imports. If a package of others is missing, the command says what to install and exits with 2. Ctrl-C
+    ends it as it ends other commands.
+    """
     try:
         yield
     except ModuleNotFoundError as missing:
@@ -31,6 +33,8 @@ def _needs_server_packages() -> Iterator[None]:
         needs = f"dataplane-server needs the server's packages ({missing}): pip install 'rl-dataplane[server]'"
         print(needs, file=sys.stderr)  # noqa: T201
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
 
 
 with _needs_server_packages():

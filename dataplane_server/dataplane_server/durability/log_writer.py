@@ -157,9 +157,11 @@ def _new_segment(folder: Path, first: int, head: bytes, size: int, *, synced: bo
         unnamed.rename(segment_path(folder, first))
         if synced:
             sync_folder(folder)
-    except BaseException:
+    except BaseException as error:
         os.close(file)
         unnamed.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(unnamed)  # calls with a descriptor do not name it
         raise
     return file
 

@@ -275,14 +275,20 @@ class Server:
                 snapshots = Snapshots(self.shell, self._life, self._checkpointer, folder)
                 self.servicer.keep_snapshots(snapshots)
                 self.left = snapshots.left
-            self._beside.append(asyncio.create_task(self._watch_checkpointer(self._checkpointer)))
+            self._beside.append(asyncio.create_task(self._watch_folder(self._life, self._checkpointer)))
             if self._life.held:
                 self._beside.append(asyncio.create_task(self._watch_former_clients()))
 
-    async def _watch_checkpointer(self, checkpointer: Checkpointer) -> None:
-        """Have a checkpointer at all times: one that failed, such as on a full disk, tries again."""
+    async def _watch_folder(self, life: Life, checkpointer: Checkpointer) -> None:
+        """End if the folder was moved or removed: no other life would find what is acknowledged. Have a checkpointer at
+        all times: one that failed, such as on a full disk, tries again.
+        """
         while True:
             await asyncio.sleep(_CHECKPOINTER_S)
+            try:
+                life.log.check_folder()
+            except OSError as error:
+                life.failed(error)
             try:
                 checkpointer.restart_if_ended()
             except OSError as error:  # no memory or descriptor for a process, for now
