@@ -19,6 +19,7 @@ from typing import Any
 try:
     import uvicorn
 
+    from dataplane_client.errors import InvalidArgumentError
     from dataplane_http.app import new_app
     from dataplane_http.callers import Callers
     from dataplane_http.connections import Connection, Places
@@ -51,10 +52,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = parser.parse_args(arguments)
     host, colon, port = flags.listen.rpartition(":")
     host = host.strip("[]")
-    if not (host and colon and port.isdigit()):
+    if not (host and colon and port.isdigit() and int(port) < 1 << 16):
         parser.error(f"--listen: {flags.listen!r} is not host:port")
     if flags.server is None:
         parser.error("--server: give the address of the data plane, or set DATAPLANE_SERVER")
+    gateway = _gateway_of(flags, host, parser)
+    try:
+        listener = _listener(host, int(port)) if flags.fd is None else socket.socket(fileno=flags.fd)
+    except OSError as error:
+        parser.error(f"--listen: cannot listen at {flags.listen}: {error.strerror}")
+    if flags.until_stdin_ends:
+        threading.Thread(target=_stop_at_end_of_stdin, args=(gateway,), daemon=True).start()
+    address = f"{flags.listen.rpartition(':')[0]}:{listener.getsockname()[1]}"
+    print(json.dumps({"event": "serving", "http": address}), flush=True)  # noqa: T201  # a command's output
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # uvicorn raises it once more at the end
+    gateway.run(sockets=[listener])
+
+
+def _gateway_of(flags: argparse.Namespace, host: str, parser: argparse.ArgumentParser) -> Gateway:
+    if bool(flags.tls_cert) != bool(flags.tls_key) or (flags.tls_client_ca and not flags.tls_cert):
+        parser.error("TLS needs both --tls-cert and --tls-key")
     known = flags.insecure or (flags.tls_cert and (flags.tokens or flags.tls_client_ca))
     if not known and not is_loopback(host):
         parser.error(
@@ -66,17 +84,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tls = {"ssl_certfile": flags.tls_cert, "ssl_keyfile": flags.tls_key, "ssl_ca_certs": flags.tls_client_ca}
     tls["ssl_cert_reqs"] = ssl.CERT_REQUIRED if flags.tls_client_ca else ssl.CERT_NONE
     try:
-        listener = _listener(host, int(port)) if flags.fd is None else socket.socket(fileno=flags.fd)
+        gateway = Gateway(flags.server, door, **tls)
+        gateway.config.load()
+    except InvalidArgumentError as error:
+        parser.error(f"--server: {error}")
     except OSError as error:
-        parser.error(f"--listen: cannot listen at {flags.listen}: {error.strerror}")
-    gateway = Gateway(flags.server, door, **tls)
-    if flags.until_stdin_ends:
-        threading.Thread(target=_stop_at_end_of_stdin, args=(gateway,), daemon=True).start()
-    address = f"{flags.listen.rpartition(':')[0]}:{listener.getsockname()[1]}"
-    print(json.dumps({"event": "serving", "http": address}), flush=True)  # noqa: T201  # a command's output
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # uvicorn raises it once more at the end
-    gateway.run(sockets=[listener])
+        parser.error(f"--tls-cert, --tls-key, --tls-client-ca: {error}")
+    return gateway
 
 
 class Gateway(uvicorn.Server):
@@ -124,7 +138,8 @@ class Gateway(uvicorn.Server):
 
 def _listener(host: str, port: int) -> socket.socket:
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return socket.create_server(address[:2], family=family)
+    both = address[0] == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server(address[:2], family=family, dualstack_ipv6=both)
 
 
 def _stop_at_end_of_stdin(gateway: Gateway) -> None:

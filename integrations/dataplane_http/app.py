@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, NoReturn
@@ -83,6 +84,7 @@ def new_app(callers: Callers) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
         responses={"default": error},
     )
     app.include_router(router)
@@ -292,13 +294,20 @@ def _typed(field: FieldDescription, described: PartitionDescription) -> FieldDes
 
 
 def json_of(body: bytes) -> object:
-    """A body as JSON, which is UTF-8 and whose numbers are finite. Raises InvalidArgumentError."""
+    """A body as JSON in UTF-8, with finite numbers and no key twice in an object. Raises InvalidArgumentError."""
     try:
-        return json.loads(body.decode(), parse_constant=_refuse_number, parse_float=_float)
+        return json.loads(body.decode(), parse_constant=_refuse_number, parse_float=_float, object_pairs_hook=_object)
     except RecursionError:
         raise refused("the body is nested too deeply") from None
     except ValueError as error:
         raise refused(f"the body is not JSON in UTF-8: {error}") from None
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        raise ValueError(f"the key {Counter(key for key, _ in pairs).most_common(1)[0][0]!r} is twice in an object")
+    return entries
 
 
 def _refuse_number(name: str) -> NoReturn:

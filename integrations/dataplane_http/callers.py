@@ -53,7 +53,7 @@ class Callers:
     """server: its address. Values travel over gRPC, where each call has its token."""
 
     def __init__(self, server: str) -> None:
-        self._server = server
+        self._server = aio.connect_later(server).target  # refuses what is no address
         self._credentials = Credentials.from_environment()
         self._callers: OrderedDict[str | None, Caller] = OrderedDict()  # the one that was used last is the last
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 from starlette.requests import Request
@@ -33,6 +34,8 @@ STATUS_TABLE: dict[type[errors.DataPlaneError], int] = {
 """429 and 503 come with Retry-After. What is wrong with the HTTP request itself has HTTP's own status: 404 and 405 for
 an unknown path and method, 408 for a body that is late, 413 for one that is too large, 415 for another type.
 """
+_CALL = re.compile(r"\w+ at (unix:.*?|\S+): ")
+"""The verb and the address with which messages of the server begin."""
 _NO_REASON = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 500: "INTERNAL", 503: "UNAVAILABLE"}
 
 
@@ -48,10 +51,9 @@ async def error_answer(request: Request | None, error: errors.DataPlaneError) ->
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     if status in (429, 503):
         headers["Retry-After"] = str(math.ceil(error.retry_after_s or 1.0))
-    _, at, message = error.message.partition(" at unix:" if " at unix:" in error.message else " at ")
-    message = message.partition(": ")[2] if at else ""
     reason = error.reason or _NO_REASON.get(status, "INVALID_REQUEST")
-    return answer_of(status, reason, message or error.message, error.details, headers)
+    called = _CALL.match(error.message)
+    return answer_of(status, reason, error.message[called.end() if called else 0 :], error.details, headers)
 
 
 def answer_of(

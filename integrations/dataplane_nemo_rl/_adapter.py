@@ -134,26 +134,19 @@ class DataPlaneAdapter(Interface):
         perhaps no row. dp_rank is noted in extra_info and has no effect: ranks get different rows.
         """
         place = (partition_id, task_name, list(required_fields), batch_size)
+        noted: dict[str, Any] = {} if dp_rank is None else {"dp_rank": dp_rank}
         with contextlib.suppress(ClaimTimeoutError, EndOfDataError):  # of a closed partition the rest comes at once
             meta = self._rows.claim_meta(*place, dp_rank, blocking, timeout_s)
             if meta.size:
                 return their_meta(meta)
         try:
-            return self._claim_rest(*place, dp_rank)
+            with self._rows.claim(*place, min_size=1, timeout_s=0.0) as claim:
+                claim.meta.extra_info |= noted
+                return their_meta(claim.meta)
         except ClaimTimeoutError:
             if blocking:
                 raise
-            return their_meta(meta)
-
-    def _claim_rest(
-        self, partition_id: str, task_name: str, required_fields: list[str], batch_size: int, dp_rank: int | None
-    ) -> KVBatchMeta:
-        """Those of fewer than batch_size rows that are ready now. Raises ClaimTimeoutError if none is."""
-        place = (partition_id, task_name, required_fields, batch_size)
-        with self._rows.claim(*place, min_size=1, timeout_s=0.0) as claim:
-            if dp_rank is not None:
-                claim.meta.extra_info["dp_rank"] = dp_rank
-            return their_meta(claim.meta)
+            return KVBatchMeta(partition_id, task_name, [], place[2], extra_info=noted)
 
     @_verb
     def get_data(self, meta: KVBatchMeta, select_fields: Sequence[str] | None = None) -> TensorDict:
@@ -198,6 +191,10 @@ class DataPlaneAdapter(Interface):
         tuples and dicts of them.
         """
         if not len(sample_ids):
+            if tags or (fields is not None and fields.batch_size[0]):
+                raise InvalidArgumentError(
+                    f"put_samples into {partition_id!r}: fields or tags of rows, but no sample ids"
+                )
             names = None if fields is None else [str(name) for name in fields.keys()]  # noqa: SIM118  # of a TensorDict
             return KVBatchMeta(partition_id, None, [], names, tags=None if tags is None else [])
         try:

@@ -33,8 +33,8 @@ def row_tokens(
     if fields is not None and fields.get(_LENGTHS_FIELD) is not None:
         return None
     tagged = [row.get(_LENGTHS_FIELD) for row in tags or ()]
-    if tagged and all(isinstance(length, int) for length in tagged):
-        return tagged  # type: ignore[return-value]  # they are
+    if tagged and all(isinstance(length, (int, np.integer)) for length in tagged):
+        return [int(length or 0) for length in tagged]
     column = None if fields is None else fields.get(tokens_field)
     if not isinstance(column, torch.Tensor) or column.dim() < 2:
         return None

@@ -78,8 +78,8 @@ def _told(logprobs: Any) -> tuple[list[str], list[float] | None]:
     """The tokens of a choice as text, and their logprobs."""
     content = _get(logprobs, "content")
     if content is not None:
-        return [_get(entry, "token") for entry in content], [_get(entry, "logprob") for entry in content]
-    return list(_get(logprobs, "tokens") or ()), _get(logprobs, "token_logprobs")
+        return [str(_get(entry, "token")) for entry in content], [_get(entry, "logprob") for entry in content]
+    return list(map(str, _get(logprobs, "tokens") or ())), _get(logprobs, "token_logprobs")
 
 
 def _sampled(where: str, choice: Any, tokens: list[str]) -> Sequence[int]:
@@ -99,7 +99,7 @@ def _sampled(where: str, choice: Any, tokens: list[str]) -> Sequence[int]:
 def _choices(response: Any) -> list[Any]:
     """Those of one prompt; the choices of several do not belong together."""
     choices = list(_get(response, "choices") or ())
-    prompts = {tuple(_prompt(response, choice) or ()) for choice in choices}
+    prompts = {repr(_prompt(response, choice)) for choice in choices}
     if len(prompts) > 1:
         raise InvalidArgumentError(
             f"completion {_get(response, 'id')!r} is of {len(prompts)} prompts; request one each"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from dataplane_client.errors import InvalidArgumentError
+from dataplane_common.number_array import number_array
 from dataplane_rollout._rows import Array, RolloutRows, Segment, collect, make_rollout, names_of
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def from_generate(
     if not prompts or len(sequences) % prompts or sequences.shape[1] < width:
         shapes = f"sequences of shape {tuple(sequences.shape)} and an attention mask of shape {mask.shape}"
         raise InvalidArgumentError(f"generate: {shapes} do not fit: the mask must be that of the prompts")
-    tokens, ends = sequences.detach().cpu().numpy(), np.atleast_1d(eos_token_id)
+    ends = number_array("generate: eos_token_id", np.atleast_1d(eos_token_id), "iu", np.int64)
+    tokens = sequences.detach().cpu().numpy()
     chosen = _chosen(output, sequences[:, width:], of) if logprobs else None
     rollouts = []
     for row, sequence in enumerate(tokens):

@@ -124,13 +124,13 @@ class TransferQueueClient:
         if metadata is None:
             if partition_id is None:
                 raise ValueError("put: without metadata it needs a partition_id")
-            count = data.batch_size[0]
+            count = len(data)
             metadata = BatchMeta([0] * count, [partition_id] * count, keys=_new_keys(count))
             written = self._rows.put(metadata.keys or [], partition_id, parsed(data, data_parser))
         else:
             partition, keys = self._addresses(metadata, "put")
-            if data.batch_size[0] != metadata.size:
-                raise ValueError(f"put: {data.batch_size[0]} rows of data, but a meta of {metadata.size}")
+            if len(data) != metadata.size:
+                raise ValueError(f"put: {len(data)} rows of data, but a meta of {metadata.size}")
             given = (keys, partition, parsed(data, data_parser), metadata.custom_meta)
             written = self._rows.put(*given, generations=metadata.global_indexes)
         meta = metadata.copy()

@@ -281,6 +281,8 @@ def _at(column: Sequence[T], rows: Sequence[int]) -> list[T]:
 
 def _parts(size: int, chunks: int) -> list[range]:
     """Parts of one size, of which the first ones have one more."""
+    if chunks < 1:
+        raise ValueError(f"chunk: the number of parts must be at least 1, got {chunks}")
     each, more = divmod(size, chunks)
     ends = [part * each + min(part, more) for part in range(chunks + 1)]
     return [range(start, end) for start, end in pairwise(ends)]

@@ -18,7 +18,7 @@ NOT_SERVED: dict[str, dict[str, str]] = {
         "add_fields": "the meta that `put` returns, which has the fields that were put",
         "get_dtypes": "`dtype` of the columns that `get_data` returns",
         "get_shapes": "shapes of the columns that `get_data` returns",
-        "samples": "meta[i], which is a meta of one row",
+        "samples": "select_samples([i]), which is a meta of one row",
     },
     "TransferQueueClient": {
         "get_production_status": "check_production_status, or get_meta(mode='force_fetch')",

@@ -194,7 +194,13 @@ async def test_a_caller_holds_a_bounded_number_of_claims() -> None:
 
 @pytest.mark.parametrize(
     ("change", "key"),
-    [({"batch_size": 4097}, "batch_size"), ({"wait_s": 61}, "wait_s"), ({"lease_s": 0.5}, "lease_s"), ({"x": 1}, "x")],
+    [
+        ({"batch_size": 4097}, "batch_size"),
+        ({"wait_s": 61}, "wait_s"),
+        ({"lease_s": 0.5}, "lease_s"),
+        ({"x": 1}, "x"),
+        ({"where": "std at x: 1"}, "claim from 'p': filter 'std at x: 1'"),
+    ],
 )
 def test_a_claim_that_asks_for_too_much_is_refused(
     ask: Ask, partition: str, change: dict[str, object], key: str

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import trustme
 from openapi_spec_validator import validate
 
 from dataplane_client import Credentials, DataPlaneClient, connect
-from dataplane_http.__main__ import main
+from dataplane_http.__main__ import _listener, main
 from dataplane_http.tests.asking import Ask, ask_at
 from dataplane_server.config import ServerConfig
 from dataplane_server.service.sidecar import Sidecar
@@ -147,6 +148,30 @@ def test_a_gateway_to_other_hosts_is_refused_unless_it_may_be_insecure(
     with pytest.raises(SystemExit):
         main(["--server=x:1", f"--listen={address}"])
     assert address in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--listen=127.0.0.1:65536"], "--listen"),
+        (["--server=nowhere"], "--server: 'nowhere' is not an address"),
+        (["--tls-client-ca=ca.pem"], "--tls-cert and --tls-key"),  # it would serve all users of the host, without TLS
+        (["--tls-cert=cert.pem"], "--tls-cert and --tls-key"),
+        (["--tls-cert=no.pem", "--tls-key=no.pem"], "--tls-key, --tls-client-ca: [Errno 2]"),
+    ],
+)
+def test_flags_that_are_wrong_are_refused_by_name(
+    flags: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--server=127.0.0.1:1", "--listen=127.0.0.1:0", *flags])
+    assert (ended.value.code, named in capsys.readouterr().err) == (2, True)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_an_address_of_all_interfaces_takes_ipv4_too() -> None:
+    with _listener("::", 0) as listener, socket.create_connection(("127.0.0.1", listener.getsockname()[1]), 10):
+        pass
 
 
 def test_a_port_that_is_taken_is_refused_by_the_name_of_the_flag(gateway: str) -> None:

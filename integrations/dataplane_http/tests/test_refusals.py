@@ -128,6 +128,7 @@ RAW: dict[str, bytes] = {
     "a number of many digits": b'{"weight_version": %s}' % (b"1" * 5000),
     "more lists than there may be": b'{"x": [%s 1]}' % (b"[]," * (1 << 19)),
     "more names than there may be": b'{"x": {%s "": 1}}' % (b'"":1,' * (1 << 19)),
+    "a key twice": b'{"samples": [{"sample_id": "a", "fields": {"reward": 1, "reward": 2}}]}',
     "nested without end": b"[" * 100_000,
 }
 
@@ -168,6 +169,7 @@ def test_what_is_no_json_is_refused(ask: Ask, untouched: None, raw: bytes) -> No
         ("POST", SAMPLES, {"Transfer-Encoding": "chunked"}, b"400001\r\n" + b" " * 0x400001 + b"\r\n0\r\n\r\n", 413),
         ("PUT", SAMPLES, {}, b"{}", 405),
         ("GET", "/v1/none", {}, None, 404),
+        ("GET", "/v1/partitions/", {}, None, 404),
         ("GET", "/metrics", {}, None, 404),
     ],
     ids=lambda value: f"{len(value)} bytes" if isinstance(value, bytes) else None,

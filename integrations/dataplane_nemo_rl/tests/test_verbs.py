@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,6 +104,10 @@ def test_a_claim_takes_the_rest_of_a_closed_partition_and_then_says_that_it_is_t
     registered: DataPlaneAdapter, client: DataPlaneClient, blocking: bool
 ) -> None:
     client.close_partition("train")
+    with client.claim("train", "train", ["x"], 2) as held:
+        if not blocking:
+            assert registered.claim_meta("train", "train", ["x"], 3, blocking=False).sample_ids == []
+        held.release()
     assert registered.claim_meta("train", "train", ["x"], 3, blocking=blocking).sample_ids == ["a", "b"]
     with pytest.raises(EndOfDataError):
         registered.claim_meta("train", "train", ["x"], 3, blocking=blocking)
@@ -133,7 +138,7 @@ def test_a_claim_for_an_unknown_task_or_partition_is_a_key_error(
         registered.claim_meta(*place, ["x"], 1, blocking=blocking)
 
 
-LENGTHS: dict[str, tuple[TensorDict | None, list[dict[str, int]] | None, list[int] | None]] = {
+LENGTHS: dict[str, tuple[TensorDict | None, list[dict[str, Any]] | None, list[int] | None]] = {
     "the rows of the tokens field": (columns(2, input_ids=ragged(3, 5)), None, [3, 5]),
     "a rectangle of tokens": (columns(2, input_ids=torch.zeros(2, 4)), None, [4, 4]),
     "the column input_lengths": (
@@ -141,7 +146,11 @@ LENGTHS: dict[str, tuple[TensorDict | None, list[dict[str, int]] | None, list[in
         None,
         [1, 2],
     ),
-    "the tags input_lengths": (columns(2, input_ids=torch.zeros(2, 4)), [{"input_lengths": n} for n in (1, 2)], [1, 2]),
+    "the tags input_lengths": (
+        columns(2, input_ids=torch.zeros(2, 4)),
+        [{"input_lengths": n} for n in (1, np.int32(2))],
+        [1, 2],
+    ),
     "nothing": (columns(2, input_ids=torch.zeros(2)), [{"input_lengths": 1}, {}], None),
     "no column": (None, [{}, {}], None),
 }
@@ -175,6 +184,10 @@ def test_a_put_of_no_rows_gives_an_empty_meta(adapter: DataPlaneAdapter, fields:
     assert adapter.put_samples([], "train", fields) == KVBatchMeta("train", None, [], names)
     assert adapter.put_samples([], "train", fields, []) == KVBatchMeta("train", None, [], names, tags=[])
     assert adapter.list_sample_ids("train") == []
+    with pytest.raises(ValueError, match="no sample ids"):
+        adapter.put_samples([], "train", columns(2, x=torch.zeros(2)))
+    with pytest.raises(ValueError, match="no sample ids"):
+        adapter.put_samples([], "train", fields, [{}])
 
 
 def test_leaves_of_every_kind_come_back(adapter: DataPlaneAdapter) -> None:

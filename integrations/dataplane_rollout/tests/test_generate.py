@@ -111,6 +111,7 @@ SEQUENCES = torch.tensor([[5, 6, 7, 9], [PAD, PAD, 8, 9]])
 @pytest.mark.parametrize(
     ("output", "mask", "message"),
     [
+        (SEQUENCES, MASK, "eos_token_id must be a list of integers"),
         (
             SEQUENCES,
             MASK,
@@ -123,7 +124,13 @@ SEQUENCES = torch.tensor([[5, 6, 7, 9], [PAD, PAD, 8, 9]])
 )
 def test_what_does_not_fit_is_refused(output: Any, mask: torch.Tensor, message: str) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
-        from_generate(output, mask, eos_token_id=EOS, group_ids=["p", "q"], logprobs="has no" in message)
+        from_generate(
+            output,
+            mask,
+            eos_token_id=None if "eos" in message else EOS,  # type: ignore[arg-type]
+            group_ids=["p", "q"],
+            logprobs="has no" in message,
+        )
     assert message in str(refused.value)
 
 

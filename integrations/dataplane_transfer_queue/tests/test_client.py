@@ -171,6 +171,7 @@ def wrong_calls(native: tq.TransferQueueClient) -> dict[str, Callable[[], object
         "mode must be": lambda: native.get_meta(["x"], 1, "p", mode="take"),  # type: ignore[arg-type]
         "needs a partition_id": lambda: native.put(one),
         "put: the meta must be of one partition": lambda: native.put(one, tq.BatchMeta.empty()),
+        "0 rows of data, but a meta of 1": lambda: native.put(one[0], meta),
         "1 rows of data, but a meta of 2": lambda: native.put(one, meta.select_samples([0, 0])),
         "get_data: the meta must be of one partition": lambda: native.get_data(both),
         "names no field": lambda: native.get_data(meta.select_fields([])),

@@ -60,6 +60,7 @@ WRONG_BY_KEY: dict[str, tuple[type[Exception], Callable[[], object]]] = {
     "keys \\['z'\\] are not among": (RuntimeError, lambda: by_key("a").select_keys(["z"])),
     "key 'b' comes twice": (ValueError, lambda: by_key("a", "b").select_keys(["b", "b"])),
     "to reorder 2 rows": (ValueError, lambda: by_key("a", "b").reorder([0, 0])),
+    "number of parts must be at least 1, got -1": (ValueError, lambda: by_key("a").chunk(-1)),
     "to reorder 1 rows": (ValueError, lambda: by_key("a").reorder([])),
     "the first has \\('p', \\['x'\\]\\)": (
         ValueError,
@@ -160,7 +161,8 @@ def test_extra_info_and_tags_of_a_meta_can_be_read_changed_and_forgotten() -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "instead"), [("samples", ": .*meta\\[i\\]"), ("get_shapes", ": .*get_data"), ("get_sizes", "$")]
+    ("name", "instead"),
+    [("samples", ": .*select_samples\\(\\[i\\]\\)"), ("get_shapes", ": .*get_data"), ("get_sizes", "$")],
 )
 def test_a_member_that_is_not_here_is_refused_with_what_to_use(name: str, instead: str) -> None:
     with pytest.raises(AttributeError, match=f"no attribute '{name}'{instead}"):
