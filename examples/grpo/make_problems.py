@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 from word_problems import draw_problems
@@ -18,5 +18,6 @@ def problem_lines() -> str:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else PROBLEMS_FILE
-    target.write_text(problem_lines(), encoding="utf-8")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target", nargs="?", type=Path, default=PROBLEMS_FILE, help="where to write it")
+    parser.parse_args().target.write_text(problem_lines(), encoding="utf-8")

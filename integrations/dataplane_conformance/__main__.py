@@ -13,7 +13,7 @@ from dataplane_conformance.drivers import DRIVERS, driver_named
 from dataplane_conformance.lab import Outcome
 from dataplane_conformance.promises import PROMISES
 from dataplane_conformance.report import as_json, head, line
-from dataplane_conformance.system import Driver
+from dataplane_conformance.system import Driver, RefusedError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,9 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [one for one in PROMISES if not flags.only or any(words in one.sentence for words in flags.only)]
     if not chosen:
         parser.error(f"--only: no promise has the words {flags.only}")
+    if flags.repeat < 1:
+        parser.error(f"--repeat: must be at least 1, got {flags.repeat}")
     try:
         kind: Callable[..., Driver] = driver_named(flags.driver)
-    except (ModuleNotFoundError, AttributeError) as error:
+    except (ModuleNotFoundError, AttributeError, ValueError) as error:
         parser.error(f"--driver {flags.driver}: {error}")
     try:
         driver = kind(flags.address) if flags.address else kind()
@@ -50,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for promise in chosen:
             outcomes.append(worst([promise.judge(driver) for _ in range(flags.repeat)]))
             tell(line(outcomes[-1]))
+    except (RefusedError, OSError, ValueError) as error:
+        parser.error(f"the server is not there: {error}")
     finally:
         driver.stop()
     if flags.json:

@@ -185,7 +185,4 @@ def _logprobs(where: str, segment: Segment, tokens: int) -> Array:
     values = number_array(f"{where}: logprobs", segment.logprobs, "fiu", np.float32)
     if len(values) != tokens:
         raise InvalidArgumentError(f"{where} has {len(values)} logprobs for {tokens} tokens")
-    if not np.isfinite(values).all():
-        token = int(np.isfinite(values).argmin())
-        raise InvalidArgumentError(f"{where}: the logprob of token {token} is {values[token]}; it must be finite")
     return values

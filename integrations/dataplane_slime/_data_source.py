@@ -361,15 +361,19 @@ def convert_samples_to_train_data(args: Any, samples: Iterable[Any]) -> dict[str
     several rewards. A sample with remove_sample has a loss mask of zeros; one without a loss mask trains on its whole
     response. `rollout_mask_sums` are the trained tokens of a sample's rollout: of all samples with its rollout_id, or
     of itself without one. Optional columns are there if all samples have them, `multimodal_train_inputs` if any has
-    them. Raises InvalidArgumentError (a ValueError) for a sample without a reward.
+    them. Raises InvalidArgumentError (a ValueError) for a sample without a reward, or with a loss mask of another
+    length than its response.
     """
     flat = list(_flat(samples))
     key = getattr(args, "reward_key", None)
-    raw = [sample.reward[key] if key else sample.reward for sample in flat]
+    raw: list[Any] = [(sample.reward or {}).get(key) if key else sample.reward for sample in flat]
     if None in raw:
-        raise InvalidArgumentError(f"sample {flat[raw.index(None)].index} has no reward")
+        raise InvalidArgumentError(f"sample {flat[raw.index(None)].index} has no reward{f' {key!r}' if key else ''}")
     masks = [[1] * sample.response_length if sample.loss_mask is None else sample.loss_mask for sample in flat]
     for row, sample in enumerate(flat):
+        if len(masks[row]) != sample.response_length:
+            lengths = f"{len(masks[row])} entries for {sample.response_length} tokens of its response"
+            raise InvalidArgumentError(f"sample {sample.index}: loss_mask has {lengths}")
         if getattr(sample, "remove_sample", False):
             masks[row] = [0] * len(masks[row])
     rollouts = _rollouts(flat)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from itertools import islice
 from pathlib import Path
 
 import pytest
+from tests import commands
 
 from make_problems import COUNT, PROBLEMS_FILE, problem_lines
 from problem_file import load_problems, prompt_batches
@@ -15,6 +17,8 @@ _STEP = re.compile(r"(\d+)([+-])(\d+)=(\d+)")
 
 def test_the_shipped_problems_are_those_the_script_writes() -> None:
     assert PROBLEMS_FILE.read_text(encoding="utf-8") == problem_lines()
+    script = PROBLEMS_FILE.with_name("make_problems.py")
+    assert commands.run([sys.executable, script, "--nope"]).returncode == 2  # it wrote a file of that name
 
 
 def test_the_shipped_problems_load_and_no_question_comes_twice() -> None:

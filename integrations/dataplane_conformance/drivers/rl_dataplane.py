@@ -50,6 +50,8 @@ class RLDataPlane(OwnedServer, Driver):
     def start(self) -> None:
         if self.owns_server:
             super().start()
+        else:
+            connect(self.address).close()
 
     def forget(self, spaces: Sequence[Space]) -> None:
         with connect(self.address) as client:

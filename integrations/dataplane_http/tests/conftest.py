@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
+from tests.integration.conftest import eventually
 
 from dataplane_client import DataPlaneClient, connect
 from dataplane_http.__main__ import Gateway
@@ -19,8 +19,9 @@ from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
 
+__all__ = ["eventually"]
+
 LOOPBACK = Door("127.0.0.1", users=frozenset())
-Eventually = Callable[[Callable[[], object]], None]
 
 
 @contextlib.contextmanager
@@ -70,16 +71,3 @@ def partition(client: DataPlaneClient) -> str:
     fields = ["input_ids", "logprobs", "reward", "done", "answer"]
     client.register_partition("p", fields, 0, ["train"], per_token_fields=["input_ids", "logprobs"])
     return "p"
-
-
-@pytest.fixture
-def eventually() -> Eventually:
-    """Wait until something holds; fail after 200 s."""
-
-    def wait(holds: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 200.0
-        while not holds():
-            assert time.monotonic() < deadline, "it never happened"
-            time.sleep(0.005)
-
-    return wait

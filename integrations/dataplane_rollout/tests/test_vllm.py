@@ -82,7 +82,7 @@ def test_routed_experts_have_an_entry_for_each_token(prompt: Any, own: Any, expe
         ({}, {"logprobs": None}, "vLLM request '12', output 0 has no logprobs; ask the generator for them, or pass"),
         ({}, {"logprobs": DICTS[:1]}, "vLLM request '12', output 0 has 1 logprobs for 2 tokens"),
         ({}, {"token_ids": [7, 3]}, "output 0: position 1 has no logprob of its token 3"),
-        ({}, {"logprobs": [-0.5, float("nan")]}, "output 0: the logprob of token 1 is nan; it must be finite"),
+        ({}, {"logprobs": [-0.5, float("nan")]}, "output 0: logprobs: entry 1 is nan; it must be a finite float32"),
         ({}, {"token_ids": [7.5, 2], "logprobs": [-0.5, -1]}, "output 0: token ids must be a list of integers"),
         ({}, {"routed_experts": EXPERTS[:3]}, "has routed experts of 3 tokens, but 5 tokens"),
         ({"prompt_token_ids": None}, {}, "vLLM request '12' has no prompt_token_ids"),

@@ -28,7 +28,6 @@ from typing import Any
 import pytest
 
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_server.testing import running_server
 from dataplane_trl import (
     DataPlaneRolloutWorker,
     RolloutSample,
@@ -50,13 +49,6 @@ STEPS, SAVE_EVERY, MICRO_BATCH, ACCUMULATED = 6, 2, 2, 2
 FIRST = 16
 """The token by which sample 0 is known; that of sample n is n greater. Below are those of prompts."""
 LIMIT_S = 120.0
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
-    """A running server."""
-    with running_server(listen=f"unix://{tmp_path}/dataplane.sock") as address:
-        yield address
 
 
 @pytest.fixture

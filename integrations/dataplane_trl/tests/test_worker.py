@@ -54,6 +54,8 @@ def test_a_sample_comes_back_as_it_was_put(client: DataPlaneClient, new_worker: 
     [
         ({"input_ids": [5, 6.5, 7]}, "input_ids must be a list of integers"),
         ({"old_log_probs": [0.0, "x", 0.0]}, "old_log_probs must be a list of numbers"),
+        ({"input_ids": [5, 1 << 40, 7]}, "input_ids: entry 1 is 1099511627776; it must be a finite int32"),
+        ({"old_log_probs": [0.0, 0.0, float("-inf")]}, "old_log_probs: entry 2 is -inf"),
         ({"completion_mask": [0, 0, 0]}, "completion_mask has no 1"),
         ({"advantage": float("nan")}, "the advantage is nan"),
         ({"metrics": {"reward": None}}, "metrics 'reward' must be a number, got None"),
