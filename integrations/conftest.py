@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,29 @@ __all__ = ["laws_hold", "the_same_draws", "three_nodes"]
 def way(request: pytest.FixtureRequest) -> str:
     """How values travel."""
     return str(request.param)
+
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run() -> Run:
+    """Run code in a process of its own, with folders before its path and variables; what it printed."""
+
+    def run(code: str, *words: str, path: Sequence[object] = (), **variables: str) -> str:
+        places = os.pathsep.join([*map(str, path), os.environ.get("PYTHONPATH", "")])
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code), *words],
+            env={**os.environ, "PYTHONPATH": places, **variables},
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout
+
+    return run
 
 
 @pytest.fixture

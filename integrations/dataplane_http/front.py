@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -53,12 +54,6 @@ class Door:
     body_s: float = BODY_S
 
 
-class _HttpError(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 class _HungUpError(Exception):
     """Nobody is there to answer."""
 
@@ -89,8 +84,8 @@ class Front:
             return None
         except DataPlaneError as error:
             answer: Response = await error_answer(None, error)
-        except _HttpError as error:
-            answer = answer_of(error.status, "INVALID_REQUEST", str(error))
+        except HTTPException as error:
+            answer = answer_of(error.status_code, "INVALID_REQUEST", error.detail)
         if "expect" not in request.headers:  # a caller that is still sending would not read the answer
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(_drained(receive), _DRAIN_S)
@@ -131,13 +126,13 @@ class Front:
             return b""
         kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         if kind != "application/json" or "Content-Encoding" in request.headers:
-            raise _HttpError(415, "the body must be application/json, without a Content-Encoding")
+            raise HTTPException(415, "the body must be application/json, without a Content-Encoding")
         if int(declared) > MAX_BODY_BYTES:
-            raise _HttpError(413, f"the body has more than {MAX_BODY_BYTES} bytes")
+            raise HTTPException(413, f"the body has more than {MAX_BODY_BYTES} bytes")
         try:
             body = await asyncio.wait_for(_received(receive), self._door.body_s)
         except asyncio.TimeoutError:
-            raise _HttpError(408, f"the body did not arrive within {self._door.body_s:g} s") from None
+            raise HTTPException(408, f"the body did not arrive within {self._door.body_s:g} s") from None
         count = sum(map(body.count, (b"[", b"{", b":")))
         if count > MAX_ENTRIES:
             message = f"the body has {count} brackets, braces and colons; the limit is {MAX_ENTRIES} (max_entries)"
@@ -154,7 +149,7 @@ async def _received(receive: Receive) -> bytes:
         parts.append(message.get("body", b""))
         size, more = size + len(parts[-1]), message.get("more_body", False)
         if size > MAX_BODY_BYTES:
-            raise _HttpError(413, f"the body has more than {MAX_BODY_BYTES} bytes")
+            raise HTTPException(413, f"the body has more than {MAX_BODY_BYTES} bytes")
     return b"".join(parts)
 
 

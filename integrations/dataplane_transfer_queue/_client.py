@@ -180,39 +180,34 @@ class TransferQueueClient:
         """The number of each row, int64 (N,), and 1 for those that the task has consumed, int8 (N,). None and None for
         an unknown partition.
         """
-        try:
-            known = self._rows.describe(partition_id).task_names
-        except NotFoundError:
+        described = self._rows.known(partition_id)
+        if described is None:
             return None, None
-        pages = list(self._rows.pages(partition_id, task_name=task_name if task_name in known else None))
+        known = task_name if task_name in described.task_names else None
+        pages = list(self._rows.pages(partition_id, task_name=known))
         numbers = [generation for page in pages for generation in page.meta.generations or ()]
         consumed = [state == "consumed" for page in pages for state in page.states or ["untaken"] * page.meta.size]
         return torch.tensor(numbers, dtype=torch.int64), torch.tensor(consumed, dtype=torch.int8)
 
     def check_consumption_status(self, task_name: str, partition_id: str) -> bool:
         """Whether there are rows and the task has got all of them."""
-        try:
-            described = self._rows.describe(partition_id)
-        except NotFoundError:
+        described = self._rows.known(partition_id)
+        if described is None or not described.rows:
             return False
-        got = [task.consumed_rows for task in described.tasks if task.task == task_name]
-        return bool(described.rows) and got == [described.rows]
+        return [task.consumed_rows for task in described.tasks if task.task == task_name] == [described.rows]
 
     def check_production_status(self, data_fields: Sequence[str], partition_id: str) -> bool:
         """Whether all rows of the partition hold these fields, of which there must be one."""
-        try:
-            described = self._rows.describe(partition_id)
-        except NotFoundError:
+        described = self._rows.known(partition_id)
+        if described is None:
             return False
         held = {field.name for field in described.fields if field.kind is not None and field.rows == described.rows}
         return bool(data_fields) and set(data_fields) <= held
 
     def reset_consumption(self, partition_id: str, task_name: str | None = None) -> bool:
         """Give all rows to a task again (None: to every task). Returns True, also if there is no such task."""
-        try:
-            known = self._rows.describe(partition_id).task_names
-        except NotFoundError:
-            return True
+        described = self._rows.known(partition_id)
+        known = () if described is None else described.task_names
         for name in known if task_name is None else {task_name}.intersection(known):
             self._rows.client.reset(partition_id, name)
         return True

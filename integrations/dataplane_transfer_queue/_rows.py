@@ -65,6 +65,13 @@ class Rows:
         self._has_shapes[partition_id] = known
         return described
 
+    def known(self, partition_id: str) -> PartitionDescription | None:
+        """As describe; None for an unknown partition."""
+        try:
+            return self.describe(partition_id)
+        except NotFoundError:
+            return None
+
     def forget(self, partition_id: str | None = None) -> None:
         """What was known of a partition, or of all, may have changed."""
         for name in list(self._has_shapes) if partition_id is None else [partition_id]:

@@ -46,10 +46,6 @@ def children(process: int) -> list[int]:
     return [int(text) for text in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
-def command_of(process: int) -> bytes:
-    return Path(f"/proc/{process}/cmdline").read_bytes()
-
-
 @pytest.mark.long
 def test_the_gateway_of_a_server_stays_where_it_is_and_is_started_again(tmp_path: Path, eventually: Any) -> None:
     listen = f"unix://{tmp_path}/s"

@@ -6,13 +6,13 @@ own code. Each case runs in a process of its own, which imports it.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+Run = Callable[..., str]
 
 STAND_IN = {
     "__init__.py": "",
@@ -40,7 +40,7 @@ STAND_IN = {
 
 
 @pytest.fixture
-def beside_nemo_rl(address: str, tmp_path: Path) -> Path:
+def beside_nemo_rl(tmp_path: Path) -> Path:
     """A folder with the stand-in."""
     for name, source in STAND_IN.items():
         file = tmp_path / "site" / "nemo_rl" / name
@@ -49,15 +49,10 @@ def beside_nemo_rl(address: str, tmp_path: Path) -> Path:
     return tmp_path / "site"
 
 
-def run(code: str, address: str, site: Path) -> None:
-    environment = {**os.environ, "DATAPLANE_SERVER": address, "PYTHONPATH": str(site), "PYTHONWARNINGS": "error"}
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.long
-def test_the_factory_gives_ours_by_its_name_and_leaves_the_others_to_theirs(beside_nemo_rl: Path, address: str) -> None:
+def test_the_factory_gives_ours_by_its_name_and_leaves_the_others_to_theirs(
+    run: Run, address: str, beside_nemo_rl: Path
+) -> None:
     code = """
         from nemo_rl import data_plane, trainer  # a module that has imported their factory already
         from nemo_rl.data_plane import build_data_plane_client
@@ -80,10 +75,10 @@ def test_the_factory_gives_ours_by_its_name_and_leaves_the_others_to_theirs(besi
             else:
                 raise AssertionError(refused)
     """
-    run(code, address, beside_nemo_rl)
+    run(code, path=[beside_nemo_rl], DATAPLANE_SERVER=address, PYTHONWARNINGS="error")
 
 
-def test_a_nemo_rl_that_lacks_something_says_so(beside_nemo_rl: Path, address: str) -> None:
+def test_a_nemo_rl_that_lacks_something_says_so(run: Run, address: str, beside_nemo_rl: Path) -> None:
     with (beside_nemo_rl / "nemo_rl" / "data_plane" / "interfaces.py").open("a") as file:
         file.write("\nimport something_that_it_needs\n")
     code = """
@@ -94,11 +89,11 @@ def test_a_nemo_rl_that_lacks_something_says_so(beside_nemo_rl: Path, address: s
         else:
             raise AssertionError
     """
-    run(code, address, beside_nemo_rl)
+    run(code, path=[beside_nemo_rl], DATAPLANE_SERVER=address, PYTHONWARNINGS="error")
 
 
 @pytest.mark.long
-def test_without_nemo_rl_there_is_an_adapter_and_nothing_to_install(address: str, tmp_path: Path) -> None:
+def test_without_nemo_rl_there_is_an_adapter_and_nothing_to_install(run: Run, address: str) -> None:
     code = """
         import sys
         from dataplane_client import KVBatchMeta
@@ -114,4 +109,4 @@ def test_without_nemo_rl_there_is_an_adapter_and_nothing_to_install(address: str
         else:
             raise AssertionError
     """
-    run(code, address, tmp_path)
+    run(code, DATAPLANE_SERVER=address, PYTHONWARNINGS="error")

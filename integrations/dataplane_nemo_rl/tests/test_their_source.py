@@ -4,14 +4,17 @@ its factory with ours in it, and its Ray.
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
-import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
+
+Run = Callable[..., str]
 
 SOURCE = os.environ.get("NEMO_RL_SOURCE")
 ROOT = Path(__file__).parents[3]
@@ -34,22 +37,20 @@ CONFIGURATION = """
 """
 
 
-def run(code: str, address: str, *words: str, **variables: str) -> None:
+@pytest.fixture
+def beside(run: Run, address: str) -> Run:
     """Run code beside their package."""
-    path = os.pathsep.join([str(SOURCE), str(MODULE), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "DATAPLANE_SERVER": address, "PYTHONPATH": path, **variables}
-    command = [sys.executable, "-c", textwrap.dedent(code), *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    return functools.partial(run, path=[SOURCE, MODULE], DATAPLANE_SERVER=address)
 
 
-def run_configured(code: str, address: str, **variables: str) -> None:
+@pytest.fixture
+def configured(beside: Run) -> Run:
     """Run code with `config`: what their example's configuration has of the data plane, with the page's lines."""
     example = str(Path(str(SOURCE)) / "examples" / "configs" / "grpo_math_1B.yaml")
-    run(textwrap.dedent(CONFIGURATION) + textwrap.dedent(code), address, example, BEFORE, **variables)
+    return lambda code, **variables: beside(dedent(CONFIGURATION) + dedent(code), example, BEFORE, **variables)
 
 
-def test_their_master_config_takes_the_lines_of_the_page(address: str) -> None:
+def test_their_master_config_takes_the_lines_of_the_page(configured: Run) -> None:
     code = """
         import typing
         import typing_extensions
@@ -64,10 +65,10 @@ def test_their_master_config_takes_the_lines_of_the_page(address: str) -> None:
         taken = MasterConfig(**OmegaConf.to_container(master, resolve=True)).data_plane
         assert taken == config and taken["enabled"] and taken["impl"] == "transfer_queue", taken
     """
-    run_configured(code, address)
+    configured(code)
 
 
-def test_their_adapter_runs_on_our_module_with_their_configuration(address: str) -> None:
+def test_their_adapter_runs_on_our_module_with_their_configuration(configured: Run) -> None:
     code = """
         import torch
         from tensordict import TensorDict
@@ -88,10 +89,10 @@ def test_their_adapter_runs_on_our_module_with_their_configuration(address: str)
             client.clear_samples(None, "train")
         client.close()
     """
-    run_configured(code, address)
+    configured(code)
 
 
-def test_the_adapter_is_theirs_and_so_are_metas(address: str) -> None:
+def test_the_adapter_is_theirs_and_so_are_metas(beside: Run) -> None:
     code = """
         import torch
         from tensordict import TensorDict
@@ -110,10 +111,10 @@ def test_the_adapter_is_theirs_and_so_are_metas(address: str) -> None:
         assert adapter.get_data(KVBatchMeta("train", None, ["a"]).with_fields(["x"]))["x"].tolist() == [1.0]
         adapter.close()
     """
-    run(code, address)
+    beside(code)
 
 
-def test_an_installed_factory_keeps_their_observability(address: str) -> None:
+def test_an_installed_factory_keeps_their_observability(beside: Run) -> None:
     code = """
         import sys
         from omegaconf import OmegaConf
@@ -131,7 +132,7 @@ def test_an_installed_factory_keeps_their_observability(address: str) -> None:
         assert events, "no event"
         client.close()
     """
-    run(code, address, OURS)
+    beside(code, OURS)
 
 
 @pytest.fixture
@@ -148,7 +149,7 @@ def ray_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             ray.shutdown()
     """
     with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
+        [sys.executable, "-c", dedent(code)],
         env={**os.environ, "RAY_AUTH_MODE": "disabled"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -158,7 +159,7 @@ def ray_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield host.stdout.readline().strip()
 
 
-def test_workers_of_their_ray_reach_the_server_that_the_driver_names(address: str, ray_address: str) -> None:
+def test_workers_of_their_ray_reach_the_server_that_the_driver_names(configured: Run, ray_address: str) -> None:
     code = """
         import ray
         import torch
@@ -186,4 +187,4 @@ def test_workers_of_their_ray_reach_the_server_that_the_driver_names(address: st
         assert sorted(client.claim_meta("train", "train", ["x"], 2).sample_ids) == ["ours", "theirs"]
         client.close()
     """
-    run_configured(code, address, RAY_ADDRESS=ray_address, RAY_AUTH_MODE="disabled")
+    configured(code, RAY_ADDRESS=ray_address, RAY_AUTH_MODE="disabled")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -97,15 +94,11 @@ def test_a_column_of_another_length_is_refused_and_no_rows_are_nothing_to_do(
     assert client.partition("p").rows == 0
 
 
-def test_converting_imports_no_torch() -> None:
+def test_converting_imports_no_torch(run: Callable[..., str]) -> None:
     code = """
-import sys
-from dataplane_rollout.tests.test_vllm import REQUESTS, from_vllm
-assert len(from_vllm(REQUESTS).sample_ids) == 3
-print(*{"torch", "transformers", "tensordict"} & sys.modules.keys())
-"""
-    root = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=root
-    )
-    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+        import sys
+        from dataplane_rollout.tests.test_vllm import REQUESTS, from_vllm
+        assert len(from_vllm(REQUESTS).sample_ids) == 3
+        print(*{"torch", "transformers", "tensordict"} & sys.modules.keys())
+    """
+    assert run(code).split() == []

@@ -4,14 +4,15 @@ process that is killed. Only the engine is ours, by slime's own option for it.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-import subprocess
-import sys
-import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+Beside = Callable[[str], list[int]]
 
 SOURCE = os.environ.get("SLIME_SOURCE")
 
@@ -53,22 +54,16 @@ def arguments(folder):
 """
 
 
-def run(code: str, address: str, folder: Path) -> list[int]:
-    """What a process prints that may kill itself."""
-    folder.joinpath("engine.py").write_text(ENGINE)
-    path = os.pathsep.join([str(folder), str(SOURCE), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "DATAPLANE_SERVER": address, "PYTHONPATH": path}
-    command = [sys.executable, "-c", textwrap.dedent(code), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    found: list[int] = json.loads(done.stdout.splitlines()[-1])
-    return found
+@pytest.fixture
+def beside(run: Callable[..., str], address: str, tmp_path: Path) -> Beside:
+    """Run code beside slime; what its last line has. It may kill itself."""
+    (tmp_path / "engine.py").write_text(ENGINE)
+    said = functools.partial(run, path=[tmp_path, SOURCE], DATAPLANE_SERVER=address)
+    return lambda code: json.loads(said(code, str(tmp_path)).splitlines()[-1])
 
 
-def test_groups_in_flight_in_their_fully_asynchronous_worker_come_again_after_a_kill(
-    address: str, tmp_path: Path
-) -> None:
-    used = run(
+def test_groups_in_flight_in_their_fully_asynchronous_worker_come_again_after_a_kill(beside: Beside) -> None:
+    used = beside(
         """
         import time
         from engine import *
@@ -97,10 +92,8 @@ def test_groups_in_flight_in_their_fully_asynchronous_worker_come_again_after_a_
         print(json.dumps(used), flush=True)
         os._exit(0)  # nothing is closed
         """,
-        address,
-        tmp_path,
     )
-    again = run(
+    again = beside(
         """
         from engine import *
         from dataplane_slime import DataPlaneDataSource
@@ -112,15 +105,13 @@ def test_groups_in_flight_in_their_fully_asynchronous_worker_come_again_after_a_
         print(json.dumps([group[0].group_index for group in groups]))
         source.close()
         """,
-        address,
-        tmp_path,
     )
     assert len(used) == 12
     assert sorted(used + again) == list(range(20))
 
 
-def test_train_data_is_what_their_conversion_makes_of_the_samples(address: str, tmp_path: Path) -> None:
-    differing = run(
+def test_train_data_is_what_their_conversion_makes_of_the_samples(beside: Beside) -> None:
+    differing = beside(
         """
         import itertools
         import json
@@ -184,7 +175,5 @@ def test_train_data_is_what_their_conversion_makes_of_the_samples(address: str, 
                 differing.append(number)
         print(json.dumps(differing))
         """,
-        address,
-        tmp_path,
     )
     assert differing == []

@@ -1,7 +1,7 @@
 """TransferQueue, as it is installed, and our module give the same answers to the same calls.
 
 Tuples are compared as lists, which TransferQueue makes of them. Where it answers with fewer rows or no column, or
-writes although it refuses, ours raises ValueError and writes nothing: `tests/compat/transfer_queue` has that.
+writes although it refuses, ours raises ValueError and writes nothing: `test_kv.py` has that.
 """
 
 from __future__ import annotations
