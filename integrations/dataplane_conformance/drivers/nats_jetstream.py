@@ -36,35 +36,6 @@ _LOOK_S = 0.3
 """A fetch that got some of its rows waits for the others until its timeout, while their lease runs."""
 
 
-class NatsJetStream(OwnedServer, Driver):
-    """A nats-server of its own."""
-
-    lacks: frozenset[Lack] = frozenset({"groups", "least", "staleness", "whole puts"})
-
-    def versions(self) -> str:
-        said = subprocess.run([_server(), "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
-        return f"{said.strip()}, nats-py {version('nats-py')}, file storage"
-
-    def command(self, folder: Path) -> list[str]:
-        self.address = f"nats://127.0.0.1:{self.port}"
-        where = f"--addr 127.0.0.1 --port {self.port} --jetstream --store_dir"
-        return [_server(), *where.split(), str(folder / "store")]
-
-    def tear(self) -> None:
-        """A record begins with its length; 60 bytes of one of 200 follow the last."""
-        blocks = max((self.folder or Path()).rglob("*.blk"), key=lambda path: path.stat().st_mtime)
-        with blocks.open("ab") as file:
-            file.write((200).to_bytes(4, "little") + b"\1" * 56)
-
-    @staticmethod
-    def connect(address: str, space: Space) -> _Client:
-        return _Client(address, space)
-
-
-def _server() -> str:
-    return shutil.which("nats-server") or "nats-server"
-
-
 class _Client:
     def __init__(self, address: str, space: Space) -> None:
         self._loop, self._space = asyncio.new_event_loop(), space
@@ -176,6 +147,32 @@ class _Client:
         """A message that was given back counts as held: it is pending until its ack."""
         seen = self._run(self._stream.consumer_info(self._space.name, task))
         return Counts(seen.num_pending, seen.num_ack_pending, seen.delivered.stream_seq - seen.num_ack_pending)
+
+
+class NatsJetStream(OwnedServer, Driver):
+    """A nats-server of its own."""
+
+    lacks: frozenset[Lack] = frozenset({"groups", "least", "staleness", "whole puts"})
+    connect = _Client
+
+    def versions(self) -> str:
+        said = subprocess.run([_server(), "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
+        return f"{said.strip()}, nats-py {version('nats-py')}, file storage"
+
+    def command(self, folder: Path) -> list[str]:
+        self.address = f"nats://127.0.0.1:{self.port}"
+        where = f"--addr 127.0.0.1 --port {self.port} --jetstream --store_dir"
+        return [_server(), *where.split(), str(folder / "store")]
+
+    def tear(self) -> None:
+        """A record begins with its length; 60 bytes of one of 200 follow the last."""
+        blocks = max((self.folder or Path()).rglob("*.blk"), key=lambda path: path.stat().st_mtime)
+        with blocks.open("ab") as file:
+            file.write((200).to_bytes(4, "little") + b"\1" * 56)
+
+
+def _server() -> str:
+    return shutil.which("nats-server") or "nats-server"
 
 
 async def _said_by_the_call(_: Exception) -> None:

@@ -22,16 +22,6 @@ _ITEM_BYTES = 64 << 10
 _LOOK_S = 0.02
 
 
-class RayQueue(RayHost, Driver):
-    """A Ray of its own."""
-
-    lacks: frozenset[Lack] = frozenset({"abandon", "counts", "disk", "groups", "ids", "lease", "staleness", "tasks"})
-
-    @staticmethod
-    def connect(address: str, space: Space) -> _Client:
-        return _Client(address, space)
-
-
 class _Client:
     def __init__(self, address: str, space: Space) -> None:
         join(address, "conformance")
@@ -75,3 +65,10 @@ class _Client:
 
     def _answer(self, reference: Any) -> Any:
         return ray.get(reference, timeout=self._space.call_s)
+
+
+class RayQueue(RayHost, Driver):
+    """A Ray of its own."""
+
+    lacks: frozenset[Lack] = frozenset({"abandon", "counts", "disk", "groups", "ids", "lease", "staleness", "tasks"})
+    connect = _Client

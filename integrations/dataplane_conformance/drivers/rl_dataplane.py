@@ -28,51 +28,6 @@ _REFUSALS = (PreconditionError, NotFoundError, OutOfSpaceError, ClaimNotFoundErr
 _FLAGS = ("--memory=256MiB", "--max-rows=100000", "--bookkeeping=64MiB", "--http=", "--log-level=error")
 
 
-class RLDataPlane(OwnedServer, Driver):
-    """A server of its own, or the one at the address."""
-
-    lacks: frozenset[Lack] = frozenset()
-
-    def __init__(self, address: str | None = None) -> None:
-        self.owns_server = address is None
-        self.address = address or ""
-
-    def versions(self) -> str:
-        return f"rl-dataplane {version('rl-dataplane')}, --durability disk"
-
-    def command(self, folder: Path) -> list[str]:
-        self.socket_path = folder / "socket"
-        self.socket_path.unlink(missing_ok=True)
-        self.address = f"unix://{self.socket_path}"
-        run = (sys.executable, "-c", "from dataplane_server.cli import main; main()")
-        return [*run, f"--listen={self.address}", "--durability=disk", f"--data-dir={folder / 'data'}", *_FLAGS]
-
-    def start(self) -> None:
-        if self.owns_server:
-            super().start()
-        else:
-            connect(self.address).close()
-
-    def forget(self, spaces: Sequence[Space]) -> None:
-        with connect(self.address) as client:
-            for space in spaces:
-                client.drop_partition(space.name)
-
-    def tear(self) -> None:
-        """A head that promises 400 bytes, and 200 of them, in the space behind the last record (docs/format.md)."""
-        log = sorted((self.folder or Path()).glob("data/log-*"))[-1]
-        data, mark = log.read_bytes(), b"\xd1REC"
-        last = data.rindex(mark)
-        end = last + 12 + struct.unpack_from("<I", data, last + 4)[0]
-        with log.open("r+b") as file:
-            file.seek(end)
-            file.write(struct.pack("<4sII", mark, 400, 1) + b"\1" * 200)
-
-    @staticmethod
-    def connect(address: str, space: Space) -> _Client:
-        return _Client(address, space)
-
-
 class _Client:
     def __init__(self, address: str, space: Space) -> None:
         self._client: DataPlaneClient = connect(address, timeout_s=space.call_s, session_grace_s=space.lease_s)
@@ -156,6 +111,48 @@ class _Client:
     def _columns(self, rows: Sequence[Row]) -> tuple[dict[str, list[torch.Tensor]], list[dict[str, int]]]:
         columns = {field: [tensor_of(row.values[field]) for row in rows] for field in self._space.fields}
         return columns, [{} if row.version is None else {"weight_version": row.version} for row in rows]
+
+
+class RLDataPlane(OwnedServer, Driver):
+    """A server of its own, or the one at the address."""
+
+    lacks: frozenset[Lack] = frozenset()
+    connect = _Client
+
+    def __init__(self, address: str | None = None) -> None:
+        self.owns_server = address is None
+        self.address = address or ""
+
+    def versions(self) -> str:
+        return f"rl-dataplane {version('rl-dataplane')}, --durability disk"
+
+    def command(self, folder: Path) -> list[str]:
+        self.socket_path = folder / "socket"
+        self.socket_path.unlink(missing_ok=True)
+        self.address = f"unix://{self.socket_path}"
+        run = (sys.executable, "-c", "from dataplane_server.cli import main; main()")
+        return [*run, f"--listen={self.address}", "--durability=disk", f"--data-dir={folder / 'data'}", *_FLAGS]
+
+    def start(self) -> None:
+        if self.owns_server:
+            super().start()
+        else:
+            connect(self.address).close()
+
+    def forget(self, spaces: Sequence[Space]) -> None:
+        with connect(self.address) as client:
+            for space in spaces:
+                client.drop_partition(space.name)
+
+    def tear(self) -> None:
+        """A head that promises 400 bytes, and 200 of them, in the space behind the last record (docs/format.md)."""
+        log = sorted((self.folder or Path()).glob("data/log-*"))[-1]
+        data, mark = log.read_bytes(), b"\xd1REC"
+        last = data.rindex(mark)
+        end = last + 12 + struct.unpack_from("<I", data, last + 4)[0]
+        with log.open("r+b") as file:
+            file.seek(end)
+            file.write(struct.pack("<4sII", mark, 400, 1) + b"\1" * 200)
 
 
 @contextlib.contextmanager

@@ -30,21 +30,6 @@ transfer_queue.init(OmegaConf.create({"controller": {"polling_mode": True}}))
 _LOOK_S = 0.02
 
 
-class TransferQueue(RayHost, Driver):
-    """A Ray of its own with controller and storage units."""
-
-    lacks: frozenset[Lack] = frozenset({"abandon", "budget", "disk", "groups", "lease", "staleness"})
-
-    prepare = _START
-
-    def versions(self) -> str:
-        return f"TransferQueue {version('TransferQueue')}, SimpleStorage, {super().versions()}"
-
-    @staticmethod
-    def connect(address: str, space: Space) -> _Client:
-        return _Client(address, space)
-
-
 class _Client:
     def __init__(self, address: str, space: Space) -> None:
         join(address, "conformance")
@@ -91,3 +76,15 @@ class _Client:
     def counts(self, task: str) -> Counts:
         consumed = self._client.get_consumption_status(task, self._space.name)[1]
         return Counts(int((consumed == 0).sum()), 0, int(consumed.sum()))
+
+
+class TransferQueue(RayHost, Driver):
+    """A Ray of its own with controller and storage units."""
+
+    lacks: frozenset[Lack] = frozenset({"abandon", "budget", "disk", "groups", "lease", "staleness"})
+    connect = _Client
+
+    prepare = _START
+
+    def versions(self) -> str:
+        return f"TransferQueue {version('TransferQueue')}, SimpleStorage, {super().versions()}"

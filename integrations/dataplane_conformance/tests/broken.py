@@ -26,7 +26,7 @@ class _Broken(RLDataPlane):
     Client: type[_Client]
 
     @classmethod
-    def connect(cls, address: str, space: Space) -> Any:
+    def connect(cls, address: str, space: Space) -> Any:  # type: ignore[override]
         return cls.Client(RLDataPlane.connect(address, space))
 
 
