@@ -150,7 +150,10 @@ def _new_segment(folder: Path, first: int, head: bytes, size: int, *, synced: bo
     unnamed = folder / _UNNAMED
     file = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(file, 0, size)
+        try:
+            os.posix_fallocate(file, 0, size)
+        except OSError as error:
+            raise OSError(error.errno, f"cannot allocate {size} bytes: {error.strerror}", str(unnamed)) from error
         _write(file, head.ljust(size, b"\0") if synced else head, 0)
         if synced:
             os.fsync(file)

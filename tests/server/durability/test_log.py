@@ -152,6 +152,8 @@ def test_the_space_of_a_segment_is_allocated_when_it_begins_and_cut_when_it_ends
     writer.append(bytes(1 << 20))
     writer.close()
     assert path.read_bytes().endswith(frame_of(b"abc"))
+    with pytest.raises(OSError, match=f"cannot allocate .*{tmp_path}"):
+        LogWriter(tmp_path, 9, {}, segment_bytes=1 << 60)
 
 
 def test_the_bytes_are_those_of_the_format_page(tmp_path: Path) -> None:
