@@ -39,7 +39,7 @@ What to do depends on the status, which is that of gRPC:
 | INVALID_ARGUMENT | Change the call: no state of the server allows it. |
 | NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION | Change the call, or what it met there. Repeating it is no help. |
 | OUT_OF_RANGE | End the loop: no more rows come. |
-| RESOURCE_EXHAUSTED | Repeat the call later; [Why does it wait?](why.md) tells what would make room. |
+| RESOURCE_EXHAUSTED | Repeat the call later; [Why does it wait?](why.md) shows what would make room. |
 | DEADLINE_EXCEEDED | Wait longer (`timeout_s`), or find out [why it waits](why.md). |
 | ABORTED | Redo the larger step: claim, reserve or connect again. |
 | UNAVAILABLE | Nothing at first: the client has repeated the call until its deadline. Then look at the server. |
