@@ -4,8 +4,8 @@
     rows.columns["reward"] = [reward(text) for text in rows.columns["response"]]
     rows.put(client, "train", weight_version=7)
 
-The tokens are those that the generator sampled, and each sampled token has the logprob that the generator tells. What
-is missing is refused: no function tokenizes text again, which may give other tokens. Neither torch nor a generator's
+The tokens are those that the generator sampled, and each has the logprob that the generator returned. What is missing
+is refused: no function tokenizes text again, which may give other tokens. Neither torch nor a generator's
 package is imported before its objects are given.
 """
 

@@ -27,7 +27,7 @@ def from_completions(
     """The rows of responses to requests of one prompt each.
 
     group_ids: one for each response; by default their ids. prompt_ids: the token ids of each prompt, for servers that
-    do not tell them. logprobs: whether rows must have them. Raises InvalidArgumentError that names the response, the
+    do not return them. logprobs: whether rows must have them. Raises InvalidArgumentError that names the response, the
     choice and the rule, also for a choice without token ids.
     """
     if _get(responses, "choices") is not None:

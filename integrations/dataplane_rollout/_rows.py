@@ -36,11 +36,11 @@ class RolloutRows:
 
     - input_ids: T int64; token_mask: T bool, true on sampled tokens; generation_logprobs: T float32, 0 on other tokens
     - input_lengths: T; sample_mask: 1.0
-    - response: the text, if the generator tells it
-    - routed_experts: (T, layers, top_k), if the generator tells them
+    - response: the text, if the generator returns it
+    - routed_experts: (T, layers, top_k), if the generator returns them
     - turn_lengths: the tokens of each message, of message logs only
 
-    tags: what else the generator tells: finish_reason, stop_reason, request_id, cached_tokens.
+    tags: what else the generator returns: finish_reason, stop_reason, request_id, cached_tokens.
     """
 
     sample_ids: list[str]

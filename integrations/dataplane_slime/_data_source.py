@@ -141,7 +141,7 @@ _open_sources: weakref.WeakSet[DataPlaneDataSource] = weakref.WeakSet()
 
 class DataPlaneDataSource:
     """slime's data source; see the module's docstring. It connects when it is made. For one thread; another one may
-    tell what was used and save meanwhile.
+    note what was used and save meanwhile.
 
     Without `note_rollout` among slime's settings, a save takes all groups that were drawn and not given back as used:
     right if nothing is being generated during a save, as in slime's synchronous loop. A group that is then in flight

@@ -85,8 +85,8 @@ def put_rollouts(
 ) -> KVBatchMeta:
     """Put the samples of one prompt, all or none, as a group of this name (None: a new one).
 
-    A producer that gives its own names may repeat a prompt after a failure: PreconditionError then says that the group
-    is there already. Blocks at most timeout_s (None: that of the client) while the server's memory or the partition
+    A producer that gives its own names may repeat a prompt after a failure: PreconditionError then means that the
+    group exists. Blocks at most timeout_s (None: that of the client) while the server's memory or the partition
     (see FlowPolicy) has no room, then raises OutOfSpaceError or PartitionFullError. Raises NotFoundError before
     register_rollouts, PreconditionError for no samples.
     """

@@ -35,7 +35,7 @@ class DataPlaneRolloutWorker:
     environment variable DATAPLANE_SERVER. connection: further arguments of `connect`. partition, task: of one run.
 
     max_staleness: how many versions a sample may be behind; the server then drops staler ones, with the others of their
-    prompt, instead of handing them out, and tells producers early. None leaves the policy of the task as it is. TRL
+    prompt, instead of delivering them, and warns producers early. None leaves the policy of the task as it is. TRL
     drops what turned stale after it was claimed.
 
     commit_on: when a sample of which an optimizer step is over is given up for good.

@@ -94,7 +94,7 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
         in claim. Rows that do not fit `where` stay unconsumed, and the iteration waits for them; rows that do not fit
         the policy of the task (set_policies) are not waited for.
 
-        prefetch: batches to claim before they are asked for. At most prefetch + 1 batches are claimed at a time.
+        prefetch: batches to claim ahead. At most prefetch + 1 batches are claimed at a time.
         num_workers: must be 0. For worker processes use a torch DataLoader, as above.
 
         layout, pad_value_dict, pad_to_seqlen: as in read_columns. device: where to put tensors.

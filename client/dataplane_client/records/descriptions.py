@@ -240,7 +240,7 @@ class ServerStatus:
 
     largest_free_bytes: the longest free run of memory. longest_put_wait_s: seconds that the oldest put waiting for
         space has waited; None when none waits. draining: the server is shutting down. durability: what rows survive:
-        "memory", "process" or "disk"; "" if the server does not tell. held_bytes: what no clear frees: puts under way,
+        "memory", "process" or "disk"; "" if not reported. held_bytes: what no clear frees: puts under way,
         and cleared or replaced rows that clients still read. holders: the ten clients that hold most, then the others.
         nodes: of a cluster, else none. unhealthy: why the server is not healthy, a sentence each; none if it is.
     """
@@ -317,7 +317,7 @@ class SampleEvent:
 class SampleDescription:
     """One sample id: the contents and states of its row, if there is one (resident), and the history of the id.
 
-    generation: tells the row from earlier rows of the id; None when there is no row.
+    generation: distinguishes the row from earlier ones of its id; None when there is no row.
     sequence_length: in tokens; None when not known.
     group_id: None when it belongs to no group. hidden: the group is still reserved, so claims do not see the row.
     events: oldest first, as far as the server keeps them.

@@ -44,7 +44,7 @@ class Grant:
 @dataclass(frozen=True)
 class SampledRows:
     """Rows that `draw_samples` drew, in the order in which they were drawn. No claim holds them: read them with
-    `get_data` or `read_columns`, which tell if one was cleared since.
+    `get_data` or `read_columns`, which refuse a row that was cleared since.
 
     draws: how often each row has been drawn, this time included. probabilities: how probable it was that each row is
     the first to be drawn, for importance weights; 1 for "fifo" and "lifo". staleness: how many versions each row was

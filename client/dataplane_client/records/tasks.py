@@ -30,7 +30,7 @@ class TaskPolicy:
 
     when_stale: what becomes of rows beyond the bound. "withhold": the task does not get them; they stay, for other
     tasks. "drop": they are removed from the partition, with the other rows of their group, as soon as no claim holds
-    one of them. "deliver": the task gets them, and claim.staleness tells.
+    one of them. "deliver": the task gets them; see claim.staleness.
 
     order: of claims that name none. "ready": as rows became ready. "oldest_version", "newest_version": by weight
     version. "lowest_tag", "highest_tag": by the number in the tag order_tag. Rows without it come last; rows that are

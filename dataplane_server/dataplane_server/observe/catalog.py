@@ -3,7 +3,7 @@
 docs/metrics.md is generated from this table. Names follow Prometheus: base units, `_total` for counters and only for
 counters. Label sets are bounded: the contract bounds verbs, transports, codes, reasons and states; the core's limits
 bound partitions and tasks (1,024 partitions of at most 64 tasks). Names from callers become labels only once they are
-registered; of clients, only the ten that hold most are told by name.
+registered; of clients, only the ten that hold most are named.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SERVER = (
     MetricSpec(
         "dataplane_unhealthy",
         "gauge",
-        "1 while the server is not healthy for this reason, which `dataplane status` tells in words, else 0: draining, "
+        "1 while the server is not healthy for this reason, which `dataplane status` explains, else 0: draining, "
         "memory_held (clients hold more than half of the budget), memory_full (and puts wait), puts_wait (for more "
         "than 30 s), row_limit (99 % of --max-rows), nodes_silent.",
         ("reason",),

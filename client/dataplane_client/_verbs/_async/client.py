@@ -95,7 +95,7 @@ class AsyncDataPlaneClient(PartitionVerbs, SampleVerbs, ClaimVerbs, ListingVerbs
     Every verb takes timeout_s: seconds, or None for the client's own timeout_s, which is 60 s unless `connect` was
     given another; no call waits for ever. Within that time a verb returns or raises an error of
     `dataplane_client.errors`. Verbs for which the server may wait (claims, puts, commits) leave it up to 2 s more to
-    answer, so that the error tells what was missing. While the server cannot be reached, calls are repeated until the
+    answer, so that the error names what was missing. While the server cannot be reached, calls are repeated until the
     deadline. Several threads or tasks may use a client at once.
 
     An open client can be pickled, with what it was connected with. It connects again at the first call in the other

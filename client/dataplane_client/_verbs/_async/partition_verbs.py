@@ -65,7 +65,7 @@ class PartitionVerbs:
         dead letter (see dead_letters); 0 for no limit, at most 65,535.
 
         open: put or require fields without declaring them: the first put, or claim, that names a field declares it, as
-        not per-token. A typing error then makes a field; without `open` it is refused. clear_when_consumed: remove a
+        not per-token. A misspelt name then declares a field; otherwise it is refused. clear_when_consumed: remove a
         row as soon as every task has consumed it, so commit only after all readers have read. A dead letter stays,
         since its task never consumes it. `claim_meta` is refused, because its rows would be gone before they are read.
 

@@ -32,7 +32,7 @@ class Group(Handle):
     type and message as the reason.
 
     group_id: its name in the partition. reservation_id: the name of this reservation on the server. meta: its rows,
-    those that were added included. abort_hint: what the server said at the last put: why the rows are too stale for a
+    those that were added included. abort_hint: the server's answer to the last put: why the rows are too stale for a
     task already, so that generation may stop; empty if they are not.
 
     state: "open" until this object ends it ("committed", "aborted") or learns that the server has fenced it ("fenced").

@@ -43,7 +43,7 @@ class ListingVerbs:
     ) -> SamplePage:
         """List rows in order of arrival, with tags and without values.
 
-        task_name: also tell the state of each row for this task. states: only rows in one of these states of the task:
+        task_name: adds the state of each row for this task. states: only rows in one of these states of the task:
         "untaken", "claimed", "consumed", "delayed", "dead". where: only rows that fit a filter, such as
         "std > 0.1 and age_s < 60", or a mapping of the tags that they have; see docs/semantics.md, "Filters".
         page_size: 1 to 65,536 rows. page: next_page of the page before; None for the first. A page may hold fewer rows

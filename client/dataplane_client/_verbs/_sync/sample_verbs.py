@@ -104,7 +104,7 @@ class SampleVerbs:
 
         Returns the meta of the rows. Its sequence_lengths are those that the call carries, otherwise None, also for
         per-token columns: only the server knows which fields are per-token. Metas of claims and listings have them. Its
-        outcomes tell which rows are new, which existed, and which of these a task has consumed: that task does not get
+        outcomes show which rows are new, which existed, and which of these a task has consumed: that task does not get
         them again, unless they are cleared before the put, or reset.
 
         Blocks while the server's memory is full, then raises OutOfSpaceError. Raises InvalidArgumentError for rows that
