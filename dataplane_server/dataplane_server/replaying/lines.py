@@ -60,7 +60,7 @@ _ELSEWHERE = ("request_id", "partition_id", "task", "caller", "client_name")
 def tell(past: Past, turns: Iterable[Turn], sample_id: str | None) -> Iterator[Entry]:
     """Apply calls, and tell each one; with a sample_id, those that name or change that sample."""
     sample = None if sample_id is None else _Sample(sample_id, past.plane)
-    facts = _Facts()
+    facts = _Facts(past.plane.parts[3])
     past.plane.parts = (*past.plane.parts[:3], facts)
     before: float | None = None
     for turn in turns:
@@ -111,13 +111,14 @@ def _verb(call: str) -> str:
 
 
 class _Facts(History):
-    """The facts of one call."""
+    """The history, and the facts of one call beside it."""
 
-    def __init__(self) -> None:
-        super().__init__(0)
+    def __init__(self, history: History) -> None:
+        vars(self).update(vars(history))
         self.noted: list[Fact] = []
 
     def note(self, fact: Fact, now: float) -> None:
+        super().note(fact, now)
         self.noted.append(fact)
 
 

@@ -18,7 +18,6 @@ from dataplane_server.core.calls.answers import Effect
 from dataplane_server.core.calls.life_calls import LeaveFor
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.requests import Call
-from dataplane_server.core.stats.history import History
 from dataplane_server.durability.call_codec import decode_record
 from dataplane_server.durability.checkpoint import checkpoints, load_checkpoint, read_extra
 from dataplane_server.durability.log_reader import LogReader, segments
@@ -128,8 +127,8 @@ class Past:
         for record, path in checkpoints(self._folder):
             if record == self.record + 1 and read_extra(path).get("restored"):
                 state, verbs, answers, history = load_checkpoint(path).plane.parts
-                former = self.plane.parts[3]
-                self.plane.parts = state, verbs, answers, history if type(former) is History else former
+                vars(self.plane.parts[3]).update(vars(history))
+                self.plane.parts = state, verbs, answers, self.plane.parts[3]
 
     def apply(self, turn: Turn) -> tuple[object, list[Effect]]:
         """The answer of a call, or the Refusal in its place, and the effects."""

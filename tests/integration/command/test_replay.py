@@ -19,7 +19,7 @@ from tests import commands
 from tests.client.cli.reading import DATAPLANE, read, run, run_json
 from tests.integration.command.conftest import Start
 
-from dataplane_client import connect
+from dataplane_client import ClaimTimeoutError, connect
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
@@ -86,6 +86,8 @@ def incident(start_for_all: Start, tmp_path_factory: pytest.TempPathFactory) -> 
         before = now()
         wait_s = run_json("claims", "-s", address)["waiting"][0]["age_s"]
         waits = before, wait_s, now()
+        with pytest.raises(ClaimTimeoutError):
+            rollout.claim("train", "policy", ["reward"], 2, timeout_s=0.01)
         rollout.put_samples(["b0", "b1"], "train", REWARDS)
         waiting.join()
         claims[0].release(reason="NaN in the loss")
@@ -166,6 +168,7 @@ def test_a_line_tells_a_call_its_outcome_and_what_it_changed(incident: Incident)
         "(b0, b1) columns=reward -> created_rows=0 size_bytes=8; put fields=reward; claimed who=trainer-0 task=policy ",
         "released 2 rows (b0, b1) partition_id=train who=trainer-0 task=policy",
         "all rows -> cleared_rows=4 size_bytes=112; cleared",
+        "2 of 2 untaken rows lack field 'reward'; it was last put",
     ):
         assert any(words in line for line in lines), (words, text)
     verbs = {line[24:42].strip() for line in lines}
