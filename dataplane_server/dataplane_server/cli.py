@@ -38,7 +38,7 @@ def _needs_server_packages() -> Iterator[None]:
 
 
 with _needs_server_packages():
-    from dataplane_server.config import NO_DIRECT_PORT, Durability, ServerConfig, TlsFiles
+    from dataplane_server.config import Durability, ServerConfig, TlsFiles
     from dataplane_server.core.calls.limits import Limits
     from dataplane_server.durability.life import RecoveryError
     from dataplane_server.host_memory import check_memory
@@ -241,8 +241,6 @@ def _parser() -> argparse.ArgumentParser:
 def _check_cluster_flags(flags: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Raises ValueError for a flag that would mean nothing."""
     if flags.cluster is not None:
-        if flags.direct:
-            raise ValueError(f"--{NO_DIRECT_PORT}")
         return
     for flag in ("--cluster-mirrors", *(flag for flag, *_ in _CLUSTER_FLAGS)):
         name = flag.removeprefix("--").replace("-", "_")
@@ -280,7 +278,10 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
         log_history_bytes=flags.log_history,
         drain_grace_s=flags.grace,
     )
-    config.validate()
+    if flags.cluster is None:
+        config.validate()
+    else:
+        config.validate_for_cluster()
     return config
 
 

@@ -12,8 +12,13 @@ from typing import Literal, cast, get_args
 from dataplane_server.core.calls.limits import Limits
 
 Durability = Literal["memory", "process", "disk"]
-NO_DIRECT_PORT = "direct: a cluster has no such port; its clients use the memory of their nodes"
-"""Why a cluster refuses that setting, which one server takes."""
+_OF_ONE_MACHINE = {
+    "direct": "a cluster has no such port; its clients use the memory of their nodes",
+    "share_memory": "clients of a cluster use the memory of their nodes (--no-share-memory)",
+    "snapshot_dir": "a cluster keeps no snapshots",
+    "standby": "Ray restarts the coordinator of a cluster",
+}
+"""Why a cluster refuses these settings, which a server of one machine takes."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,13 @@ class ServerConfig:
             )
         if not 0 <= self.drain_grace_s < math.inf:
             raise ValueError(f"drain_grace_s must be finite and not negative, got {self.drain_grace_s}")
+
+    def validate_for_cluster(self) -> None:
+        """As validate, and refuses what means nothing in a cluster."""
+        self.validate()
+        for setting, why in _OF_ONE_MACHINE.items():
+            if getattr(self, setting) != getattr(ServerConfig, setting):
+                raise ValueError(f"{setting}: {why}; leave it out")
 
     def _validate_addresses(self) -> None:
         if not self.listen:

@@ -16,7 +16,7 @@ from dataplane_server.cluster.coordinator.actor import (
     end_nodes,
 )
 from dataplane_server.cluster.ray_nodes import this_address
-from dataplane_server.config import NO_DIRECT_PORT, ServerConfig
+from dataplane_server.config import ServerConfig
 from dataplane_server.observe.log import get_log
 
 DEFAULT_NAME = "dataplane"
@@ -90,9 +90,7 @@ def start(
     asked = {} if config is None else by_name(config)
     asked |= {setting: value for setting, value in of_cluster.items() if value is not None}
     config = config or ServerConfig(listen=("127.0.0.1:0",), http=None)
-    config.validate()
-    if config.direct is not None:
-        raise ValueError(NO_DIRECT_PORT)
+    config.validate_for_cluster()
     if not ray.is_initialized():
         ray.init(address=ray_address, namespace=NAMESPACE, log_to_driver=False)
     cache_bytes = config.limits.memory_bytes // 4 if cache_bytes is None else cache_bytes
