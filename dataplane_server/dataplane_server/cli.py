@@ -58,7 +58,7 @@ _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve rollout samples to trainers until SIGTERM or SIGINT.
 
-    On a terminal, stdout tells the addresses and how to connect, and stderr has plain lines. Elsewhere, each line is
+    On a terminal, stdout shows the addresses and how to connect, and stderr has plain lines. Elsewhere, each line is
     JSON: stdout has one event, `serving`, with the addresses, and stderr the log.
     """
     parser = _parser()
@@ -207,7 +207,7 @@ def _parser() -> argparse.ArgumentParser:
     for flag, text in _SWITCHES:
         parser.add_argument(flag, action="store_true", help=text)
     for flag, what in (("--allow-user", "user"), ("--allow-group", "group")):
-        text = f"number of a {what} of this host that may call, too; repeatable (default: none)"
+        text = f"number of a {what} of this host that may also call; repeatable (default: none)"
         parser.add_argument(flag, metavar="ID", type=_parse_id, action="append", default=[], help=text)
     parser.add_argument(
         "--durability",

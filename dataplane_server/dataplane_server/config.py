@@ -57,7 +57,7 @@ class ServerConfig:
     tracing: create a span of every call with OpenTelemetry's global tracer provider, which the program sets up.
     reflection: answer gRPC reflection, for tools such as grpcurl; needs grpcio-reflection.
     durability: "memory": rows live as long as the process. "process": they survive its death in data_dir, not that of
-        the machine. "disk": they survive that, too; each answer waits until what it tells is on stable storage. By
+        the machine. "disk": they survive that, too; each answer waits until what it reveals is on stable storage. By
         default "process" with a data_dir, and "memory" without.
     data_dir: a directory of this server alone, on a volume that outlives the process; for "process" and "disk".
     snapshot_dir: where snapshots are; by default `snapshots` in data_dir.

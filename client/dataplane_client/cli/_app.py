@@ -263,7 +263,7 @@ def why(
     """Explain why calls wait, and say what to do.
 
     Without PARTITION, the waits of all partitions. With TASK, only claims of this task. If nothing waits, or PARTITION
-    is named, it also tells of tasks that take no rows. docs/why.md lists the causes.
+    is named, it also lists tasks that take no rows. docs/why.md lists the causes.
 
     Exits with 0 whether or not anything waits, unless --fail-after is given, which is for watchdogs; with 1 if the
     partition or task does not exist.
