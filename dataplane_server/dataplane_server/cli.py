@@ -240,11 +240,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check_cluster_flags(flags: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Raises ValueError for a flag that would mean nothing."""
-    if flags.cluster is not None:
-        return
     for flag in ("--cluster-mirrors", *(flag for flag, *_ in _CLUSTER_FLAGS)):
         name = flag.removeprefix("--").replace("-", "_")
-        if getattr(flags, name) != parser.get_default(name):
+        if flags.cluster is None and getattr(flags, name) != parser.get_default(name):
             raise ValueError(f"{flag} is for a cluster; add --cluster ray, or leave it out")
 
 
@@ -278,10 +276,7 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
         log_history_bytes=flags.log_history,
         drain_grace_s=flags.grace,
     )
-    if flags.cluster is None:
-        config.validate()
-    else:
-        config.validate_for_cluster()
+    config.validate(cluster=flags.cluster is not None)
     return config
 
 

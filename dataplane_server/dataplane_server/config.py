@@ -97,12 +97,17 @@ class ServerConfig:
         if cast("Durability | None", self.durability) is None:
             object.__setattr__(self, "durability", "memory" if self.data_dir is None else "process")
 
-    def validate(self) -> None:
-        """Raises ValueError that names the setting and the rule."""
+    def validate(self, *, cluster: bool = False) -> None:
+        """Raises ValueError that names the setting and the rule. cluster: for a cluster on Ray."""
+        for setting, why in _OF_ONE_MACHINE.items():
+            if cluster and getattr(self, setting) != getattr(ServerConfig, setting):
+                raise ValueError(f"{setting}: {why}; leave it out")
         self.limits.validate()
         self._validate_durability()
         if self.reflection and self.access is not None:
             raise ValueError("reflection answers everybody, so it cannot be on beside an access file")
+        if self.direct is not None and (self.tls is not None or self.access is not None):
+            raise ValueError("direct: that port knows neither TLS nor an access file; leave it out")
         self._validate_addresses()
         if self.socket_mode is not None and not 0o600 <= self.socket_mode <= 0o777:
             raise ValueError(
@@ -110,13 +115,6 @@ class ServerConfig:
             )
         if not 0 <= self.drain_grace_s < math.inf:
             raise ValueError(f"drain_grace_s must be finite and not negative, got {self.drain_grace_s}")
-
-    def validate_for_cluster(self) -> None:
-        """As validate, and refuses what means nothing in a cluster."""
-        self.validate()
-        for setting, why in _OF_ONE_MACHINE.items():
-            if getattr(self, setting) != getattr(ServerConfig, setting):
-                raise ValueError(f"{setting}: {why}; leave it out")
 
     def _validate_addresses(self) -> None:
         if not self.listen:
@@ -139,14 +137,9 @@ class ServerConfig:
         if self.http_door is not None:
             self._validate_reach("http_door", self.http_door)
         if self.direct is not None:
-            self._validate_direct(self.direct)
+            self._validate_reach("direct", self.direct)
         if self.health is not None:
             host_and_port("health", self.health)
-
-    def _validate_direct(self, address: str) -> None:
-        if self.tls is not None or self.access is not None:
-            raise ValueError("direct: that port knows neither TLS nor an access file; leave it out")
-        self._validate_reach("direct", address)
 
     def _validate_reach(self, setting: str, address: str, instead: str = "") -> None:
         host, _ = host_and_port(setting, address)

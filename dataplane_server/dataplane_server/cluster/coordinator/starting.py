@@ -90,7 +90,7 @@ def start(
     asked = {} if config is None else by_name(config)
     asked |= {setting: value for setting, value in of_cluster.items() if value is not None}
     config = config or ServerConfig(listen=("127.0.0.1:0",), http=None)
-    config.validate_for_cluster()
+    config.validate(cluster=True)
     if not ray.is_initialized():
         ray.init(address=ray_address, namespace=NAMESPACE, log_to_driver=False)
     cache_bytes = config.limits.memory_bytes // 4 if cache_bytes is None else cache_bytes
