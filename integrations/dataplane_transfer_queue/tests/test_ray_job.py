@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.client.test_ray_targets import cluster
 
 import dataplane_transfer_queue as tq
 from dataplane_transfer_queue import _job_address
+
+__all__ = ["cluster"]
 
 ray: Any = pytest.importorskip("ray")
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.long]
@@ -23,13 +23,8 @@ def job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[Any]:
+def worker(cluster: None) -> Any:
     """Another process of a job; this process is its driver."""
-    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # sockets need a short path
-    already = ray.is_initialized()
-    if not already:
-        options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
-        ray.init(num_cpus=2, object_store_memory=80 << 20, _temp_dir=folder, **options)
 
     class Worker:
         def attach(self) -> object:
@@ -48,10 +43,7 @@ def worker() -> Iterator[Any]:
             tq.close()
             return listed
 
-    yield ray.remote(num_cpus=0)(Worker).remote()
-    if not already:
-        ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
+    return ray.remote(num_cpus=0)(Worker).remote()
 
 
 def test_workers_attach_to_the_server_that_the_driver_started(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
