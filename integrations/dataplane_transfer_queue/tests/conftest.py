@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -69,3 +70,11 @@ def kind_and_rows(column: object) -> tuple[str, list[object]]:
         return (str(column.layout).removeprefix("torch.") if column.is_nested else "dense"), rows
     assert isinstance(column, NonTensorStack)
     return "objects", [row.data for row in column.unbind(0)]
+
+
+def parameters_of(function: Callable[..., object]) -> str:
+    """Names and defaults."""
+    bare = [
+        each.replace(annotation=inspect.Parameter.empty) for each in inspect.signature(function).parameters.values()
+    ]
+    return str(inspect.Signature(bare))[1:-1]

@@ -14,6 +14,7 @@ from tensordict import TensorDict
 
 import dataplane_transfer_queue as tq
 from dataplane_client.errors import NotFoundError
+from dataplane_transfer_queue.tests.conftest import parameters_of
 
 Columns = Callable[..., TensorDict]
 Plain = Callable[[TensorDict], dict[str, tuple[str, list[object]]]]
@@ -39,9 +40,7 @@ SIGNATURES = {
 @pytest.mark.parametrize("verb", SIGNATURES)
 def test_a_verb_and_its_async_twin_have_their_order_of_arguments(verb: str) -> None:
     for name in (verb, f"async_{verb}"):
-        parameters = list(inspect.signature(getattr(tq.TransferQueueClient, name)).parameters.values())[1:]
-        bare = inspect.Signature([parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters])
-        assert str(bare) == f"({SIGNATURES[verb]})"
+        assert parameters_of(getattr(tq.TransferQueueClient, name)) == f"self, {SIGNATURES[verb]}".removesuffix(", ")
         assert inspect.iscoroutinefunction(getattr(tq.TransferQueueClient, name)) is (name != verb)
 
 

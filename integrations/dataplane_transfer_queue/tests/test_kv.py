@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from tensordict import NonTensorStack, TensorDict
 import dataplane_transfer_queue as tq
 from dataplane_client import observe
 from dataplane_client.client import DataPlaneClient
+from dataplane_transfer_queue.tests.conftest import parameters_of
 
 pytestmark = pytest.mark.usefixtures("started")
 
@@ -39,9 +40,7 @@ SIGNATURES = {
 @pytest.mark.parametrize("verb", SIGNATURES)
 def test_a_verb_and_its_async_twin_have_their_order_of_arguments(verb: str) -> None:
     for name in (verb, f"async_{verb}") if verb.startswith("kv_") else (verb,):
-        parameters = inspect.signature(getattr(tq, name)).parameters.values()
-        bare = inspect.Signature([parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters])
-        assert str(bare) == f"({SIGNATURES[verb]})"
+        assert parameters_of(getattr(tq, name)) == SIGNATURES[verb]
         assert inspect.iscoroutinefunction(getattr(tq, name)) is (name != verb)
 
 
@@ -216,18 +215,12 @@ async def use_all_twins(partition: str) -> list[object]:
 
 
 def test_twins_work_in_any_event_loop_of_any_thread() -> None:
-    found: dict[str, list[object]] = {}
+    def use_twice(partition: str) -> list[list[object]]:
+        return [asyncio.run(use_all_twins(partition)) for _ in range(2)]  # a new loop each time
 
-    def run(partition: str) -> None:
-        for _ in range(2):  # a new loop each time
-            found[partition] = asyncio.run(use_all_twins(partition))
-
-    threads = [threading.Thread(target=run, args=(f"p{number}",)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {f"p{number}": [3, 1, 1, 1, {f"p{number}": {"c": {}}}] for number in range(3)}
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(use_twice, ["p0", "p1", "p2"]))
+    assert found == [[[3, 1, 1, 1, {f"p{number}": {"c": {}}}]] * 2 for number in range(3)]
 
 
 def test_a_put_whose_row_another_process_clears_at_once_returns_what_it_wrote(

@@ -5,9 +5,8 @@ trainer reads rows, adds columns to them, and tags them, all by keys and numbers
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -19,36 +18,6 @@ pytestmark = pytest.mark.usefixtures("started")
 
 Columns = Callable[..., TensorDict]
 PROMPTS, SESSIONS, STEPS = 3, 2, 2
-
-
-class Loop:
-    """An event loop in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30.0)
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-@pytest.fixture
-def loops() -> Iterator[Callable[[], Loop]]:
-    made: list[Loop] = []
-
-    def make() -> Loop:
-        made.append(Loop())
-        return made[-1]
-
-    yield make
-    for loop in made:
-        loop.stop()
 
 
 def jagged(*lengths: int) -> torch.Tensor:
@@ -80,33 +49,22 @@ async def role(keys: list[str], field: str, compute: Callable[[TensorDict], torc
     return found
 
 
-def test_prompts_become_trajectories_that_each_role_reads_and_adds_to(
-    loops: Callable[[], Loop], columns: Columns
-) -> None:
-    agents, trainer = [loops() for _ in range(PROMPTS)], loops()
+async def test_prompts_become_trajectories_that_each_role_reads_and_adds_to(columns: Columns) -> None:
     for step in range(STEPS):
         uids = [f"u{step}-{number}" for number in range(PROMPTS)]
-        trainer.run(issue(uids, step))
-        threads = [
-            threading.Thread(target=loop.run, args=(agent(uid, step, columns),))
-            for loop, uid in zip(agents, uids, strict=True)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        await issue(uids, step)
+        with ThreadPoolExecutor(PROMPTS) as agents:
+            list(agents.map(asyncio.run, [agent(uid, step, columns) for uid in uids]))
         listed = {key: tags for key, tags in tq.kv_list("train")["train"].items() if "is_prompt" not in tags}
         meta = tq.KVBatchMeta(list(listed), list(listed.values()), "train")
         assert sorted(meta.keys) == sorted(f"{uid}_{session}_0" for uid in uids for session in range(SESSIONS))
         for field in ("old_log_probs", "ref_log_prob", "values"):
-            assert trainer.run(role(meta.keys, field, lambda data: data["input_ids"] * 0.5)) == meta.keys
-        assert (
-            trainer.run(role(meta.keys, "advantages", lambda data: data["values"] + data["old_log_probs"])) == meta.keys
-        )
-        batch = trainer.run(tq.async_kv_batch_get(meta.keys, "train", ["advantages", "input_ids"]))
+            assert await role(meta.keys, field, lambda data: data["input_ids"] * 0.5) == meta.keys
+        assert await role(meta.keys, "advantages", lambda data: data["values"] + data["old_log_probs"]) == meta.keys
+        batch = await tq.async_kv_batch_get(meta.keys, "train", ["advantages", "input_ids"])
         for advantages, tokens in zip(batch["advantages"].unbind(), batch["input_ids"].unbind(), strict=True):
             assert torch.equal(advantages, tokens * 1.0)
-        trainer.run(tq.async_kv_batch_put(meta.keys, "train", tags=[{"trained": step}] * len(meta.keys)))
+        await tq.async_kv_batch_put(meta.keys, "train", tags=[{"trained": step}] * len(meta.keys))
         assert {tags["trained"] for key, tags in tq.kv_list("train")["train"].items() if key in meta.keys} == {step}
-        trainer.run(tq.async_kv_clear([*meta.keys, *uids], "train"))
+        await tq.async_kv_clear([*meta.keys, *uids], "train")
     assert tq.kv_list("train") == {"train": {}}
