@@ -123,14 +123,9 @@ SEQUENCES = torch.tensor([[5, 6, 7, 9], [PAD, PAD, 8, 9]])
     ],
 )
 def test_what_does_not_fit_is_refused(output: Any, mask: torch.Tensor, message: str) -> None:
+    end: Any = None if "eos" in message else EOS
     with pytest.raises(InvalidArgumentError) as refused:
-        from_generate(
-            output,
-            mask,
-            eos_token_id=None if "eos" in message else EOS,  # type: ignore[arg-type]
-            group_ids=["p", "q"],
-            logprobs="has no" in message,
-        )
+        from_generate(output, mask, eos_token_id=end, group_ids=["p", "q"], logprobs="has no" in message)
     assert message in str(refused.value)
 
 

@@ -69,10 +69,9 @@ def test_one_of_several_rewards_is_chosen_and_a_lone_sample_has_none_above_other
 
 
 def test_a_loss_mask_of_another_length_than_the_response_is_refused() -> None:
+    wrong = Sample(0, 3, "p", reward=1.0, loss_mask=[1], response_length=2)
     with pytest.raises(ValueError, match="sample 3: loss_mask has 1 entries for 2 tokens of its response"):
-        convert_samples_to_train_data(
-            SimpleNamespace(), [Sample(0, 3, "p", reward=1.0, loss_mask=[1], response_length=2)]
-        )
+        convert_samples_to_train_data(SimpleNamespace(), [wrong])
 
 
 def test_samples_of_one_rollout_count_once() -> None:
