@@ -3173,7 +3173,7 @@ class ReleaseClaimRequest(_message.Message):
     """
     @_builtins.property
     def delay(self) -> _duration_pb2.Duration:
-        """How long the rows are withheld, at most a day. Unset: not at all."""
+        """How long the rows are withheld, at most a day. Unset: not at all. Rows of a shard stay with their step, as without."""
 
     def __init__(
         self,

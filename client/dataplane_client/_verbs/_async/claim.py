@@ -185,7 +185,8 @@ class AsyncClaim(AsyncHandle):
         return found
 
     async def release(self, *, delay_s: float = 0.0, reason: str = "", timeout_s: float | None = None) -> int:
-        """End the claim and return its rows to the head of the task's queue. Returns how many of them still existed.
+        """End the claim and return its rows to the head of the task's queue; those of a shard stay with their step,
+        without a delay. Returns how many of them still existed.
 
         delay_s: seconds before the rows can be claimed again, at most a day. reason: at most 256 bytes. With a reason
         the delivery has failed and counts towards the partition's max_deliveries; without one ("") the rows count as
