@@ -97,12 +97,6 @@ def superseded() -> Refusal:
     return Refusal(Reason.SUPERSEDED, "a later call with the same request_id took over from this one")
 
 
-def group_fenced(reservation_id: str, why: str = "") -> Refusal:
-    why = why or "the group was finished or aborted, its session ended, or its rows were cleared"
-    message = f"group reservation {reservation_id[:256]!r} is not open: {why}"
-    return Refusal(Reason.GROUP_FENCED, message, reservation_id=reservation_id)
-
-
 def session_expired(session_id: str) -> Refusal:
     why = "it expired (no heartbeat within its grace period) or was closed"
     message = f"session {session_id[:256]!r} is not open: {why}"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from dataplane_server.core.calls.answers import Effect, Failed
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.core.calls.refusal import Reason, Refusal, group_fenced
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Slots
 from dataplane_server.core.rows.bookkeeping import Bookkeeping
 from dataplane_server.core.rows.generations import GenerationClock
@@ -22,6 +22,7 @@ from dataplane_server.core.tasks.task import Task
 _NAMED = 8
 """Partitions that a refusal names at most."""
 _REMEMBERED_GROUPS = 4096
+_ENDED = "the group was finished or aborted, its session ended, or its rows were cleared"
 
 PARTITION_DROPPED = "the partition was dropped"
 """The reason of a fact after which a partition of the same name is another one."""
@@ -96,17 +97,15 @@ class State:
             message = f"there is no partition {partition_id[:256]!r}; register it first (there are: {known})"
             raise Refusal(Reason.PARTITION_NOT_FOUND, message, partition_id=partition_id) from None
 
-    def reserved_group(self, partition: Partition, reservation_id: str) -> Group:
-        """Refusal GROUP_FENCED if the reservation has ended."""
-        if reservation_id not in partition.groups.reserved:
-            raise self.group_fenced(reservation_id)
-        return partition.groups.reserved[reservation_id]
-
-    def group_fenced(self, reservation_id: str) -> Refusal:
-        """The refusal of a call that names a reservation which has ended."""
-        ended = self.ended_groups.get(reservation_id, "")
-        why = f"its deadline passed, and it was committed with {ended} rows" if isinstance(ended, int) else ended
-        return group_fenced(reservation_id, why)
+    def reserved_group(self, reservation_id: str, partition: Partition | None = None) -> tuple[Partition, Group]:
+        """The group of a reservation, of this partition or of any. Refusal GROUP_FENCED if it has ended."""
+        for one in self.partitions.values() if partition is None else (partition,):
+            if reservation_id in one.groups.reserved:
+                return one, one.groups.reserved[reservation_id]
+        why = self.ended_groups.get(reservation_id, _ENDED)
+        why = f"its deadline passed, and it was committed with {why} rows" if isinstance(why, int) else why
+        message = f"group reservation {reservation_id[:256]!r} is not open: {why}"
+        raise Refusal(Reason.GROUP_FENCED, message, reservation_id=reservation_id)
 
     def note_ended(self, reservation_id: str, ended: int | str) -> None:
         """Remember it, in place of the oldest of too many."""

@@ -82,7 +82,7 @@ class Groups:
         late = self._state.ended_groups.get(call.reservation_id)
         if isinstance(late, int):
             return GroupFinished(late)
-        partition, group = self._find(call.reservation_id)
+        partition, group = self._state.reserved_group(call.reservation_id)
         _check_version(partition, group.group_id, call.weight_version)
         if group.deadline is not None and group.deadline <= now:
             complete = int(np.count_nonzero(partition.complete(group)))
@@ -117,7 +117,7 @@ class Groups:
     def abort(self, call: AbortGroup) -> GroupAborted:
         """Refusal SAMPLE_NOT_FOUND, INVALID_REQUEST for a row that is none of the group."""
         check_reason(call.reason, self._state.limits)
-        partition, group = self._find(call.reservation_id)
+        partition, group = self._state.reserved_group(call.reservation_id)
         who = self._holder(group)
         if call.sample_ids:
             check_sample_ids(call.sample_ids, self._state.limits)
@@ -234,12 +234,6 @@ class Groups:
         """The partition of a reserved group."""
         found = (of for of in self._state.partitions.values() if reservation_id in of.groups.reserved)
         return next((partition.partition_id for partition in found), None)
-
-    def _find(self, reservation_id: str) -> tuple[Partition, Group]:
-        for partition in self._state.partitions.values():
-            if reservation_id in partition.groups.reserved:
-                return partition, partition.groups.reserved[reservation_id]
-        raise self._state.group_fenced(reservation_id)
 
     def _holder(self, group: Group) -> str:
         return self._state.sessions.name(group.session_id)

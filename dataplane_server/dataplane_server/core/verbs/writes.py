@@ -319,7 +319,7 @@ class Writes:
         limits = self._state.limits
         check_hashed(partition.definition, put)
         if put.shared:
-            group = self._state.reserved_group(partition, put.reservation_id)
+            _, group = self._state.reserved_group(put.reservation_id, partition)
             return check_shared(partition, group, columns, limits)
         slots = partition.rows.find_existing(put.sample_ids)
         self._check_access(put, partition, slots)
@@ -346,7 +346,7 @@ class Writes:
         if put.claim_id:
             self._claims.size(put.claim_id)  # refuses a claim that is not open before it looks at the rows
         if put.reservation_id:
-            group = self._state.reserved_group(partition, put.reservation_id)
+            _, group = self._state.reserved_group(put.reservation_id, partition)
             partition.groups.check_members(group, existing)
             if put.add_to_group:
                 self._check_room(group, len(slots) - len(existing))
