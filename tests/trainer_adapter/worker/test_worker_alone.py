@@ -71,13 +71,15 @@ def test_a_step_in_parts_with_inference_between_them_is_the_step_of_the_whole_ba
     logprobs, expected = whole.get_logprobs(batch())["logprobs"], weights(whole)
     rows = batch()
     valid = rows["sample_mask"].sum(), (rows["token_mask"][:, 1:] * rows["sample_mask"][:, None]).sum()
-    worker = make_worker()
+    worker, modes = make_worker(), list[bool]()
+    worker._policy.model.register_forward_pre_hook(lambda model, _: modes.append(model.training))
     worker.begin_train_step(ClippedPolicyGradientLoss(), float(valid[0]), float(valid[1]))
     for start in (0, 4):
         metrics = worker.train_microbatches(rows.slice(start, start + 4))
         assert [one["global_valid_toks"] for one in metrics] == [float(valid[1])] * 2
         worker.get_logprobs(rows)
     finished = worker.finish_train_step()
+    assert modes == [True, True, False, False] * 2
     assert finished["global_loss"].tolist() == pytest.approx(report["global_loss"].tolist(), rel=1e-6)
     assert finished["grad_norm"].item() == pytest.approx(report["grad_norm"].item(), rel=1e-6)
     torch.testing.assert_close(worker.get_logprobs(rows)["logprobs"], logprobs, rtol=1e-5, atol=1e-5)

@@ -114,17 +114,6 @@ def test_only_training_drops_out(make_worker: MakeWorker, model: Path) -> None:
     assert not torch.allclose(trained, losses[0], rtol=1e-3)
 
 
-def test_inference_between_the_parts_of_a_step_leaves_training_on(make_worker: MakeWorker) -> None:
-    worker = make_worker(init_reference_model=False)
-    modes: list[bool] = []
-    worker._policy.model.register_forward_pre_hook(lambda model, _: modes.append(model.training))
-    worker.begin_train_step(ClippedPolicyGradientLoss(), 8.0, 50.0)
-    for _ in range(2):
-        worker.get_logprobs(batch(), micro_batch_size=8)
-        worker.train_microbatches(batch(), mbs=8)
-    assert modes == [False, True] * 2
-
-
 def steps(worker: AutomodelPolicyWorker, count: int = 2) -> list[float]:
     """The losses of so many steps."""
     return [worker.train(batch(), ClippedPolicyGradientLoss())["global_loss"].item() for _ in range(count)]
