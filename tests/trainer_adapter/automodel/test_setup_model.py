@@ -246,6 +246,7 @@ def test_the_learning_rate_follows_the_configured_schedules(config: Any, rates: 
         (setup_cases.SCHEDULER[:2], ValueError, "milestones"),
         ({"name": "torch.optim.lr_scheduler.NoSuch"}, ValueError, "scheduler.name: no attribute"),
         ({"name": "torch.optim.lr_scheduler.ReduceLROnPlateau"}, ValueError, "scheduler.name: .* follows a metric"),
+        ([{"milestones": [1, None]}], ValueError, r"scheduler.milestones\[1\] must be an integer, not None"),
         ({"kwargs": None}, KeyError, "must set scheduler.name"),
         ({"name": "torch.optim.lr_scheduler.StepLR", "kwargs": None}, ValueError, "scheduler.kwargs: .*step_size"),
     ],

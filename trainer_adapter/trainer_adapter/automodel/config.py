@@ -38,7 +38,9 @@ def required(config: Mapping[str, Any], path: str) -> Any:
 
 
 def check_types(config: Mapping[str, Any], kind: Any = None, block: str = "") -> None:
-    """Raise ValueError naming the first key of a PolicyConfig whose value has another type; absent keys are allowed."""
+    """Raise ValueError naming the first key whose value has another type than in kind (None: PolicyConfig); absent keys
+    are allowed.
+    """
     for key, wanted in get_type_hints(kind or PolicyConfig).items():
         if key in config:
             _check_type(config[key], wanted, block + key)
@@ -237,7 +239,7 @@ class PolicyConfig(TypedDict, total=False):
     max_grad_norm: gradients are clipped to this L2 norm, which is positive; None: no clipping.
     batch_size: of scoring.
     logprob_chunk_size: positions whose logits are normalised at once in inference; None: 1024, as in training.
-    scheduler: one learning-rate schedule, or a list of them with milestones; absent: a constant rate.
+    scheduler: one learning-rate schedule, or a list of them with milestones (SchedulerConfig); None: a constant rate.
     optimizer: may be absent if nothing is trained.
     seed: of torch's random numbers, such as dropout and new adapters. Each data- or context-parallel rank adds its
     number, because it has other tokens; tensor-parallel ranks share theirs. None or absent: torch's own seed.
@@ -263,7 +265,7 @@ class PolicyConfig(TypedDict, total=False):
     generation: GenerationConfig | None
     reward_model_cfg: RewardModelConfig | None
     optimizer: OptimizerConfig | None
-    scheduler: SchedulerConfig | list[SchedulerConfig] | None
+    scheduler: dict[str, Any] | list[dict[str, Any]] | None
     dequantize_base_checkpoint: bool
 
 

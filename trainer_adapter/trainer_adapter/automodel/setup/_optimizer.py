@@ -13,7 +13,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau, SequentialLR
 
-from trainer_adapter.automodel.config import required
+from trainer_adapter.automodel.config import SchedulerConfig, check_types, required
 from trainer_adapter.automodel.dotted_path import import_named
 
 
@@ -45,6 +45,7 @@ def build_scheduler(
         if "name" in entry:
             schedulers.append(_build_scheduler(optimizer, entry))
         elif "milestones" in entry:
+            check_types(entry, SchedulerConfig, "scheduler.")
             milestones = list(entry["milestones"])
         else:
             raise AssertionError(f"unknown scheduler config: {dict(entry)} has neither name nor milestones")
@@ -54,6 +55,7 @@ def build_scheduler(
 
 
 def _build_scheduler(optimizer: Optimizer, config: Mapping[str, Any]) -> LRScheduler:
+    check_types(config, SchedulerConfig, "scheduler.")
     scheduler: LRScheduler = _build("scheduler", config, optimizer)
     if isinstance(scheduler, ReduceLROnPlateau):
         raise ValueError("scheduler.name: ReduceLROnPlateau follows a metric, and schedules here count steps alone")
