@@ -31,9 +31,7 @@ from dataplane_client._values.jagged import (
     split_like,
     split_rows,
 )
-from dataplane_client._values.object_leaves import (
-    count_rows,
-)
+from dataplane_client._values.object_leaves import count_rows
 from dataplane_client._values.plain_columns import plain_column
 from dataplane_client._values.row_kernels import RowCopy, copy_rows
 from dataplane_client._values.rows import gather_rows

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
+from dataplane_client._common.arguments import checked_number
 from dataplane_client._values.jagged import JaggedRows
 from dataplane_client._values.row_kernels import RowCopy
 from dataplane_client._values.rows import bits, pad_rows
-from dataplane_client.errors import UnsupportedTypeError
 
 _TWO_IN_A_BYTE = getattr(torch, "float4_e2m1fn_x2", None)
 
@@ -56,13 +57,8 @@ def pad_element(field: str, dtype: torch.dtype, pad_value: float) -> torch.Tenso
     """The pad value as a tensor of one element. Raises ValueError, naming the field, if dtype cannot hold it, and
     TypeError for what is no number.
     """
-    try:
-        return _element(field, dtype, pad_value)
-    except (TypeError, RuntimeError):  # of torch, for a tensor of several elements
-        raise UnsupportedTypeError(f"field {field!r}: the pad value must be a number, got {pad_value!r}") from None
-
-
-def _element(field: str, dtype: torch.dtype, pad_value: float) -> torch.Tensor:
+    given: Any = pad_value  # also a tensor, or a NumPy scalar
+    pad_value = checked_number("pad value", given.item() if hasattr(given, "item") else given, f"field {field!r}")
     if (dtype.is_floating_point or dtype.is_complex) and dtype is not _TWO_IN_A_BYTE:
         if torch.finfo(dtype).max < abs(pad_value) < math.inf:
             raise ValueError(f"field {field!r}: pad value {pad_value!r} is beyond the values of {dtype}")

@@ -6,11 +6,12 @@ On the CPU all fields of a call are copied together, on several threads.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
+from dataplane_client._common.arguments import checked_choice
 from dataplane_client._common.arrays import ObjectArray
 from dataplane_client._values.columns_layout import Layout
 from dataplane_client._values.jagged import even_rows, is_ragged_later, read_jagged, without_rows
@@ -40,8 +41,7 @@ def materialize(
     Gradients flow through. Raises ValueError for an unknown layout or a pad value that the field's dtype cannot hold,
     and TypeError for nested TensorDicts.
     """
-    if layout not in get_args(Layout):
-        raise ValueError(f"layout must be one of {get_args(Layout)}, got {layout!r}")
+    checked_choice("layout", layout, Layout, "materialize")
     pad_values = pad_value_dict or {}
     columns: dict[str, torch.Tensor | ObjectArray] = {}
     copies: list[RowCopy] = []

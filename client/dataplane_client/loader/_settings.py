@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
-from dataplane_client._common.arguments import checked_count, checked_number
+from dataplane_client._common.arguments import checked_choice, checked_count, checked_number, optional_count
 from dataplane_client._connect.channel import checked_target
 from dataplane_client._connect.options import ClientOptions
 from dataplane_client._memory.read_batches import parsed_device
@@ -52,8 +52,7 @@ class LoaderSettings:
         checked_target(self.address)
         if not self.fields:
             raise InvalidArgumentError("fields is empty: name the fields to read")
-        if self.layout not in get_args(Layout):
-            raise InvalidArgumentError(f"layout must be one of {get_args(Layout)}, got {self.layout!r}")
+        checked_choice("layout", self.layout, Layout, "ClaimLoader")
         claim_request(
             self.partition_id,
             self.task_name,
@@ -67,8 +66,7 @@ class LoaderSettings:
             selection=self.selection,
         )
         checked_count("prefetch", self.prefetch, "ClaimLoader", least=1, most=_MOST)
-        if self.max_batches is not None:
-            checked_count("max_batches", self.max_batches, "ClaimLoader", least=1, most=_MOST)
+        optional_count("max_batches", self.max_batches, "ClaimLoader", least=1, most=_MOST)
         if unknown := sorted(self.pad_value_dict.keys() - {*self.fields, *self.required_fields}):
             raise InvalidArgumentError(f"ClaimLoader: pad_value_dict names {unknown[0]!r}, which is not in fields")
         if not 0 < checked_number("idle_timeout_s", self.idle_timeout_s, "ClaimLoader") < math.inf:

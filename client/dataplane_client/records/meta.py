@@ -6,7 +6,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from dataplane_client._common.arguments import checked_names
 from dataplane_client._common.displays import HTML_ROWS, html_table, short_list
@@ -20,27 +20,6 @@ not get it again.
 PAD_TARGET_KEY = "global_forward_pad_seqlen"
 """Key of a meta's extra_info: the width in tokens to which every rank pads, so that all see tensors of one shape."""
 T = TypeVar("T")
-
-
-class _Pick(Protocol):
-    def __call__(self, column: list[T]) -> list[T]: ...
-
-
-@dataclass(frozen=True)
-class _At:
-    indices: list[int]
-
-    def __call__(self, column: list[T]) -> list[T]:
-        return [column[index] for index in self.indices]
-
-
-@dataclass(frozen=True)
-class _Between:
-    start: int
-    end: int
-
-    def __call__(self, column: list[T]) -> list[T]:
-        return column[self.start : self.end]
 
 
 @dataclass(repr=False)
@@ -116,11 +95,11 @@ class KVBatchMeta:
         """The rows at the given positions, in that order. Raises IndexError for a position outside 0 to size - 1, and
         TypeError for a mask.
         """
-        return self._rows(_At(self._positions("subset", indices)))
+        return self._rows(self._positions("subset", indices))
 
     def slice(self, start: int, end: int) -> KVBatchMeta:
         """Rows start to end - 1. Bounds beyond the rows are clipped, as for a list."""
-        return self._rows(_Between(start, end))
+        return self._rows(range(self.size)[start:end])
 
     def drop(self, indices: Iterable[int]) -> KVBatchMeta | None:
         """The rows that are not at the given positions, in their order; None when no row is left.
@@ -185,8 +164,12 @@ class KVBatchMeta:
             raise IndexError(f"row {wrong[0]} is outside a meta of {self.size} rows")
         return chosen
 
-    def _rows(self, pick: _Pick) -> KVBatchMeta:
-        """A meta with the picked rows. extra_info is copied unchanged, even if it holds data for each row."""
+    def _rows(self, places: Sequence[int]) -> KVBatchMeta:
+        """A meta with the rows at these places. extra_info is copied unchanged, even if it holds data for each row."""
+
+        def pick(column: list[T]) -> list[T]:
+            return [column[place] for place in places]
+
         return replace(
             self,
             sample_ids=pick(self.sample_ids),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 
-from dataplane_client._common.arguments import checked_count, checked_mapping, checked_name
+from dataplane_client._common.arguments import checked_choice, checked_count, checked_mapping, checked_name
 from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._memory.placement import Destination
 from dataplane_client._memory.read_batches import (
@@ -204,7 +204,7 @@ class SampleVerbs:
     async def _read_tensors(
         self, request: pb.ReadColumnsRequest, layout: TensorLayout, timeout_s: float | None
     ) -> TensorDict:
-        _check_layout(layout, get_args(TensorLayout))
+        checked_choice("layout", layout, TensorLayout, f"read from {request.partition_id!r}")
         columns = await self._transport.read(request, COPIES, timeout_s)
         return to_tensors(in_layout(columns, layout), len(request.sample_ids))
 
@@ -272,7 +272,7 @@ class SampleVerbs:
         rows = (meta.partition_id, meta.sample_ids, select_fields, meta.generations)
         request = read_request("read_columns", *rows, token_range, token_ranges)
         n_rows, where = len(request.sample_ids), f"read_columns from {meta.partition_id!r}"
-        _check_layout(layout, get_args(Layout))
+        checked_choice("layout", layout, Layout, where)
         pad_values = checked_mapping("pad_value_dict", pad_value_dict or {}, where)
         if unknown := sorted(set(pad_values).difference(request.fields, meta.fields or ())):
             raise InvalidArgumentError(
@@ -369,8 +369,3 @@ class SampleVerbs:
             sample_id=checked_name("sample id", sample_id, where),
         )
         return sample_description(await self._transport.unary("GetSample", request, timeout_s))
-
-
-def _check_layout(layout: str, known: Sequence[str]) -> None:
-    if layout not in known:
-        raise InvalidArgumentError(f"layout must be one of {known}, got {layout!r}")

@@ -182,8 +182,7 @@ class Batching:
 
     def flush(self) -> None:
         """Send what is held, and wait until the server has it, also where another thread or task has begun to send it.
-        Raises the first error of a put that was held and whose `meta()` has not raised it, and says how many more there
-        are.
+        Raises the first error of a held put that its `meta()` has not raised, and says how many more puts failed.
         """
         with self._lock:
             puts = [*self._leaving, *self._held]

@@ -175,10 +175,8 @@ class ClaimVerbs:
         gives_back = "dp_rank" not in meta.extra_info
         try:
             self._session.request_grant("AdoptClaim", request, timeout_s)
-        except DataPlaneError:
-            raise
-        except BaseException:
-            if gives_back:
+        except BaseException as error:
+            if gives_back and not isinstance(error, DataPlaneError):
                 self._session.call_later("ReleaseClaim", release_request(claim_id, 0.0, ""))
             raise
         return Claim(self._session, Grant(claim_id, meta, []), gives_back=gives_back)

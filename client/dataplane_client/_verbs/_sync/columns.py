@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dataplane_client._common.arguments import blame_caller
 from dataplane_client._common.tracebacks import short_traceback
 from dataplane_client._requests.first_write import FirstWrite
 from dataplane_client._requests.requests import GivenTag, TokenRange
@@ -14,7 +15,7 @@ from dataplane_client._values.codec import Fields, pack_jagged_fields, with_padd
 from dataplane_client._values.columns_layout import Layout
 from dataplane_client._verbs._sync.client import DataPlaneClient
 from dataplane_client.batched_data_dict import BatchedDataDict
-from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
+from dataplane_client.errors import UnsupportedTypeError
 from dataplane_client.records.meta import KVBatchMeta, checked_meta
 
 
@@ -66,15 +67,11 @@ def write_columns(
     checked_meta(meta, "write_columns")
     if not fields:
         return
-    try:
+    with blame_caller(f"write_columns into {meta.partition_id!r}"):
         if meta.sequence_lengths is None:
             packed: Fields = pack_jagged_fields(dict(fields), lengths=None)
         else:
             packed = with_padded_rows(fields, torch.tensor(meta.sequence_lengths, dtype=torch.int64), None)
-    except TypeError as error:
-        raise UnsupportedTypeError(f"write_columns into {meta.partition_id!r}: {error}") from None
-    except ValueError as error:
-        raise InvalidArgumentError(f"write_columns into {meta.partition_id!r}: {error}") from None
     client.put_samples(
         meta.sample_ids,
         meta.partition_id,
