@@ -56,19 +56,12 @@ REFUSED: dict[str, tuple[dict[str, Any], type[DataPlaneError], list[str]]] = {
     "no mask": ({"changes": {"sample_mask": None}}, InvalidArgumentError, ["'sample_mask'"]),
     "no lengths": ({"changes": {"input_lengths": None}}, InvalidArgumentError, ["'input_lengths'"]),
     "2-d lengths": ({"changes": {"input_lengths": torch.ones(3, 1)}}, InvalidArgumentError, ["input_lengths", "(N,)"]),
-    "float lengths": (
-        {"changes": {"input_lengths": torch.ones(3)}},
-        UnsupportedTypeError,
-        ["input_lengths", "float32"],
-    ),
-    "bool lengths": (
-        {"changes": {"input_lengths": torch.ones(3).bool()}},
-        UnsupportedTypeError,
-        ["input_lengths", "torch.bool"],
-    ),
+    "float lengths": ({"changes": {"input_lengths": torch.ones(3)}}, UnsupportedTypeError, ["input_lengths", "float"]),
+    "bool lengths": ({"changes": {"input_lengths": torch.ones(3) > 0}}, UnsupportedTypeError, ["lengths", "bool"]),
     "ids": ({"sample_ids": IDS[:2]}, InvalidArgumentError, ["2 sample_ids", "3"]),
     "a str of ids": ({"sample_ids": "abc"}, UnsupportedTypeError, ["sample ids", "'abc'"]),
     "tags": ({"tags": [{}] * 4}, InvalidArgumentError, ["4 tags", "3"]),
+    "multiple 2.0": ({"pad_to_multiple": 2.0}, UnsupportedTypeError, ["pad_to_multiple", "float"]),
     "multiple 0": ({"pad_to_multiple": 0}, InvalidArgumentError, ["pad_to_multiple", "0"]),
 }
 

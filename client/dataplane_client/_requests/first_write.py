@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from dataplane_client._common.arguments import blame_caller, checked_names
+from dataplane_client._common.arguments import blame_caller, checked_count, checked_names
 from dataplane_client._values.codec import with_padded_rows
 from dataplane_client._values.plain_columns import plain_column
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
@@ -34,11 +34,10 @@ class FirstWrite:
         for what, count in (("sample_ids", len(self.sample_ids)), ("tags", rows if tags is None else len(tags))):
             if count != rows:
                 raise InvalidArgumentError(f"kv_first_write: {count} {what} must match batch size {rows}")
-        if pad_to_multiple < 1:
-            raise InvalidArgumentError(f"kv_first_write: pad_to_multiple must be at least 1, got {pad_to_multiple}")
+        multiple = checked_count("pad_to_multiple", pad_to_multiple, "kv_first_write", least=1, most=(1 << 31) - 1)
         self.lengths: list[int] = lengths.tolist()
         longest = max(self.lengths, default=0)
-        self.pad_target = -(-longest // pad_to_multiple) * pad_to_multiple
+        self.pad_target = -(-longest // multiple) * multiple
         per_token = {name for name, value in columns.items() if _width(value, rows) in {longest, self.pad_target}}
         with blame_caller("kv_first_write"):
             self.fields = with_padded_rows(columns, lengths, per_token)
