@@ -97,13 +97,14 @@ WRITES: dict[str, Callable[[DataPlaneClient, torch.Tensor], object]] = {
 }
 
 
+@pytest.mark.parametrize("lengths", [LENGTHS, [9, 9]], ids=["padded", "full"])
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_results_are_cut_to_the_lengths_of_the_claimed_rows(
-    flow: DataPlaneClient, write: Callable[[DataPlaneClient, torch.Tensor], object]
+    flow: DataPlaneClient, write: Callable[[DataPlaneClient, torch.Tensor], object], lengths: list[int]
 ) -> None:
-    flow.put_samples(IDS, "p", {"tokens": PADDED}, sequence_lengths=LENGTHS)
+    flow.put_samples(IDS, "p", {"image": FULL}, sequence_lengths=lengths)
     write(flow, torch.full((2, 9), 0.5))
-    assert rows(flow, "logprobs") == [[0.5] * 2, [0.5] * 4]
+    assert rows(flow, "logprobs") == [[0.5] * length for length in lengths]
 
 
 # -- calls -------------------------------------------------------------------------------------------------------------

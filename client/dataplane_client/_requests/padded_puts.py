@@ -61,7 +61,7 @@ def without_known_padding(
     if not per_token or min(lengths, default=-1) < 0:
         return None
     try:
-        return without_padding(columns, per_token, lengths, "")
+        return without_padding(columns, per_token, lengths, "", full=False)
     except InvalidArgumentError:
         return None
 
@@ -86,18 +86,19 @@ def may_be_padded(error: DataPlaneError, columns: Sequence[WireColumn], lengths:
 
 
 def without_padding(
-    columns: Sequence[WireColumn], per_token: Collection[str], lengths: Sequence[int], where: str
+    columns: Sequence[WireColumn], per_token: Collection[str], lengths: Sequence[int], where: str, *, full: bool = True
 ) -> list[WireColumn] | None:
-    """The columns, with rectangles of per-token fields cut to the lengths; None if none can be cut.
+    """The columns, with rectangles of per-token fields cut to the lengths; None if none can be cut. full: also those
+    without padding, of which a commit does not say that they have none.
 
     Raises InvalidArgumentError for a rectangle that is narrower than a row's length.
     """
     row_lengths = np.asarray(lengths, np.int64)
-    cut = [_cut(column, row_lengths, where) if column.name in per_token else column for column in columns]
+    cut = [_cut(column, row_lengths, where, full) if column.name in per_token else column for column in columns]
     return None if all(new is old for new, old in zip(cut, columns, strict=True)) else cut
 
 
-def _cut(column: WireColumn, lengths: Int64Array, where: str) -> WireColumn:
+def _cut(column: WireColumn, lengths: Int64Array, where: str, full: bool) -> WireColumn:
     width = _width(column)
     if width is None:
         return column
@@ -105,7 +106,7 @@ def _cut(column: WireColumn, lengths: Int64Array, where: str) -> WireColumn:
         row = int((lengths > width).argmax())
         message = f"the call says {lengths[row]} tokens, but the column is {width} wide"
         raise InvalidArgumentError(f"{where}, field {column.name!r}, row {row}: {message}", reason="LENGTH_MISMATCH")
-    if (lengths == width).all():
+    if (lengths == width).all() and not (full and column.kind == "dense"):
         return column
     if column.kind == "jagged":
         return replace(column, lengths=lengths, per_token=True)
