@@ -104,8 +104,9 @@ def top(
     """Show how many rows and bytes move, until Ctrl-C.
 
     Rates are averages since the previous screen; on the first screen, of the last minute. While the server is not
-    reachable, the command says so and keeps trying. On a terminal each screen replaces the one before, and the last one
-    stays. Elsewhere the screens follow each other; with JSON output, one on each line.
+    reachable, the command says so and keeps trying; it exits with 1 if that is so on the Nth screen. On a terminal each
+    screen replaces the one before, and the last one stays. Elsewhere the screens follow each other; with JSON output,
+    one on each line.
     """
     from dataplane_client.cli._top import watch
 

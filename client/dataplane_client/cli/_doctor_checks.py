@@ -24,7 +24,7 @@ from dataplane_client._memory.shared_arena import NO_SOCKET, SharedArena, local_
 from dataplane_client._values.row_kernels import kernel_name
 from dataplane_client.cli._server import Server
 from dataplane_client.cli._text import plural, size_text
-from dataplane_client.errors import DataPlaneError
+from dataplane_client.errors import DataPlaneError, PermissionDeniedError
 from dataplane_client.records.descriptions import ServerStatus, server_status
 from rl_dataplane.group_memory import GroupMemory, read_group_memory
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -142,6 +142,8 @@ def check_response(server: Server) -> tuple[Check, pb.GetServerStatusResponse | 
         seconds = statistics.median(_timed_call(server)[0] for _ in range(_CALLS))
     except DataPlaneError as error:
         advice = "check that it runs and listens at this address, in this network namespace or on this volume"
+        if isinstance(error, PermissionDeniedError):
+            advice = "correct the token (DATAPLANE_TOKEN_FILE), the certificate, or the server's access file"
         found, _, _ = str(error).partition('. "dataplane doctor')  # which this is
         return Check("server", "problem", found, advice), None
     found = f"a call takes {seconds * 1e3:.1f} ms (the first, with the connection, {first_s * 1e3:.1f} ms)"

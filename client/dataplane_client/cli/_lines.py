@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -19,6 +19,7 @@ import torch
 
 from dataplane_client._values.dtypes import WIRE_DTYPES, dtype_name, torch_dtype
 from dataplane_client.cli._output import fail
+from dataplane_client.records.descriptions import FieldDescription
 from dataplane_client.records.meta import Tag
 
 PAGE_ROWS = 256
@@ -46,18 +47,18 @@ class Row:
     group: RowGroup | None = None
 
 
-def write(path: str, rows: Iterator[Row]) -> int:
-    """Write rows, and return how many."""
-    written = 0
+def write(path: str, fields: Sequence[FieldDescription], rows: Iterator[Row]) -> int:
+    """Write rows, and return how many. fields: of the rows."""
+    written, objects = 0, {one.name for one in fields if one.kind == "object"}
     with _opened(path, "w") as file:
         for row in rows:
-            file.write(f"{_line(row)}\n")
+            file.write(f"{_line(row, objects)}\n")
             written += 1
     return written
 
 
-def _line(row: Row) -> str:
-    fields = {name: _written(row, value) for name, value in row.fields.items()}
+def _line(row: Row, objects: set[str]) -> str:
+    fields = {name: _written(row, value, name in objects) for name, value in row.fields.items()}
     group = {} if row.group is None else {"group": asdict(row.group)}
     return json.dumps({"sample_id": row.sample_id, "tags": dict(row.tags), **group, "fields": fields})
 
@@ -66,8 +67,8 @@ def _refuse(row: Row, what: str) -> NoReturn:
     fail(f"sample {row.sample_id!r} has a value that JSON cannot hold ({what}): choose fields with --field")
 
 
-def _written(row: Row, value: Any) -> dict[str, Any]:
-    if isinstance(value, torch.Tensor):
+def _written(row: Row, value: Any, is_object: bool) -> dict[str, Any]:
+    if isinstance(value, torch.Tensor) and not is_object:
         shape = {} if 0 not in value.shape[:-1] else {"shape": list(value.shape)}
         return {"dtype": dtype_name(value.dtype), "values": _numbers(row, value), **shape}
     return {"object": checked_object(row, value)}

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import typer
 
 from dataplane_client.cli._options import Format
+from dataplane_client.cli._start import catch_interrupts
 
 SOCKET_FOLDER = "replay-"
 """How the folder of a replay's socket begins; the socket is named by the moment."""
@@ -32,6 +33,7 @@ def replay_calls(
         *(["--check"] if check else []),
         *(["--json"] if output == "json" else []),
     ]
+    catch_interrupts()
     code = subprocess.call(_command(path, until, *flags))  # noqa: S603  # our own module
     return code if code >= 0 else _SIGNALLED - code
 
@@ -42,6 +44,7 @@ def replay_screen(
     """Run the command of a screen against a server that shows a moment. commands: runs a command by its arguments."""
     if screen[0] in _NO_SCREENS:
         raise typer.BadParameter(f"{screen[0]!r} shows no state of a server; see dataplane --help for commands that do")
+    catch_interrupts()
     with tempfile.TemporaryDirectory(prefix=SOCKET_FOLDER) as folder:
         command = _command(path, until, "--serve-in", folder)
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:  # noqa: S603

@@ -6,7 +6,9 @@ Half of the time of a short command is spent in loading Python's and other libra
 from __future__ import annotations
 
 import gc
+import io
 import os
+import signal
 import sys
 from collections.abc import Iterable
 from types import ModuleType
@@ -28,32 +30,47 @@ def main() -> None:
     """Run the command that the arguments name, and end the process."""
     gc.disable()  # a command ends before its garbage matters; `top`, which runs on, enables it
     defer_imports(_UNUSED)
-    try:
-        from dataplane_client.cli._app import app
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background jobs ignore it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    elif sys.stdout is None:  # closed before the start
+        sys.stdout = io.StringIO()
+    os._exit(_exit_code())  # skips Python's slow finalization
 
-        app()
-    except SystemExit as end:
+
+def _exit_code() -> int:
+    """Run the command, and write all its output."""
+    try:
         try:
-            if isinstance(end.code, int) and _flush_output():
-                os._exit(end.code)  # skips Python's slow finalization
-        except BrokenPipeError:
-            os._exit(1)  # who reads the output, such as head(1), has seen enough: no error to report
-        raise
+            from dataplane_client.cli._app import app
 
-
-def _flush_output() -> bool:
-    """Whether all output was written. If not, Python must end the process itself and report the error, except for a
-    BrokenPipeError, which it raises.
-    """
-    try:
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:  # None if it was closed before the start
-                stream.flush()
+            app()
+        except SystemExit as end:
+            sys.stdout.flush()
+            return int(end.code or 0)
     except BrokenPipeError:
-        raise
-    except (OSError, ValueError):
-        return False
-    return True
+        return 1  # who reads the output, such as head(1), has seen enough: no error to report
+    except UnicodeEncodeError as error:
+        return _said(f"{error.object!r} is not UTF-8", 2)
+    except OSError as error:
+        return _said(f"{error.filename or 'stdout'}: {error.strerror}", 1)
+    return 0
+
+
+def _said(message: str, code: int) -> int:
+    from dataplane_client.cli._text import printable
+
+    print(f"dataplane: {printable(message)}", file=sys.stderr)  # noqa: T201  # an error
+    return code
+
+
+def catch_interrupts() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt from now on, for a command that has something to tidy up. Until then it ends
+    the process at once: libraries that are being imported may lose the exception and go on, half loaded.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _DeferredModule(ModuleType):

@@ -6,7 +6,6 @@ longest names. Only sentences are folded.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,7 @@ class Labelled:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         from rich.text import Text
 
-        first, *rest = _folded(self._label + self._text, options.max_width, self._indent)
+        first, *rest = _folded(console, self._label + self._text, options.max_width, self._indent)
         yield Text.assemble((first[: len(self._label)], self._style), first[len(self._label) :])
         yield from map(Text, rest)
 
@@ -74,12 +73,12 @@ class Table:
         widths = self._fitted_widths(headings, options.max_width)
         height = max(map(len, headings))
         for cells in zip(*([""] * (height - len(lines)) + lines for lines in headings), strict=True):
-            yield from self._row_lines(cells, "", widths, "bold")
+            yield from self._row_lines(console, cells, "", widths, "bold")
         for line in self._lines:
             if isinstance(line, Labelled):
                 yield line
             else:
-                yield from self._row_lines(*line, widths)
+                yield from self._row_lines(console, *line, widths)
         left_out = ", ".join(name for column, name in enumerate(self._names) if column not in widths)
         if left_out:
             yield Labelled("not shown on this narrow screen: ", left_out)
@@ -110,14 +109,14 @@ class Table:
         return widths
 
     def _row_lines(
-        self, cells: Sequence[str], style: str, widths: Mapping[int, int], heading: str = ""
+        self, console: Console, cells: Sequence[str], style: str, widths: Mapping[int, int], heading: str = ""
     ) -> Iterator[Text]:
         from rich.text import Text
 
         shown = [self._padded(cell, column, widths[column]) for column, cell in enumerate(cells) if column in widths]
         more: Sequence[str] = ()
         if self._folded is not None:
-            shown[-1], *more = _folded(cells[-1], widths[self._folded])
+            shown[-1], *more = _folded(console, cells[-1], widths[self._folded])
         first, rest = shown[0], _GAP.join(["", *shown[1:]])
         yield Text.assemble((first, style), rest.rstrip(), style=heading, no_wrap=True, overflow="ellipsis")
         indent = _GAP.join([" " * cell_len(cell) for cell in shown[:-1]] + [""])
@@ -134,5 +133,11 @@ def _total(widths: Mapping[int, int]) -> int:
     return sum(widths.values()) + len(_GAP) * (len(widths) - 1)
 
 
-def _folded(text: str, width: int, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
+def _folded(console: Console, text: str, width: int, indent: str = "") -> list[str]:
+    """The lines of a text. It is measured in cells, of which a Chinese character takes two."""
+    from rich.text import Text
+
+    first = Text(text).wrap(console, width)[0].plain
+    rest = Text(text[len(first) :].lstrip())
+    more = rest.wrap(console, max(1, width - len(indent))) if rest else ()
+    return [first.rstrip(), *(indent + line.plain.rstrip() for line in more)]

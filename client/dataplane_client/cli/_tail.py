@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Mapping
 
 from dataplane_client.cli._listings import parsed_filter
 from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import print_json, print_text
 from dataplane_client.cli._server import Server, server_or_exit
+from dataplane_client.cli._start import catch_interrupts
 from dataplane_client.cli._text import tags_text
 from dataplane_client.records.listings import SamplePage, sample_page
+from dataplane_client.records.meta import Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _LOOK_S = 0.5
@@ -21,8 +25,9 @@ def tail(
 ) -> None:
     """Print the last rows that arrived, and with `follow` each later one, until Ctrl-C."""
     request = pb.ListSamplesRequest(partition_id=partition_id, page_size=_PAGE_ROWS, where=parsed_filter(where or None))
-    with server_or_exit(address, timeout_s) as server:
-        shown: list[tuple[str, str]] = []
+    catch_interrupts()
+    with contextlib.suppress(KeyboardInterrupt), server_or_exit(address, timeout_s) as server:
+        shown: list[tuple[str, Mapping[str, Tag]]] = []
         while page := _next(server, request):
             shown = [*shown, *_lines(page)][-last:] if last else []
         _print(shown, output)
@@ -44,14 +49,14 @@ def _next(server: Server, request: pb.ListSamplesRequest) -> SamplePage | None:
         request.page_token = page.next_page
 
 
-def _lines(page: SamplePage) -> list[tuple[str, str]]:
+def _lines(page: SamplePage) -> list[tuple[str, Mapping[str, Tag]]]:
     tags = page.meta.tags or [{} for _ in page.meta.sample_ids]
-    return [(sample_id, tags_text(of)) for sample_id, of in zip(page.meta.sample_ids, tags, strict=True)]
+    return [*zip(page.meta.sample_ids, tags, strict=True)]
 
 
-def _print(rows: list[tuple[str, str]], output: Format) -> None:
-    for sample_id, tags in rows:
-        if output == "json":
+def _print(rows: list[tuple[str, Mapping[str, Tag]]], output: Format) -> None:
+    if output == "json":
+        for sample_id, tags in rows:
             print_json({"sample_id": sample_id, "tags": tags}, lines=True)
-        else:
-            print_text(f"{sample_id}  {tags}".rstrip())
+    else:
+        print_text(*(f"{sample_id}  {tags_text(tags)}".rstrip() for sample_id, tags in rows))

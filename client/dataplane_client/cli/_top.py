@@ -14,10 +14,13 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 
+import typer
+
 from dataplane_client.cli._options import Format
 from dataplane_client.cli._output import console, print_json
 from dataplane_client.cli._rates import PartitionRates, Snapshot, compute_rates
 from dataplane_client.cli._server import Server, open_server
+from dataplane_client.cli._start import catch_interrupts
 from dataplane_client.cli._top_screen import Screen, render_silence, render_snapshot
 from dataplane_client.errors import DataPlaneError
 from dataplane_client.records.descriptions import partition_description, server_status
@@ -28,9 +31,10 @@ Show = Callable[[str, Snapshot | DataPlaneError, list[PartitionRates], float], N
 
 
 def watch(address: str, interval_s: float, count: int | None, output: Format, timeout_s: float) -> None:
-    """Show screens until Ctrl-C, or count of them."""
+    """Show screens until Ctrl-C, or count of them; exits with 1 if the last one has an error."""
     server = open_server(address, timeout_s)
     gc.enable()
+    catch_interrupts()
     with contextlib.suppress(KeyboardInterrupt), server, _screen_output(output) as show:
         before: Snapshot | None = None
         since_s = time.monotonic()
@@ -41,6 +45,8 @@ def watch(address: str, interval_s: float, count: int | None, output: Format, ti
                 continue
             show(address, seen, compute_rates(before, seen), 0.0)
             before, since_s = seen, seen.at_s
+        if isinstance(seen, DataPlaneError):
+            raise typer.Exit(1)
 
 
 def _take_snapshot(server: Server) -> Snapshot | DataPlaneError:

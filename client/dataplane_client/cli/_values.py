@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +21,11 @@ from dataplane_client._connect.options import TransportChoice
 from dataplane_client._values.dtypes import dtype_name
 from dataplane_client.cli import _lines
 from dataplane_client.cli._lines import PAGE_ROWS, Row, RowGroup
+from dataplane_client.cli._listings import parsed_filter
 from dataplane_client.cli._options import FileFormat, Format
 from dataplane_client.cli._output import fail, print_json, print_text
+from dataplane_client.cli._server import open_server
+from dataplane_client.cli._start import catch_interrupts
 from dataplane_client.cli._text import plural, tags_text
 from dataplane_client.client import DataPlaneClient, Group, connect
 from dataplane_client.errors import DataPlaneError
@@ -57,6 +61,7 @@ class Chosen:
 
 def peek(chosen: Chosen, tokenizer: str | None, address: str, output: Format, timeout_s: float) -> None:
     """Print rows with their values, shortened."""
+    parsed_filter(chosen.where)
     decode = None if tokenizer is None else _decoder(tokenizer)
     with client_or_exit(address, timeout_s) as client:
         rows = list(_rows(client, chosen))
@@ -72,13 +77,11 @@ def peek(chosen: Chosen, tokenizer: str | None, address: str, output: Format, ti
 
 def export(chosen: Chosen, path: str, file_format: FileFormat | None, address: str, timeout_s: float) -> None:
     """Write rows to a file; "-" for stdout. Rows of reserved groups are left out: claims do not see them either."""
-    with client_or_exit(address, timeout_s) as client:
+    parsed_filter(chosen.where)
+    with client_or_exit(address, timeout_s, path=path) as client:
         fields, rows = chosen.fields_of(client.partition(chosen.partition_id)), _rows(client, chosen)
         rows = itertools.chain([*itertools.islice(rows, 1)], rows)  # what is wrong shows before the file is emptied
-        if (parquet := _parquet(path, file_format)) is not None:
-            written = parquet.write(path, fields, rows)
-        else:
-            written = _lines.write(path, rows)
+        written = _format_of(path, file_format).write(path, fields, rows)
     print(f"{plural(written, 'row')} exported", file=sys.stderr)  # noqa: T201  # stdout may be the file
 
 
@@ -88,10 +91,10 @@ def import_rows(
     """Put the rows of a file, a page at a time: an error leaves the pages and groups before it. A row or group that
     exists is such an error; with replace it is cleared first.
     """
-    put, cleared, parquet = 0, 0, _parquet(path, file_format)
-    with client_or_exit(address, timeout_s) as client:
+    put, cleared, form = 0, 0, _format_of(path, file_format)
+    with client_or_exit(address, timeout_s, path=path) as client:
         groups = _Groups(client, partition_id, _members(client, partition_id) if replace else {})
-        for rows, dense in _lines.read(path) if parquet is None else parquet.read(path):
+        for rows, dense in form.read(path):
             if replace:
                 cleared += client.clear_samples([row.sample_id for row in rows], partition_id)
             for alike in _alike(rows):
@@ -156,8 +159,15 @@ def _members(client: DataPlaneClient, partition_id: str) -> dict[str, list[str]]
 
 
 @contextlib.contextmanager
-def client_or_exit(address: str, timeout_s: float, transport: TransportChoice = "auto") -> Iterator[DataPlaneClient]:
-    """A client; an error of the data plane ends the command with exit code 1."""
+def client_or_exit(
+    address: str, timeout_s: float, transport: TransportChoice = "auto", path: str = ""
+) -> Iterator[DataPlaneClient]:
+    """A client; an error of the data plane, or of the file at the path, ends the command with exit code 1, and a
+    malformed address with 2.
+    """
+    catch_interrupts()
+    with open_server(address, timeout_s):
+        pass  # it refuses a malformed address
     try:
         with connect(address, transport=transport, timeout_s=timeout_s, client_name="dataplane-command") as client:
             yield client
@@ -166,7 +176,7 @@ def client_or_exit(address: str, timeout_s: float, transport: TransportChoice = 
     except BrokenPipeError:
         raise  # who reads the output has seen enough: the command ends without words
     except OSError as error:
-        fail(str(error) if error.filename is None else f"{error.filename}: {error.strerror}")
+        fail(f"{path}: {os.strerror(error.errno) if error.errno else error}")
 
 
 def _rows(client: DataPlaneClient, chosen: Chosen) -> Iterator[Row]:
@@ -274,10 +284,10 @@ def _decoder(folder: str) -> Decode:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def _parquet(path: str, file_format: FileFormat | None) -> ModuleType | None:
-    """What reads and writes the file if it is a Parquet file, as its name or the format says."""
+def _format_of(path: str, file_format: FileFormat | None) -> ModuleType:
+    """What reads and writes the file, as its name or the format says."""
     if file_format == "jsonl" or (file_format is None and not path.endswith(".parquet")):
-        return None
+        return _lines
     if path == "-":
         fail("a Parquet file cannot be a pipe: name a file", 2)
     try:

@@ -40,7 +40,9 @@ def main() -> None:
         sys.exit(_run(flags))
     except ImportError as error:
         _note(f"dataplane: {error}; a screen needs rl-dataplane[server]")
-    except (OSError, ValueError, *_DAMAGED) as error:
+    except OSError as error:
+        _note(f"dataplane: {error.filename or 'stdout'}: {error.strerror}")
+    except (ValueError, *_DAMAGED) as error:
         _note(f"dataplane: {error}")
     sys.exit(2)
 

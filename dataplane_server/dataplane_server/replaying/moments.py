@@ -31,16 +31,19 @@ def parse_moment(text: str, first: float, last: float) -> float:
     day, or of the day before if the log has that moment, or a date and time. UTC unless it names another zone.
     ValueError for anything else.
     """
-    if found := _BEFORE_THE_END.fullmatch(text):
-        return last - float(found[1])
     try:
-        if re.match(r"\d\d:", text):
-            return _of_last_days(time.fromisoformat(text), first, last)
-        return _utc(datetime.fromisoformat(text.replace("Z", "+00:00"))).timestamp()
-    except ValueError:
+        if found := _BEFORE_THE_END.fullmatch(text):
+            moment = last - float(found[1])
+        elif re.match(r"\d\d:", text):
+            moment = _of_last_days(time.fromisoformat(text), first, last)
+        else:
+            moment = _utc(datetime.fromisoformat(text.replace("Z", "+00:00"))).timestamp()
+        text_of(moment)  # none before the year 1 or after 9999 in UTC
+    except (ValueError, OverflowError):
         raise ValueError(
             f"{text!r} is not a time; write 14:03:07.250, 2026-11-22T14:03:07.250 or -90s (before the end), in UTC"
         ) from None
+    return moment
 
 
 def _of_last_days(clock: time, first: float, last: float) -> float:

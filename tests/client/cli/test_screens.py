@@ -49,6 +49,16 @@ def test_no_line_is_wider_than_the_screen_and_no_name_or_number_is_cut(busy: str
     assert all(row[:3] == wide_row[:3] for row, wide_row in zip(rows, wide_rows, strict=True))
 
 
+def test_a_reason_in_chinese_is_folded_and_no_word_of_it_is_lost() -> None:
+    reason = "数值溢出: 损失函数返回了无效的数值, 因为奖励模型没有返回任何有效的结果"
+    with running_server(memory_bytes=1 << 20) as address, connect(address) as client:
+        client.register_partition("p", ["x"], 0, ["train"], max_deliveries=1)
+        client.put_samples(["a"], "p", {"x": [0]})
+        client.claim("p", "train", ["x"], 1).release(reason=reason)
+        text = run("dead-letters", "p", "train", "-s", address, COLUMNS="60")[1]
+    assert re.sub(r"\s", "", reason) in re.sub(r"\s", "", text)
+
+
 def rows_of(name: str, text: str) -> list[list[str]]:
     """The rows of a name, without its shares of the time, which move between one look and the next."""
     return [line.split() for line in text.splitlines() if line.lstrip().startswith(name) and "%" not in line]

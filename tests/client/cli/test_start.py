@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -71,8 +72,9 @@ for use in (
     [
         (["--version"], 0, f"dataplane {version('rl-dataplane')}\n"),
         (["status", "-s", "unix:///nowhere/dataplane.sock"], 1, ""),
+        (["describe", "\udcff"], 2, ""),
     ],
-    ids=["answered", "no-server"],
+    ids=["answered", "no-server", "not-utf-8"],
 )
 def test_a_process_exits_with_the_code_of_its_command_after_writing_all_output(
     arguments: list[str], code: int, printed: str
@@ -80,7 +82,32 @@ def test_a_process_exits_with_the_code_of_its_command_after_writing_all_output(
     done = subprocess.run([DATAPLANE, *arguments], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == code
     assert done.stdout.startswith(printed)
-    assert bool(done.stderr) == (code > 0)
+    assert done.stderr.count("\n") == (code > 0)
+
+
+def test_a_command_whose_output_is_on_a_full_disk_says_so() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [DATAPLANE, "--version"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stderr) == (1, "dataplane: stdout: No space left on device\n")
+
+
+def test_ctrl_c_ends_a_command_that_is_being_loaded_without_words() -> None:
+    """A library that is being imported may lose the exception, and the command would go on."""
+    code = """
+import builtins, os, signal, sys
+from dataplane_client.cli import main
+original = builtins.__import__
+def interrupted(name, *rest):
+    if name == "torch":
+        os.kill(os.getpid(), signal.SIGINT)
+    return original(name, *rest)
+builtins.__import__ = interrupted
+sys.argv = ["dataplane", "peek", "p"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 @pytest.fixture(scope="module")

@@ -99,6 +99,11 @@ def test_a_server_is_watched_across_a_restart_until_ctrl_c(tmp_path: Path) -> No
     server.stop()
 
 
+def test_a_number_of_screens_ends_with_1_if_no_server_answers_on_the_last(tmp_path: Path) -> None:
+    code, text = run("top", "-n", "1", "-s", f"unix://{tmp_path}/dataplane.sock")
+    assert (code, "not reachable" in text) == (1, True)
+
+
 def test_on_a_terminal_screens_replace_each_other_and_the_last_one_stays(address: str) -> None:
     shown = shown_on_terminal("top", "-s", address, "-n", "2", "-i", "0.1")
     assert shown.startswith("\x1b[?1049h")

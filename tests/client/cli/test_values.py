@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -75,8 +76,9 @@ def test_peek_shows_the_rows_that_are_asked_for(client: DataPlaneClient, flags: 
         (["peek", "p", "a", "--where", "std > 1"], 2, "name samples, or choose them by --where"),
         (["tail", "p", "--where", "std > high"], 2, "--where: filter 'std > high', column 7"),
         (["export", "p", "FILE", "--field", "logprob"], 1, "partition 'p' has no field 'logprob'"),
-        (["export", "p", "FILE", "--where", "std > high"], 1, "filter 'std > high', column 7"),
+        (["export", "p", "FILE", "--where", "std > high"], 2, "--where: filter 'std > high', column 7"),
         (["export", "q", "FILE"], 1, "there is no partition 'q'"),
+        (["export", "p", "FILE", "-s", "nowhere"], 2, "'nowhere' is not an address"),
     ],
 )
 def test_what_is_mistyped_is_named_and_touches_no_file(
@@ -84,7 +86,7 @@ def test_what_is_mistyped_is_named_and_touches_no_file(
 ) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("as it was")
-    ended, text = run(*(str(file) if word == "FILE" else word for word in command), "-s", address_of(client))
+    ended, text = run("-s", address_of(client), *(str(file) if word == "FILE" else word for word in command))
     assert (ended, said in text, file.read_text()) == (code, True, "as it was"), text
 
 
@@ -167,6 +169,7 @@ def test_an_import_replaces_rows_and_groups_only_if_it_is_told_to(
         ([0.5, [np.float64(0.5)]], "type float64"),
         ({"1": "a", 1: "b"}, "a key of type int"),
         ({"x": [torch.ones(1)]}, "type Tensor"),
+        (torch.ones(1), "type Tensor"),
     ],
 )
 def test_a_value_that_json_cannot_hold_is_named(
@@ -230,6 +233,12 @@ def test_a_file_that_cannot_be_read_is_named_in_words(client: DataPlaneClient, t
     assert "Error" not in text
 
 
+@pytest.mark.parametrize("form", ["jsonl", pytest.param("parquet", marks=NEEDS_PYARROW)])
+def test_an_export_to_a_full_disk_names_the_file(client: DataPlaneClient, form: str) -> None:
+    code, text = run("export", "p", "/dev/full", "--format", form, "-s", address_of(client))
+    assert (code, text) == (1, "dataplane: /dev/full: No space left on device\n")
+
+
 def test_an_export_whose_reader_has_seen_enough_ends_without_words(client: DataPlaneClient) -> None:
     ours, theirs = os.pipe()
     os.close(ours)
@@ -259,8 +268,9 @@ def test_tail_follows_what_arrives(client: DataPlaneClient) -> None:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["sample_id"] == "c"
         client.put_samples(["d"], "p", {"logprobs": torch.zeros(1, dtype=torch.bfloat16)}, [{"std": 2.0}])
-        assert json.loads(process.stdout.readline()) == {"sample_id": "d", "tags": "std=2.0"}
-        process.terminate()
+        assert json.loads(process.stdout.readline()) == {"sample_id": "d", "tags": {"std": 2.0}}
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == 0
 
 
 def test_drop_asks_first_and_tells_what_it_removed(client: DataPlaneClient) -> None:

@@ -72,6 +72,16 @@ def test_an_unreachable_server_is_a_problem_and_exits_with_1(tmp_path: Path) -> 
     assert {"file descriptors", "versions", "row kernels", "clock"} <= found.keys()
 
 
+def test_a_server_that_refuses_the_token_is_not_looked_for(tmp_path: Path) -> None:
+    access = tmp_path / "access.json"
+    access.write_text('{"callers": []}')
+    server = ServerThread(ServerConfig(listen=("127.0.0.1:0",), access=access))
+    found = checks(run_json("doctor", "-s", server.addresses[0], code=1))
+    server.stop()
+    assert "the call has no token" in found["server"]["found"]
+    assert found["server"]["advice"].startswith("correct the token")
+
+
 def test_a_volume_that_is_not_mounted_and_a_file_in_the_place_of_the_socket_are_named(tmp_path: Path) -> None:
     (tmp_path / "dataplane.sock").touch()
     socket = tmp_path / "dataplane.sock"
