@@ -25,6 +25,7 @@ from dataplane_client.cli._options import (
 from dataplane_client.cli._value_commands import bench, export, import_, peek, tail
 
 _SNAPSHOT_TIMEOUT_S = 600.0  # to copy all values
+_NEWEST_VERSION = (1 << 31) - 2
 
 app = typer.Typer(
     name="dataplane",
@@ -205,10 +206,16 @@ app.command("import")(import_)
 @app.command("set-version")
 def set_version(
     partition: Partition,
-    version: Annotated[int, typer.Argument(metavar="VERSION", min=0)],
+    version: Annotated[int, typer.Argument(metavar="VERSION", min=0, max=_NEWEST_VERSION)],
     retire_below: Annotated[
         int | None,
-        typer.Option("--retire-below", metavar="VERSION", min=0, help="Remove rows and groups of older versions."),
+        typer.Option(
+            "--retire-below",
+            metavar="VERSION",
+            min=0,
+            max=_NEWEST_VERSION,
+            help="Remove rows and groups of older versions.",
+        ),
     ] = None,
     server: Address = "",
     timeout: Timeout = TIMEOUT_S,

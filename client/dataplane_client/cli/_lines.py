@@ -69,15 +69,11 @@ def _refuse(row: Row, what: str) -> NoReturn:
 
 def _written(row: Row, value: Any, is_object: bool) -> dict[str, Any]:
     if isinstance(value, torch.Tensor) and not is_object:
+        if value.is_complex() or value.dtype in _PACKED:
+            _refuse(row, f"{dtype_name(value.dtype)} numbers")
         shape = {} if 0 not in value.shape[:-1] else {"shape": list(value.shape)}
-        return {"dtype": dtype_name(value.dtype), "values": _numbers(row, value), **shape}
+        return {"dtype": dtype_name(value.dtype), "values": value.tolist(), **shape}
     return {"object": checked_object(row, value)}
-
-
-def _numbers(row: Row, value: torch.Tensor) -> Any:
-    if value.is_complex() or value.dtype in _PACKED:
-        _refuse(row, f"{dtype_name(value.dtype)} numbers")
-    return value.tolist()
 
 
 def checked_object(row: Row, value: Any) -> Any:
@@ -126,7 +122,7 @@ def _numbered_lines(file: IO[str]) -> Iterator[tuple[int, str]]:
 def _row_of(line: str, refused: str) -> Row:
     try:
         read = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         fail(f"{refused}: it is not JSON")
     kinds = {"sample_id": str, "tags": dict, "fields": dict, "group": dict}
     parts = {"tags": {}, "group": {}, **read} if isinstance(read, dict) else {}
@@ -142,6 +138,8 @@ def _row_of(line: str, refused: str) -> Row:
 
 def _group_of(written: dict[str, Any], refused: str) -> RowGroup:
     try:
+        if [type(written.get(name)) for name in ("id", "rows")] != [str, int]:
+            raise TypeError
         return RowGroup(**written)
     except TypeError:
         fail(f"{refused}: its group is not one as `dataplane export` writes it")

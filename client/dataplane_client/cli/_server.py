@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -38,9 +37,7 @@ class Server:
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._connection.close()
 
     def call(self, verb: str, request: Message) -> Any:

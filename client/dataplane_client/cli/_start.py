@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _exit_code() -> int:
-    """Run the command, and write all its output."""
+    """Run the command, which ends with SystemExit, and write all its output."""
     try:
         try:
             from dataplane_client.cli._app import app
@@ -52,13 +52,9 @@ def _exit_code() -> int:
     except BrokenPipeError:
         return 1  # who reads the output, such as head(1), has seen enough: no error to report
     except UnicodeEncodeError as error:
-        return _said(f"{error.object!r} is not UTF-8", 2)
+        message, code = f"{error.object!r} is not UTF-8", 2
     except OSError as error:
-        return _said(f"{error.filename or 'stdout'}: {error.strerror}", 1)
-    return 0
-
-
-def _said(message: str, code: int) -> int:
+        message, code = f"{error.filename or 'stdout'}: {error.strerror}", 1
     from dataplane_client.cli._text import printable
 
     print(f"dataplane: {printable(message)}", file=sys.stderr)  # noqa: T201  # an error

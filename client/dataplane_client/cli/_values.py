@@ -277,7 +277,10 @@ def _decoder(folder: str) -> Decode:
     file = Path(folder) / "tokenizer.json"
     if not file.is_file():
         fail(f"there is no tokenizer.json in {folder}")
-    tokenizer = Tokenizer.from_file(str(file))
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # noqa: BLE001  # it raises no other
+        fail(f"{file}: {error}")
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
 
 

@@ -41,17 +41,13 @@ def show_waits(
     for wait in lasting:
         root = None if wait.behind is None else explained.waits[wait.behind]
         if root not in lasting:
-            print_text(
-                *_lines(
-                    wait, [one for one in lasting if one.behind is not None and explained.waits[one.behind] is wait]
-                )
-            )
+            victims = (one for one in lasting if one.behind is not None and explained.waits[one.behind] is wait)
+            print_text(*_lines(wait, victims))
     if begun:
         print_text(f"{plural(begun, 'wait')} of less than {_USUAL_WAIT_S:.0f} s: --all lists them too")
     if explained.unexamined:
-        print_text(
-            f"{plural(explained.unexamined, 'more wait was', 'more waits were')} not looked at: name a partition"
-        )
+        more = plural(explained.unexamined, "more wait was", "more waits were")
+        print_text(f"{more} not looked at: name a partition")
     return longest_s
 
 

@@ -78,6 +78,7 @@ def test_peek_shows_the_rows_that_are_asked_for(client: DataPlaneClient, flags: 
         (["export", "p", "FILE", "--field", "logprob"], 1, "partition 'p' has no field 'logprob'"),
         (["export", "p", "FILE", "--where", "std > high"], 2, "--where: filter 'std > high', column 7"),
         (["export", "q", "FILE"], 1, "there is no partition 'q'"),
+        (["set-version", "p", str(10**20)], 2, "is not in the range"),
         (["export", "p", "FILE", "-s", "nowhere"], 2, "'nowhere' is not an address"),
     ],
 )
@@ -103,6 +104,9 @@ def test_peek_decodes_token_ids(client: DataPlaneClient, tmp_path: Path) -> None
     Tokenizer(WordLevel(words, unk_token="w0")).save(str(tmp_path / "tokenizer.json"))  # noqa: S106
     (row,) = run_json("peek", "p", "b", "--decode", str(tmp_path), "-s", address_of(client))
     assert row["fields"]["input_ids as text"] == "'w7 w8'"
+    (tmp_path / "tokenizer.json").write_text("{")
+    code, text = run("peek", "p", "b", "--decode", str(tmp_path), "-s", address_of(client))
+    assert (code, text.startswith(f"dataplane: {tmp_path}/tokenizer.json: ")) == (1, True)
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", pytest.param("rows.parquet", marks=NEEDS_PYARROW)])
@@ -196,6 +200,9 @@ def test_numbers_that_json_cannot_hold_are_named(client: DataPlaneClient, tmp_pa
     ("line", "lacks"),
     [
         ("{", "it is not JSON"),
+        ("[" * 10**5, "it is not JSON"),
+        ('{"sample_id": "a", "fields": {}, "group": {"id": ["g"], "rows": 1}}', "its group is not one"),
+        ('{"sample_id": "a", "fields": {}, "group": {"id": "g", "rows": "1"}}', "its group is not one"),
         ("[]", 'it needs "sample_id", a text'),
         ('{"fields": {}}', 'it needs "sample_id", a text'),
         ('{"sample_id": "a"}', 'it needs "fields", an object'),
