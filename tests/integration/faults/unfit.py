@@ -30,6 +30,7 @@ _UNFIT = {
             "test_a_claim_is_refused_for",
             "test_another_generator_goes_on_where_one_was_killed_and_the_trainer_gets_the_group_when_it_is_whole",
             "test_each_put_has_its_own_deadline",
+            "test_a_write_that_has_to_be_sent_again_ends_at_its_deadline",
         ),
         "a call that is cut off does not wait just then, and then waits behind others": (
             "test_a_put_waits_in_the_data_plane_and_goes_on_when_rows_are_cleared",
