@@ -61,7 +61,8 @@ class ServerConfig:
         default "process" with a data_dir, and "memory" without.
     data_dir: a directory of this server alone, on a volume that outlives the process; for "process" and "disk".
     snapshot_dir: where snapshots are; by default `snapshots` in data_dir.
-    standby: wait until no other server uses data_dir, and then take over from it.
+    standby: wait until no other server uses data_dir, and then take over from it. The command does; a `Server` that is
+        made without a life does not wait.
     accept_loss: go on without the rows and calls of data_dir that are damaged.
     checkpoint_calls: calls between two checkpoints. A recovery replays at most about as many, 50 us each.
     log_history_bytes: how much of the older log and checkpoints, which recovery does not need, is kept in data_dir for

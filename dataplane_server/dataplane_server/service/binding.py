@@ -24,7 +24,7 @@ import grpc
 from dataplane_server.access.peers import peer_of
 from dataplane_server.config import host_and_port
 
-_MAX_PATH_BYTES = 107  # of sockaddr_un, without its final zero
+_MAX_PATH_BYTES = 105  # of sockaddr_un, without its final zero and the two slashes that gRPC puts before a path
 _NOT_FOR_GRPC = re.compile("[#?\udc80-\udcff]|%[0-9A-Fa-f]{2}")
 
 
