@@ -50,8 +50,6 @@ with _needs_server_packages():
 
 _LEAST_MEMORY = 1 << 20
 _LAST_ANSWERS_S = 1.0
-_GREATEST_ID = (1 << 32) - 2
-"""The kernel has -1 for "nobody"."""
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -114,8 +112,8 @@ def parse_mode(text: str) -> int:
 
 
 def _parse_id(text: str) -> int:
-    if re.fullmatch(r"[0-9]{1,10}", text) is None or int(text) > _GREATEST_ID:
-        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a user or group, 0 to {_GREATEST_ID}")
+    if re.fullmatch(r"[0-9]{1,10}", text) is None or int(text) > 4_294_967_294:  # the next one is the kernel's nobody
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a user or group, 0 to 4294967294")
     return int(text)
 
 
@@ -125,14 +123,7 @@ def _parse_folder(text: str) -> Path:
     return Path(text)
 
 
-_TYPES = {
-    "SIZE": parse_size,
-    "ROWS": int,
-    "SECONDS": float,
-    "DIR": _parse_folder,
-    "MODE": parse_mode,
-    "ID": _parse_id,
-}
+_TYPES = {"SIZE": parse_size, "ROWS": int, "SECONDS": float, "DIR": _parse_folder, "MODE": parse_mode}
 """What the text after a flag becomes, by its metavar."""
 
 

@@ -133,14 +133,13 @@ class ServerConfig:
                 "cannot be asked who calls; leave one of them, or give the server a way to know callers (--access, or "
                 "--tls-client-ca)"
             )
-        if self.http is not None:
-            host_and_port("http", self.http)
+        for setting, place in (("http", self.http), ("health", self.health)):
+            if place is not None:
+                host_and_port(setting, place)
         if self.http_door is not None:
             self._validate_reach("http_door", self.http_door)
         if self.direct is not None:
             self._validate_reach("direct", self.direct)
-        if self.health is not None:
-            host_and_port("health", self.health)
 
     def _validate_reach(self, setting: str, address: str, instead: str = "") -> None:
         host, _ = host_and_port(setting, address)

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from dataplane_server.config import ServerConfig
@@ -85,6 +86,8 @@ def test_files_that_a_killed_server_left_are_replaced_rights_included(tmp_path: 
         (tmp_path / f"{name}.kept").rename(tmp_path / name)
     server = server_at(tmp_path / "a.sock", 0o660)
     assert modes(tmp_path) == {"a.sock": 0o660, "a.sock.local": 0o660}
+    with grpc.insecure_channel(f"unix://{tmp_path}/a.sock") as channel:
+        grpc.channel_ready_future(channel).result(20)
     server.stop()
 
 

@@ -39,7 +39,7 @@ from dataplane_server.core.stats.history import History, _hash_of_all
 from dataplane_server.durability.earlier_cores import EARLIER, THIS
 from dataplane_server.durability.graph import content_of, decode, encode
 from dataplane_server.durability.logged_plane import LoggedPlane
-from dataplane_server.storage.folders import sync_folder
+from dataplane_server.storage.folders import sync_path
 from dataplane_server.storage.regular_files import open_regular
 from dataplane_server.version import VERSION
 
@@ -162,7 +162,7 @@ def _renamed_when_complete(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync_path(path.parent)
 
 
 def _write_chunk(file: BinaryIO, content: bytes | memoryview) -> None:

@@ -22,7 +22,7 @@ from dataplane_server.durability.frames import frame_of
 from dataplane_server.durability.log_reader import FORMAT, MAGIC, LogReader, segment_path, segments
 from dataplane_server.durability.mark import Marks
 from dataplane_server.storage.arena_file import closed_on_error
-from dataplane_server.storage.folders import FolderInUse, sync_folder
+from dataplane_server.storage.folders import FolderInUse, sync_path
 
 _UNNAMED = "log.new"
 
@@ -159,7 +159,7 @@ def _new_segment(folder: Path, first: int, head: bytes, size: int, *, synced: bo
             os.fsync(file)
         unnamed.rename(segment_path(folder, first))
         if synced:
-            sync_folder(folder)
+            sync_path(folder)
     except BaseException as error:
         os.close(file)
         unnamed.unlink(missing_ok=True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import fcntl
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from dataplane_server.durability.checkpoint import (
 from dataplane_server.durability.checksums import Checksums
 from dataplane_server.durability.log_reader import LogDamagedError, LogFormatError, LogReader, RecordMissingError
 from dataplane_server.durability.logged_plane import LoggedPlane
+from dataplane_server.storage.folders import locked
 from dataplane_server.version import VERSION
 
 _UPGRADE = "to upgrade, take a snapshot there, and restore it in an empty directory of this version, or export its rows"
@@ -166,14 +166,8 @@ def _fresh_plane(header: Mapping[str, Any]) -> LoggedPlane:
     )
 
 
-@contextmanager
-def kept(folder: Path, *, removing: bool = False) -> Iterator[None]:
+def kept(folder: Path, *, removing: bool = False) -> AbstractContextManager[None]:
     """A block in which no other process removes segments and checkpoints. Waits for one that does. removing: this one
     does; it also waits for blocks of others.
     """
-    file = os.open(folder / "removing", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX if removing else fcntl.LOCK_SH)
-        yield
-    finally:
-        os.close(file)
+    return locked(folder / "removing", fcntl.LOCK_EX if removing else fcntl.LOCK_SH)

@@ -24,7 +24,7 @@ from dataplane_server.durability.mark import carry
 from dataplane_server.durability.snapshot import Manifest, SnapshotError, copy_values, open_part, read_manifest
 from dataplane_server.storage.arena import Arena
 from dataplane_server.storage.arena_file import ArenaFile
-from dataplane_server.storage.folders import sync_folder
+from dataplane_server.storage.folders import sync_path
 
 _STATE = "restoring"
 _ARENAS = "arena.restored-"
@@ -52,7 +52,7 @@ class Prepared:
     def use(self, written: Path) -> None:
         """Let the next life begin with it."""
         written.rename(self.folder / written.name)
-        sync_folder(self.folder)
+        sync_path(self.folder)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def finish(folder: Path, arena: Arena) -> bool:
     if finished:
         carry(arena, folder / restored)
         (folder / restored).rename(folder / "arena")
-        sync_folder(folder)
+        sync_path(folder)
     discard(folder)
     return finished
 

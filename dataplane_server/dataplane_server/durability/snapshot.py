@@ -36,13 +36,14 @@ from dataplane_server.core.calls.values import Int64Array
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.durability.checkpoint import write_checkpoint
 from dataplane_server.durability.replica import Replica
-from dataplane_server.storage.folders import sync_folder
+from dataplane_server.storage.folders import locked, sync_path
 from dataplane_server.storage.regular_files import open_regular
 from dataplane_server.version import VERSION
 
 FORMAT = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
+_LOCK = ".lock"
 _PIECE = 8 << 20
 _MOST_LISTED = 1000
 _MOST_MANIFEST_BYTES = 2 << 20
@@ -97,33 +98,22 @@ def write_snapshot(folder: Path, name: str, request_id: str, replica: Replica, a
         raise SnapshotError(f"there is a snapshot {name!r} in {folder} already")
     discard_unfinished(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder, fcntl.LOCK_SH):
+    with locked(folder / _LOCK, fcntl.LOCK_SH):
         unfinished = Path(tempfile.mkdtemp(".unfinished", f".{name}.", folder))
         try:
             manifest = _write(unfinished, name, request_id, replica, arena)
             unfinished.rename(folder / name)
-            sync_folder(folder)
-        except BaseException:
+            sync_path(folder)
+        finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-            raise
     return manifest
 
 
 def discard_unfinished(folder: Path) -> None:
     """Remove what is left of snapshots whose server ended meanwhile. Not while another server writes one there."""
-    with contextlib.suppress(OSError), _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+    with contextlib.suppress(OSError), locked(folder / _LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB):
         for path in folder.glob(".*.unfinished"):
             shutil.rmtree(path, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, how: int) -> Iterator[None]:
-    file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(file, how)
-        yield
-    finally:
-        os.close(file)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -219,10 +209,8 @@ def _write(folder: Path, name: str, request_id: str, replica: Replica, arena: Pa
     )
     manifest = dataclasses.replace(manifest, manifest=manifest.checksum)
     (folder / "manifest.json").write_text(json.dumps(dataclasses.asdict(manifest), indent=2))
-    for path in (folder / "ranges", folder / "manifest.json"):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    sync_folder(folder)
+    for path in (folder / "ranges", folder / "manifest.json", folder):
+        sync_path(path)
     return manifest
 
 

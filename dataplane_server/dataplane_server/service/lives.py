@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from dataplane_server.access.opening import open_rules, open_tls
@@ -27,16 +28,13 @@ async def next_life(config: ServerConfig, stopping: threading.Event, arena: Aren
         return None
     terms = replace(_terms(config, config.data_dir), arena=arena)
     if config.standby:
-        life = await asyncio.to_thread(take_over, terms, stopping, lambda: _log_standby(terms.folder))
+        waits = partial(get_log().info, "standing_by", folder=str(terms.folder))
+        life = await asyncio.to_thread(take_over, terms, stopping, waits)
     else:
         life = await asyncio.to_thread(begin_life, terms)
     if life is not None:
         _report(life)
     return life
-
-
-def _log_standby(folder: Path) -> None:
-    get_log().info("standing_by", folder=str(folder))
 
 
 def life_now(config: ServerConfig) -> Life | None:

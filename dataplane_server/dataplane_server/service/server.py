@@ -134,14 +134,7 @@ class Server:
             methods = local_methods(LocalCalls(shell, values, self.metrics), self.servicer, gate)
             peers, abstract = peers_of_socket_files(config), has_abstract_socket(config)
             self._local = LocalEndpoint(
-                shell,
-                self._arena,
-                self.metrics,
-                methods,
-                tracing,
-                abstract=abstract,
-                peers=peers,
-                gate=gate,
+                shell, self._arena, self.metrics, methods, tracing, abstract=abstract, peers=peers, gate=gate
             )
             self.servicer.share_memory(self._arena.nonce, self._local.abstract_name)
         self._direct: DirectEndpoint | None = None

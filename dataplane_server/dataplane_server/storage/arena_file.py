@@ -27,7 +27,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from dataplane_server.storage.folders import sync_folder
+from dataplane_server.storage.folders import sync_path
 from dataplane_server.storage.untruncatable import can_guard, open_untruncatable
 
 _SERVER_LOCK = 1 << 62
@@ -169,7 +169,7 @@ def _make(path: Path, size: int) -> int:
             _allocate(file, path, size)
             os.fsync(file)  # a loss of power leaves no file of this name that lacks space
             unfinished.rename(path)
-            sync_folder(path.parent)
+            sync_path(path.parent)
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise

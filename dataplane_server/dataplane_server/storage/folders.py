@@ -1,19 +1,33 @@
-"""Folders: names of files that are on stable storage, and a folder that must stay at its path."""
+"""Folders: what is on stable storage, locks between processes, and a folder that must stay at its path."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
-def sync_folder(folder: Path) -> None:
-    """Wait until the names of files in a folder are on stable storage."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+def sync_path(path: Path) -> None:
+    """Wait until a file, or the names of the files in a folder, are on stable storage."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def locked(path: Path, how: int) -> Iterator[None]:
+    """A block with a lock of flock on a file, which is made for that. how: as of flock. OSError."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, how)
+        yield
+    finally:
+        os.close(file)
 
 
 class FolderInUse:
