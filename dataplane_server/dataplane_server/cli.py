@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn, get_args
 
@@ -123,7 +123,13 @@ def _parse_folder(text: str) -> Path:
     return Path(text)
 
 
-_TYPES = {"SIZE": parse_size, "ROWS": int, "SECONDS": float, "DIR": _parse_folder, "MODE": parse_mode}
+_TYPES: dict[str, Callable[[str], object]] = {
+    "SIZE": parse_size,
+    "MODE": parse_mode,
+    "DIR": _parse_folder,
+    "ROWS": int,
+    "SECONDS": float,
+}
 """What the text after a flag becomes, by its metavar."""
 
 

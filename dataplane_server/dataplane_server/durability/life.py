@@ -131,10 +131,13 @@ class Life:
         self.plane.apply(Recover(self.held, _RECONNECT_S, defer_frees=self.commits is not None), self.now())
         self.plane.take_effects()
 
-    async def close(self) -> None:
-        """Refuse all later calls; the server itself may still make one, such as the end of a snapshot."""
+    async def flush(self) -> None:
         if self.commits is not None:
             await self.commits.close()
+
+    async def close(self) -> None:
+        """Refuse all later calls; the server itself may still make one, such as the end of a snapshot."""
+        await self.flush()
         self.plane.end()
         self.log.close()
 
