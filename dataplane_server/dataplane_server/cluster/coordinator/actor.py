@@ -38,7 +38,7 @@ NAMESPACE = "rl-dataplane"
 _LOOK_S = 0.5
 _NODE_S = 8.0
 _MAKE_S = 10.0
-"""How long making the first arena may fail, as while a former process still has it."""
+"""How long making the first arena, or listening, may fail, as while a former process still has it."""
 _SEE_S = 0.05
 _END_S = 5.0
 RETURN_S = 30.0
@@ -88,6 +88,7 @@ class Coordinator:
         self._listening, self._serving = asyncio.Event(), asyncio.Event()
         self._failing: dict[str, float] = {}  # nodes whose actors cannot be made, since when
         self._no_arena: OSError | None = None  # on this node, nor on any other
+        self._unserved: tuple[float, Exception] | None = None  # since when it cannot serve, and why
         self._locked: int | None = None
         self._ray_node = this_node()
         self._life = asyncio.get_running_loop().create_task(self._live())
@@ -162,12 +163,20 @@ class Coordinator:
         if registration.ray_node == self._ray_node:
             server.make_home(member)
             if not self._serving.is_set():
-                await server.server.start()
-                self._serving.set()
+                await self._serve(server)
         host, port, members = self._options.host, self._calls_port, server.members
         kept = server.mirrors.returned(member)
         others, placed = members.placed_since(0), members.placed
         return Registered(member.number, member.secret, host, port, others, server.plane.incarnation, placed, kept)
+
+    async def _serve(self, server: ClusterServer) -> None:
+        """Begin to serve. If that fails, as where a port is taken, it is tried again when the node registers again."""
+        try:
+            await server.server.start()
+        except Exception as error:
+            self._unserved = self._unserved or (time.monotonic(), error)
+            raise
+        self._serving.set()
 
     async def _end_left(self, registration: Registration) -> None:
         """End an actor that a former cluster has left, which had other memory. The next look makes another one."""
@@ -175,7 +184,7 @@ class Coordinator:
         actor = self._actors.pop(ray_node, None) or self._actor_of(ray_node)
         with contextlib.suppress(Exception):
             await asyncio.wait_for(actor.stop.remote(), _END_S)
-        await asyncio.to_thread(end_actor, actor, self._actor_name(ray_node))
+        await asyncio.to_thread(end_actor, actor, _name_of(self._options.name, ray_node))
         self._log.warning("node_replaced", node=ray_node, memory_bytes=registration.memory_bytes)
 
     async def _check_rows(self, registration: Registration, server: ClusterServer) -> None:
@@ -237,6 +246,10 @@ class Coordinator:
             await self._has_looked(self._server)
             if self._no_arena is not None:
                 raise self._no_arena
+            if self._unserved is not None and not self._serving.is_set():
+                since, error = self._unserved
+                if time.monotonic() - since > _MAKE_S:
+                    raise error
             await asyncio.sleep(_LOOK_S)
 
     async def _has_looked(self, server: ClusterServer) -> bool:
@@ -306,7 +319,7 @@ class Coordinator:
             self._folder(ray_node),
         )
         actor = ray.remote(NodeActor).options(
-            name=self._actor_name(ray_node),
+            name=_name_of(self._options.name, ray_node),
             namespace=NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
@@ -321,10 +334,7 @@ class Coordinator:
         """ValueError if there is none."""
         import ray
 
-        return ray.get_actor(self._actor_name(ray_node), NAMESPACE)
-
-    def _actor_name(self, ray_node: str) -> str:
-        return _name_of(self._options.name, ray_node)
+        return ray.get_actor(_name_of(self._options.name, ray_node), NAMESPACE)
 
     def _folder(self, ray_node: str) -> str | None:
         return None if self._options.folder is None else f"{self._options.folder}/{ray_node[:16]}"
