@@ -125,20 +125,19 @@ def test_a_command_whose_cluster_cannot_start_says_why_and_leaves_nothing_to_the
 ) -> None:
     data = tmp_path / "data"
     data.touch()
-    taken = socket.create_server(("127.0.0.1", 0))
-    port = f"127.0.0.1:{taken.getsockname()[1]}"
-    for flags, why in (
-        (("--cluster-cache", "10TiB"), "Errno"),
-        (("--data-dir", str(data)), "File exists"),
-        (("--http", port), f"cannot listen on {port}"),
-    ):
-        process = command(ray_address, *flags)
-        event = json.loads(process.communicate(timeout=120)[1].splitlines()[-1])
-        assert (event["event"], why in event["why"]) == ("start_failed", True)
-        assert "\n" not in event["why"]
-        assert process.returncode == 1
-        assert [file for folder in folders() for file in folder.iterdir()] == []
-    taken.close()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = f"127.0.0.1:{taken.getsockname()[1]}"
+        for flags, why in (
+            (("--cluster-cache", "10TiB"), "Errno"),
+            (("--data-dir", str(data)), "File exists"),
+            (("--http", port), f"cannot listen on {port}"),
+        ):
+            process = command(ray_address, *flags)
+            event = json.loads(process.communicate(timeout=120)[1].splitlines()[-1])
+            assert (event["event"], why in event["why"]) == ("start_failed", True)
+            assert "\n" not in event["why"]
+            assert process.returncode == 1
+            assert [file for folder in folders() for file in folder.iterdir()] == []
     process = command(ray_address)
     assert serving(process)["event"] == "serving"
     assert ended(process) == 0
