@@ -6,7 +6,6 @@ import asyncio
 import os
 import threading
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from dataplane_server.access.opening import open_rules, open_tls
@@ -28,8 +27,8 @@ async def next_life(config: ServerConfig, stopping: threading.Event, arena: Aren
         return None
     terms = replace(_terms(config, config.data_dir), arena=arena)
     if config.standby:
-        waits = partial(get_log().info, "standing_by", folder=str(terms.folder))
-        life = await asyncio.to_thread(take_over, terms, stopping, waits)
+        folder = str(terms.folder)
+        life = await asyncio.to_thread(take_over, terms, stopping, lambda: get_log().info("standing_by", folder=folder))
     else:
         life = await asyncio.to_thread(begin_life, terms)
     if life is not None:
