@@ -15,7 +15,7 @@ import pytest
 from tests.cluster.node.conftest import registration
 
 from dataplane_server.cluster.coordinator import actor as module
-from dataplane_server.cluster.coordinator.actor import ClusterOptions, Coordinator
+from dataplane_server.cluster.coordinator.actor import ClusterOptions, Coordinator, end_nodes
 from dataplane_server.cluster.messages import Beat, BeatAnswer
 from dataplane_server.cluster.ray_nodes import RayNodes
 from dataplane_server.config import ServerConfig
@@ -78,6 +78,12 @@ def test_nodes_that_do_not_answer_keep_a_look_waiting_for_a_second_together(monk
         began = time.monotonic()
         assert RayNodes().alive(ports) == [str(i) for i in range(30)]
         assert time.monotonic() - began < 15.0
+
+
+def test_the_end_of_a_cluster_starts_no_ray() -> None:
+    """Its program may have shut Ray down before."""
+    end_nodes("c", keep=False)
+    assert not pytest.importorskip("ray").is_initialized()
 
 
 @pytest.fixture

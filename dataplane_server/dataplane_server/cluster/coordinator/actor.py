@@ -373,12 +373,14 @@ def end_nodes(cluster: str, *, keep: bool) -> None:
     """
     import ray
 
+    if not ray.is_initialized():
+        return  # nothing can be reached, and Ray would start a cluster of its own
     found = dict[str, Any]()
     for ray_node in RayNodes().alive(()):
         with contextlib.suppress(ValueError):  # it has none
             found[_name_of(cluster, ray_node)] = ray.get_actor(_name_of(cluster, ray_node), NAMESPACE)
-    stopping = [actor.stop.remote(keep=keep) for actor in found.values()]
-    ray.wait(stopping, num_returns=len(stopping), timeout=_END_S)
+    if stopping := [actor.stop.remote(keep=keep) for actor in found.values()]:
+        ray.wait(stopping, num_returns=len(stopping), timeout=_END_S)
     with ThreadPoolExecutor() as threads:
         list(threads.map(end_actor, found.values(), found))
 
