@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from contextlib import AsyncExitStack
 from functools import partial
@@ -281,7 +282,8 @@ class Server:
             try:
                 life.log.check_folder()
             except OSError as error:
-                life.failed(error)
+                if error.errno == errno.ESTALE:  # other errors may pass, as those of a volume in the network do
+                    life.failed(error)
             try:
                 checkpointer.restart_if_ended()
             except OSError as error:  # no memory or descriptor for a process, for now
