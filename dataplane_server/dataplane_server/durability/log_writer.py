@@ -153,7 +153,7 @@ def _new_segment(folder: Path, first: int, head: bytes, size: int, *, synced: bo
         try:
             os.posix_fallocate(file, 0, size)
         except OSError as error:
-            raise OSError(error.errno, f"cannot allocate {size} bytes: {error.strerror}", str(unnamed)) from error
+            raise OSError(error.errno, f"cannot allocate {size} bytes: {error.strerror}") from error
         _write(file, head.ljust(size, b"\0") if synced else head, 0)
         if synced:
             os.fsync(file)

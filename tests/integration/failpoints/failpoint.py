@@ -77,7 +77,7 @@ class Watch:
             os.kill(os.getpid(), signal.SIGKILL)
         if fault != "short":
             number = errno.ENOSPC if fault == "ENOSPC" else errno.EIO
-            raise OSError(number, os.strerror(number))
+            raise OSError(number, os.strerror(number), None if isinstance(place, int) else str(place))
         return answer
 
     def _kind(self, place: object) -> str:
