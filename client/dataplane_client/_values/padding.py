@@ -55,7 +55,7 @@ def widen(
 
 def pad_element(field: str, dtype: torch.dtype, pad_value: float) -> torch.Tensor:
     """The pad value as a tensor of one element. Raises ValueError, naming the field, if dtype cannot hold it, and
-    TypeError for what is no number.
+    TypeError if it is not a number.
     """
     given: Any = pad_value  # also a tensor, or a NumPy scalar
     pad_value = checked_number("pad value", given.item() if hasattr(given, "item") else given, f"field {field!r}")

@@ -59,7 +59,9 @@ Change = Callable[[Any, float], Any]
 
 
 class _Verb(NamedTuple):
-    """name: under which answers are remembered. supersede: fails an earlier attempt that is still under way, if any."""
+    """name: under which answers are remembered, with the call as {0}: callers choose the request_id of commits, perhaps
+    twice the same one. supersede: fails an earlier attempt that is still under way, if any.
+    """
 
     name: str
     change: Change
@@ -90,7 +92,7 @@ class Turn:
             requests.ClearSamples: _Verb("clear", v.partitions.clear),
             requests.ResetTask: _Verb("reset", lambda call, now: v.partitions.reset(call)),
             requests.PutSamples: _Verb("put", v.writes.begin, v.writes.supersede),
-            requests.CommitClaim: _Verb("commit", v.writes.begin, v.writes.supersede),
+            requests.CommitClaim: _Verb("the commit of claim {0.claim_id!r}", v.writes.begin, v.writes.supersede),
             requests.ClaimSamples: _Verb("claim", v.claims.claim, v.queue.supersede),
             requests.ClaimShard: _Verb("claim", v.steps.claim, v.queue.supersede),
             requests.DrawSamples: _Verb("draw", v.draws.draw, v.flow.supersede),
@@ -144,7 +146,7 @@ class Turn:
     def _once(self, call: RepeatableCall[Any], now: float, at_hand: requests.StoreValues | None = None) -> Any:
         """Carry out a call, unless the same request was carried out before. at_hand: of a write whose values are."""
         (verb, change, supersede), request_id = self._repeatable[type(call)], call.request_id
-        name = _name(verb, call)
+        name = verb.format(call)
         remembered = self._answers.recall(request_id, name, now, call)
         if remembered is not None:
             if isinstance(remembered, Abandoned):
@@ -269,7 +271,7 @@ class Turn:
         begun = self._verbs.writes.call_of(call.ticket)
         answer = self._verbs.writes.finish(call, now)
         if begun is not None:
-            name = _name(self._repeatable[type(begun)].name, begun)
+            name = self._repeatable[type(begun)].name.format(begun)
             self._answers.remember(begun.request_id, name, answer, now, begun)
         return answer
 
@@ -336,8 +338,3 @@ class Turn:
     def _let_go(self, call: life_calls.LetGo, now: float) -> None:
         self._verbs.writes.let_go()
         self._verbs.reads.let_go()
-
-
-def _name(verb: str, call: RepeatableCall[Any]) -> str:
-    """Under which an answer is remembered. Callers choose the request_id of commits, perhaps twice the same one."""
-    return f"the commit of claim {call.claim_id!r}" if isinstance(call, requests.CommitClaim) else verb

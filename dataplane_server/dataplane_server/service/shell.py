@@ -82,10 +82,7 @@ class Shell:
         attempt.
         """
         try:
-            answer = self.plane.apply(call, self.now())
-            if isinstance(answer, Waiting):
-                self._waiters.expect(answer.ticket)
-            return answer
+            return self._expected(self.plane.apply(call, self.now()))
         finally:
             self._carry_out_effects()
 
@@ -94,12 +91,14 @@ class Shell:
     ) -> Stored | Reservation | Waiting | PutResult | CommitResult:
         """As `apply`, of a write whose values are at hand; see `DataPlane.store`."""
         try:
-            answer = self.plane.store(call, self.now(), fill)
-            if isinstance(answer, Waiting):
-                self._waiters.expect(answer.ticket)
-            return answer
+            return self._expected(self.plane.store(call, self.now(), fill))
         finally:
             self._carry_out_effects()
+
+    def _expected(self, answer: A) -> A:
+        if isinstance(answer, Waiting):
+            self._waiters.expect(answer.ticket)
+        return answer
 
     def unstable(self) -> Awaitable[None] | None:
         """What every answer waits for before it leaves, so that it tells of nothing that a crash could undo. None if

@@ -377,7 +377,7 @@ def end_nodes(cluster: str, *, keep: bool) -> None:
         return  # nothing can be reached, and Ray would start a cluster of its own
     found = dict[str, Any]()
     for ray_node in RayNodes().alive(()):
-        with contextlib.suppress(ValueError):  # it has none
+        with contextlib.suppress(ValueError):  # no actor is there
             found[_name_of(cluster, ray_node)] = ray.get_actor(_name_of(cluster, ray_node), NAMESPACE)
     if stopping := [actor.stop.remote(keep=keep) for actor in found.values()]:
         ray.wait(stopping, num_returns=len(stopping), timeout=_END_S)

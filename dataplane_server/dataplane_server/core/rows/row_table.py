@@ -436,7 +436,7 @@ class RowTable:
         return taken
 
     def _grow(self, rows: int) -> None:
-        """Have a capacity of at least so many rows."""
+        """Grow the capacity to at least this many rows."""
         capacity = max(rows, self._capacity + min(max(64, self._capacity // 8), _LONGEST_STEP))
         self.places.grow(capacity)
         self._tag_columns.grow(capacity)

@@ -247,14 +247,14 @@ class Space(Releases):
     def _add(self, start: int, end: int) -> None:
         self._end_of[start] = end
         self._start_of[end] = start
-        room = end - (start + ALIGNMENT - 1 & -ALIGNMENT)  # as align, whose call costs more
+        room = end - align(start)
         if room > 0:
             self._bins[room.bit_length() - 1][start] = None
 
     def _remove(self, start: int) -> int:
         end = self._end_of.pop(start)
         del self._start_of[end]
-        room = end - (start + ALIGNMENT - 1 & -ALIGNMENT)
+        room = end - align(start)
         if room > 0:
             del self._bins[room.bit_length() - 1][start]
         return end

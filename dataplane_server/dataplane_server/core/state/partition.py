@@ -251,8 +251,7 @@ class Partition:
             self._join(group, slots[is_new], columns)
         if columns.each:
             replaces = created < len(slots)
-            fields = [self.fields[column.name] for column in columns.each]
-            of_rows = (slots, fields, checked.shapes, columns, offsets, once, digests)
+            of_rows = (slots, self._named(columns), checked.shapes, columns, offsets, once, digests)
             self.counters.deduplicated_bytes += self.values.store(*of_rows, replaces=replaces)
         self._store_lengths(slots, columns.each, sequence_lengths)
         for slot, row_tags in zip(slots.tolist() if tags else (), tags or (), strict=False):
@@ -283,14 +282,16 @@ class Partition:
         """Point all rows of a group, which were just checked, to the one value of each column, and those that join."""
         self._changed[self] = None
         self.declare(column.name for column in columns.each)
-        fields = [self.fields[column.name] for column in columns.each]
-        self.values.store_shared(group, checked.slots, fields, checked.shapes, columns, offsets, digests)
+        self.values.store_shared(group, checked.slots, self._named(columns), checked.shapes, columns, offsets, digests)
 
     def _join(self, group: Group, slots: Slots, columns: Columns) -> None:
         """New rows become rows of a reserved group and share its values, but for those that the put brings."""
         self.groups.join(group, slots)
         own = {column.name for column in columns.each}
         self.values.share(group, slots, [self.fields[name] for name in group.shared if name not in own])
+
+    def _named(self, columns: Columns) -> list[Field]:
+        return [self.fields[column.name] for column in columns.each]
 
     def _store_lengths(self, slots: Slots, columns: Sequence[Column], given: Int64Array | None) -> None:
         """Note the lengths of rows, and that their per-token values are others."""
