@@ -19,14 +19,19 @@ _NOT_OURS = (
 )
 MAY_DIFFER_IN_TLS = "expects TLS and the other does not"
 _BROKE = (
-    "the connection broke during the call: the server has ended, something on the way has dropped it, or one of both "
-    f"{MAY_DIFFER_IN_TLS} (credentials, DATAPLANE_TLS_CA)"
+    "the connection broke during the call: the server has ended, something on the way has dropped it, one of both "
+    f"{MAY_DIFFER_IN_TLS} (credentials, DATAPLANE_TLS_CA), or the server expects another certificate of the client "
+    "(DATAPLANE_TLS_CERT)"
 )
 _NOTHING_LISTENS = "nothing listens there"
 _UNREACHABLE_TEXTS = {
     "No such file": _NOTHING_LISTENS,
     "resolv": "its host name cannot be resolved: correct the address",
     "WRONG_VERSION_NUMBER": "the server does not speak TLS: unset DATAPLANE_TLS_CA",
+    "certificate has expired": "the server's certificate has expired",
+    "CERTIFICATE_VERIFY_FAILED": "the server's certificate is of another CA than those in the file of DATAPLANE_TLS_CA",
+    "Hostname Verification": "the server's certificate is for other hosts: connect to one of them, or name it with "
+    "DATAPLANE_TLS_SERVER_NAME",
     "Failed parsing HTTP/2": _NOT_OURS,
     "http2 header with status": _NOT_OURS,
     "before receiving SETTINGS": "what listens there does not answer: it hangs, or is not a data plane server",

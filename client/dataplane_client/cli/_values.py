@@ -33,6 +33,7 @@ from dataplane_client.records.descriptions import FieldDescription, PartitionDes
 from dataplane_client.records.listings import SampleGroup, SamplePage
 from dataplane_client.records.meta import KVBatchMeta, Tag
 
+_COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
 _SHOWN = 8
 """Entries of a value that a line shows, at its beginning and at its end."""
 _TEXT_FIELDS = ("input_ids", "output_ids", "prompt_ids", "response_ids", "completion_ids")
@@ -289,6 +290,8 @@ def _decoder(folder: str) -> Decode:
 
 def _format_of(path: str, file_format: FileFormat | None) -> ModuleType:
     """What reads and writes the file, as its name or the format says."""
+    if path.endswith(_COMPRESSED):
+        fail(f"{path}: files are not compressed: leave the suffix away, or pass - and a pipe", 2)
     if file_format == "jsonl" or (file_format is None and not path.endswith(".parquet")):
         return _lines
     if path == "-":

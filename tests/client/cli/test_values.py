@@ -78,6 +78,7 @@ def test_peek_shows_the_rows_that_are_asked_for(client: DataPlaneClient, flags: 
         (["export", "p", "FILE", "--field", "logprob"], 1, "partition 'p' has no field 'logprob'"),
         (["export", "p", "FILE", "--where", "std > high"], 2, "--where: filter 'std > high', column 7"),
         (["export", "q", "FILE"], 1, "there is no partition 'q'"),
+        (["export", "p", "rows.jsonl.gz"], 2, "rows.jsonl.gz: files are not compressed"),
         (["set-version", "p", str(10**20)], 2, "is not in the range"),
         (["export", "p", "FILE", "-s", "nowhere"], 2, "'nowhere' is not an address"),
     ],

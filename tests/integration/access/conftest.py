@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -40,9 +41,9 @@ class Pki:
         self.ca = folder / "ca.pem"
         self._ca.cert_pem.write_to_path(self.ca)
 
-    def issue(self, name: str, *identities: str) -> TlsFiles:
+    def issue(self, name: str, *identities: str, not_after: datetime | None = None) -> TlsFiles:
         """Sign a certificate. Its files replace those of this name at once, as a Secret's do."""
-        found = self._ca.issue_cert(*identities)
+        found = self._ca.issue_cert(*identities, not_after=not_after)
         files = TlsFiles(self._folder / f"{name}.pem", self._folder / f"{name}.key")
         for file, blobs in ((files.key, [found.private_key_pem]), (files.certificate, found.cert_chain_pems)):
             new = file.with_suffix(".new")

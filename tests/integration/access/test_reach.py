@@ -13,6 +13,7 @@ import sys
 import textwrap
 import urllib.error
 import urllib.request
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +115,18 @@ def test_a_key_with_a_pass_phrase_is_refused_and_not_asked_for(start: Start, pki
         start(tls=tls)
 
 
-def test_a_client_refuses_a_server_that_another_ca_has_signed(secured: ServerThread, tmp_path: Path) -> None:
+def test_a_client_says_why_it_does_not_accept_the_servers_certificate(start: Start, pki: Pki, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    with pytest.raises(UnavailableError):
-        connect(address_of(secured), credentials=of(Pki(other), "reader"), connect_timeout_s=2.0)
+    valid = pki.issue("valid", "127.0.0.1")
+    expired = pki.issue("expired", "127.0.0.1", not_after=datetime(2001, 1, 2, tzinfo=timezone.utc))
+    for files, accepted, why in (
+        (valid, Pki(other), "another CA"),
+        (pki.issue("elsewhere", "elsewhere.example"), pki, "DATAPLANE_TLS_SERVER_NAME"),
+        (expired, pki, "has expired"),
+    ):
+        with pytest.raises(UnavailableError, match=f"the server's certificate .*{why}"):
+            connect(start(tls=files).addresses[0], credentials=of(accepted, "reader"), connect_timeout_s=2.0)
 
 
 def test_a_client_without_a_certificate_gets_nowhere_where_one_is_asked_for(start: Start, pki: Pki) -> None:
