@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dataplane_client import aio, errors, observe
-    from dataplane_client._values.registered_types import register_type
     from dataplane_client._verbs._sync.batching import Batching, PendingPut
     from dataplane_client._verbs._sync.claim import Claim
     from dataplane_client._verbs._sync.client import DataPlaneClient, connect
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from dataplane_client._verbs._sync.group import Group
     from dataplane_client.batched_data_dict import BatchedDataDict
     from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
-    from dataplane_client.codec import materialize, pack_jagged_fields, pack_per_token_field
+    from dataplane_client.codec import materialize, pack_jagged_fields, pack_per_token_field, register_type
     from dataplane_client.errors import (
         AppendConflictError,
         AuthenticationError,
@@ -84,14 +83,13 @@ if TYPE_CHECKING:
     from dataplane_client.records.tasks import ClaimOrder, TaskPolicy
 
 _HOMES = {
-    "_values.registered_types": ["register_type"],
     "_verbs._sync.batching": ["Batching", "PendingPut"],
     "_verbs._sync.claim": ["Claim"],
     "_verbs._sync.client": ["DataPlaneClient", "connect"],
     "_verbs._sync.columns": ["kv_first_write", "read_columns", "write_columns"],
     "_verbs._sync.group": ["Group"],
     "batched_data_dict": ["BatchedDataDict"],
-    "codec": ["materialize", "pack_jagged_fields", "pack_per_token_field"],
+    "codec": ["materialize", "pack_jagged_fields", "pack_per_token_field", "register_type"],
     "records.descriptions": [
         "DeadLetter",
         "FieldDescription",

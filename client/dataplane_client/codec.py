@@ -23,6 +23,7 @@ from dataplane_client._values.object_leaves import (
     unwrap_wire_stripped_payload,
 )
 from dataplane_client._values.plain_columns import plain_column
+from dataplane_client._values.registered_types import register_type
 from dataplane_client.batched_data_dict import materialize
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "pack_per_token_field",
     "plain_column",
     "read_jagged",
+    "register_type",
     "response_from_nested",
     "stack_or_nest",
     "to_nested_by_length",

@@ -21,7 +21,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from dataplane_client._common.arrays import ByteArray, Int64Array, ObjectArray
 from dataplane_client._memory.placement import Destination, Padding, PlacedColumn, adjoining, blame_server
 from dataplane_client._values.columns_layout import ColumnLayout, Layout, WireColumn, even_layout
-from dataplane_client._values.dtypes import torch_dtype
+from dataplane_client._values.dtypes import parsed_device, torch_dtype
 from dataplane_client._values.jagged import RowSplit, build_jagged, row_bounds
 from dataplane_client._values.object_leaves import object_array, object_leaf, unpack_objects
 from dataplane_client._values.padding import pad_element
@@ -29,7 +29,7 @@ from dataplane_client._values.rows import RowIndex, bits, pad_by_index, row_inde
 from dataplane_client._values.warm_buffers import take
 from dataplane_client._values.wire_columns import decode_columns, decode_leaves, tensor_on
 from dataplane_client.batched_data_dict import BatchedDataDict, materialize
-from dataplane_client.errors import InvalidArgumentError, PreconditionError
+from dataplane_client.errors import PreconditionError
 
 _UNDECODABLE = "the server sent a column that cannot be decoded"
 
@@ -112,13 +112,6 @@ def _padded_leaf(column: PlacedColumn, n_rows: int) -> torch.Tensor | ObjectArra
 
 
 # -- on an accelerator -------------------------------------------------------------------------------------------------
-
-
-def parsed_device(device: torch.device | str, where: str) -> torch.device:
-    try:
-        return torch.device(device)
-    except (RuntimeError, TypeError):
-        raise InvalidArgumentError(f"{where}: {device!r} is not a device such as 'cpu' or 'cuda:0'") from None
 
 
 def checked_device(device: torch.device | str, where: str) -> torch.device:

@@ -1,4 +1,4 @@
-"""The supported tensor element types, as torch dtypes.
+"""The supported tensor element types, as torch dtypes; and torch devices by name.
 
 Names and item sizes are those of `rl_dataplane.v1.element_types`: the name is torch's own without its ``torch.``
 prefix; the item size is the number of bytes of one element on the wire, which are the element's bytes in memory,
@@ -20,6 +20,7 @@ from typing import Final
 
 import torch
 
+from dataplane_client.errors import InvalidArgumentError
 from rl_dataplane.v1.element_types import ITEM_SIZES
 
 
@@ -56,6 +57,14 @@ def dtype_name(dtype: torch.dtype, field: str | None = None) -> str:
     if entry is None:
         raise TypeError(f"{_prefix(field)}unsupported dtype {dtype}: its bytes alone do not hold its values")
     return entry.name
+
+
+def parsed_device(device: torch.device | str, where: str) -> torch.device:
+    """The device of this name. Raises InvalidArgumentError."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InvalidArgumentError(f"{where}: {device!r} is not a device such as 'cpu' or 'cuda:0'") from None
 
 
 def _prefix(field: str | None) -> str:

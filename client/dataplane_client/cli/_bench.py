@@ -21,8 +21,7 @@ import numpy as np
 import torch
 
 from dataplane_client._connect.options import TransportChoice
-from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import fail, show
+from dataplane_client.cli._output import Format, fail, show
 from dataplane_client.cli._table import Table
 from dataplane_client.cli._text import plural, rate_text, size_text
 from dataplane_client.cli._values import client_or_exit

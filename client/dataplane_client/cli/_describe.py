@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import show
+from dataplane_client.cli._output import Format, show
 from dataplane_client.cli._server import answer_of
 from dataplane_client.cli._status import contents_text
 from dataplane_client.cli._table import Labelled, Table, figure

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataplane_client.cli._doctor_checks import checks_of
-from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import BAD, GOOD, WARNING, show
+from dataplane_client.cli._output import BAD, GOOD, WARNING, Format, show
 from dataplane_client.cli._server import open_server
 from dataplane_client.cli._table import Labelled, Table
 from dataplane_client.cli._text import plural

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
 import typer
 
-from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import show
+from dataplane_client.cli._output import Format, show
 from dataplane_client.cli._server import Server, answer_of, server_or_exit
 from dataplane_client.cli._table import Table
 from dataplane_client.cli._text import age_text, count_text, plural, tags_text
@@ -108,10 +108,8 @@ def _absence(server: Server, request: pb.ListSamplesRequest) -> str:
 
 def _rows_of(page: SamplePage, sequence_lengths: bytes) -> Iterable[SampleRow]:
     """sequence_lengths: as in the answer; a meta has those of all rows, or none."""
-    from dataplane_client._common.arrays import int64s
-
     meta, unknown = page.meta, [None] * page.meta.size
-    lengths = [length if length >= 0 else None for length in int64s(sequence_lengths).tolist()]
+    lengths = [length if length >= 0 else None for (length,) in struct.iter_unpack("<q", sequence_lengths)]
     columns = (lengths, page.states or unknown, meta.generations or unknown, meta.tags or [])
     return map(SampleRow, meta.sample_ids, *columns, page.groups)
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from dataplane_client.cli._output import Format
+
 if TYPE_CHECKING:
     from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -57,7 +59,6 @@ Address = Annotated[
     str,
     typer.Option("--server", "-s", metavar="ADDRESS", callback=_chosen_server, show_default=False, help=_HELP),
 ]
-Format = Literal["table", "json"]
 FileFormat = Literal["jsonl", "parquet"]
 Output = Annotated[Format, typer.Option("--output", "-o", help="Print tables or JSON.")]
 Timeout = Annotated[

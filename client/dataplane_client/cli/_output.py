@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import typer
 
-from dataplane_client.cli._options import Format
 from dataplane_client.cli._text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+Format = Literal["table", "json"]
 _WIDTH_WITHOUT_TERMINAL = 240
 """Columns of output that is piped when COLUMNS is not set, so that lines of tables are not folded."""
 

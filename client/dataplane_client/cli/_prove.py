@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import fail, show
+from dataplane_client.cli._output import Format, fail, show
 from dataplane_client.cli._server import Server, server_or_exit
 from dataplane_client.cli._table import Table
 from dataplane_client.cli._text import plural

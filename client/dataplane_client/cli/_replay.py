@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from dataplane_client.cli._options import Format
-from dataplane_client.cli._start import catch_interrupts
+from dataplane_client.cli._interrupts import catch_interrupts
+from dataplane_client.cli._output import Format
+from dataplane_client.cli._text import REPLAY_FOLDER
 
-SOCKET_FOLDER = "replay-"
-"""How the folder of a replay's socket begins; the socket is named by the moment."""
 _NO_SCREENS = ("bench", "doctor", "replay")
 _SIGNALLED = 128
 """A shell's exit code for a process that a signal ended, less the signal."""
@@ -45,7 +44,7 @@ def replay_screen(
     if screen[0] in _NO_SCREENS:
         raise typer.BadParameter(f"{screen[0]!r} shows no state of a server; see dataplane --help for commands that do")
     catch_interrupts()
-    with tempfile.TemporaryDirectory(prefix=SOCKET_FOLDER) as folder:
+    with tempfile.TemporaryDirectory(prefix=REPLAY_FOLDER) as folder:
         command = _command(path, until, "--serve-in", folder)
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:  # noqa: S603
             assert process.stdout is not None  # noqa: S101  # for the type checker

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import typer
 
-from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import fail, print_text, show
+from dataplane_client.cli._output import Format, fail, print_text, show
 from dataplane_client.cli._server import answer_of, server_or_exit
 from dataplane_client.cli._table import Table
 from dataplane_client.cli._text import age_text, plural, tags_text

@@ -13,8 +13,7 @@ from typing import NoReturn
 
 import typer
 
-from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import fail, print_text, show
+from dataplane_client.cli._output import Format, fail, print_text, show
 from dataplane_client.cli._server import Server, server_or_exit
 from dataplane_client.cli._table import Table
 from dataplane_client.cli._text import plural, size_text

@@ -8,10 +8,11 @@ from __future__ import annotations
 import gc
 import io
 import os
-import signal
 import sys
 from collections.abc import Iterable
 from types import ModuleType
+
+from dataplane_client.cli._interrupts import end_at_interrupts
 
 _UNUSED = (
     "asyncio",  # by grpc, for its asynchronous API; with ssl a tenth of the time of `status`
@@ -30,8 +31,7 @@ def main() -> None:
     """Run the command that the arguments name, and end the process."""
     gc.disable()  # a command ends before its garbage matters; `top`, which runs on, enables it
     defer_imports(_UNUSED)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background jobs ignore it
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_at_interrupts()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     elif sys.stdout is None:  # closed before the start
@@ -59,14 +59,6 @@ def _exit_code() -> int:
 
     print(f"dataplane: {printable(message)}", file=sys.stderr)  # noqa: T201  # an error
     return code
-
-
-def catch_interrupts() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt from now on, for a command that has something to tidy up. Until then it ends
-    the process at once: libraries that are being imported may lose the exception and go on, half loaded.
-    """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _DeferredModule(ModuleType):

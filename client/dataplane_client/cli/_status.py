@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import BAD, GOOD, fail, print_json, print_text
+from dataplane_client.cli._output import BAD, GOOD, Format, fail, print_json, print_text
 from dataplane_client.cli._rates import recent_consumed_per_s
-from dataplane_client.cli._replay import SOCKET_FOLDER
 from dataplane_client.cli._server import Server, open_server, server_or_exit
 from dataplane_client.cli._table import Labelled, Table, figure
-from dataplane_client.cli._text import age_text, bar_text, count_text, duration_text, plural, rate_text, size_text
+from dataplane_client.cli._text import (
+    age_text,
+    bar_text,
+    count_text,
+    duration_text,
+    plural,
+    rate_text,
+    server_text,
+    size_text,
+)
 from dataplane_client.errors import DataPlaneError, DeadlineError, UnavailableError
 from dataplane_client.records.descriptions import (
     MemoryHolder,
@@ -80,9 +86,9 @@ def _heading(address: str, status: ServerStatus) -> Text:
     from rich.text import Text
 
     health_text = ("not healthy", BAD) if status.unhealthy else ("healthy", GOOD)
-    path = PurePath(address)
-    name = f"replay at {path.name}" if path.parent.name.startswith(SOCKET_FOLDER) else address
-    return Text.assemble((name, "bold"), ": ", "draining" if status.draining else "serving", ", ", health_text)
+    return Text.assemble(
+        (server_text(address), "bold"), ": ", "draining" if status.draining else "serving", ", ", health_text
+    )
 
 
 def health_lines(status: ServerStatus) -> list[Labelled]:

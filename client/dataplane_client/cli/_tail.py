@@ -6,11 +6,10 @@ import contextlib
 import time
 from collections.abc import Mapping
 
+from dataplane_client.cli._interrupts import catch_interrupts
 from dataplane_client.cli._listings import parsed_filter
-from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import print_json, print_text
+from dataplane_client.cli._output import Format, print_json, print_text
 from dataplane_client.cli._server import Server, server_or_exit
-from dataplane_client.cli._start import catch_interrupts
 from dataplane_client.cli._text import tags_text
 from dataplane_client.records.listings import SamplePage, sample_page
 from dataplane_client.records.meta import Tag

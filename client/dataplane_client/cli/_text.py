@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 
+REPLAY_FOLDER = "replay-"
+"""How the folder of a replay's socket begins; the socket is named by the moment."""
 _BAR_CELLS = 20
+
+
+def server_text(address: str) -> str:
+    """The address, or which moment of a replay answers there."""
+    path = PurePath(address)
+    return f"replay at {path.name}" if path.parent.name.startswith(REPLAY_FOLDER) else address
 
 
 def size_text(size_bytes: float) -> str:

@@ -16,11 +16,10 @@ from datetime import datetime, timezone
 
 import typer
 
-from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import console, print_json
+from dataplane_client.cli._interrupts import catch_interrupts
+from dataplane_client.cli._output import Format, console, print_json
 from dataplane_client.cli._rates import PartitionRates, Snapshot, compute_rates
 from dataplane_client.cli._server import Server, open_server
-from dataplane_client.cli._start import catch_interrupts
 from dataplane_client.cli._top_screen import Screen, render_silence, render_snapshot
 from dataplane_client.errors import DataPlaneError
 from dataplane_client.records.descriptions import partition_description, server_status

@@ -20,12 +20,12 @@ import torch
 from dataplane_client._connect.options import TransportChoice
 from dataplane_client._values.dtypes import dtype_name
 from dataplane_client.cli import _lines
+from dataplane_client.cli._interrupts import catch_interrupts
 from dataplane_client.cli._lines import PAGE_ROWS, Row, RowGroup
 from dataplane_client.cli._listings import parsed_filter
-from dataplane_client.cli._options import FileFormat, Format
-from dataplane_client.cli._output import fail, print_json, print_text
+from dataplane_client.cli._options import FileFormat
+from dataplane_client.cli._output import Format, fail, print_json, print_text
 from dataplane_client.cli._server import open_server
-from dataplane_client.cli._start import catch_interrupts
 from dataplane_client.cli._text import plural, tags_text
 from dataplane_client.client import DataPlaneClient, Group, connect
 from dataplane_client.errors import DataPlaneError

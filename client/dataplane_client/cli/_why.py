@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from dataplane_client.cli._options import Format
-from dataplane_client.cli._output import print_json, print_text
+from dataplane_client.cli._output import Format, print_json, print_text
 from dataplane_client.cli._server import Server, server_or_exit
 from dataplane_client.cli._table import Labelled
 from dataplane_client.cli._text import plural

@@ -9,9 +9,9 @@ from typing import Any
 from dataplane_client._common.arguments import checked_choice, checked_count, checked_number, optional_count
 from dataplane_client._connect.channel import checked_target
 from dataplane_client._connect.options import ClientOptions
-from dataplane_client._memory.read_batches import parsed_device
 from dataplane_client._requests.claim_requests import claim_request
 from dataplane_client._values.columns_layout import Layout
+from dataplane_client._values.dtypes import parsed_device
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.records.tasks import BatchUnit, Selection
 from rl_dataplane.v1 import data_plane_pb2 as pb
