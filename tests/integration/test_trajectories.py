@@ -68,7 +68,7 @@ def test_trajectories_in_the_group_of_their_prompt_come_together_without_those_t
 
 def produce(pipe: Connection, address: str, transport: TransportChoice, trajectory: str, turns: int) -> None:
     """A producer in a process of its own. It says when it is in the middle, and goes on when it is told to."""
-    with connect(address, transport=transport, session_grace_s=1.0) as client:
+    with connect(address, transport=transport, session_grace_s=3.0 if trajectory == "killed" else 60.0) as client:
         with client.reserve_group("p", trajectory) as group:
             for turn in range(turns):
                 add_turn(group)

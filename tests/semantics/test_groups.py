@@ -207,7 +207,7 @@ def test_an_exception_aborts_the_group_and_says_why(flow: DataPlaneClient) -> No
 
 
 def _reserve(pipe: Connection, address: str, transport: TransportChoice) -> None:
-    client = connect(address, transport=transport, session_grace_s=1.0)
+    client = connect(address, transport=transport, session_grace_s=3.0)
     group = client.reserve_group("p", "g", ["g0", "g1"])  # one that is dropped is given back
     pipe.send(group.state)
     pipe.recv()

@@ -11,17 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from tests import commands
+from typer.main import get_group
 from typer.testing import CliRunner
 
 from dataplane_client.cli._app import app
 
 DATAPLANE = str(Path(sys.executable).parent / "dataplane")
 _WIDE = {"COLUMNS": "200", "TERM": "dumb"}
+_PATIENT = dict.fromkeys(get_group(app).commands, {"timeout": 120.0})
+"""A machine with much other work may take longer for an answer than commands wait."""
 
 
 def run(*arguments: str, typed: str = "", **environment: str) -> tuple[int, str]:
     """The exit code, and the output on stdout and stderr. typed: what stdin says."""
-    result = CliRunner().invoke(app, list(arguments), typed, env={**_WIDE, **environment}, prog_name="dataplane")
+    settings = {**_WIDE, **environment}
+    result = CliRunner().invoke(app, arguments, typed, settings, prog_name="dataplane", default_map=_PATIENT)
     return result.exit_code, result.output
 
 
