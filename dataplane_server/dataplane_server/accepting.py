@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from dataplane_server.observe.log import get_log
+from dataplane_server.log import get_log
 
 _PAUSE_S = 0.1
 _LOG_EVERY_S = 60.0

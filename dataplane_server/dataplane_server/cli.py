@@ -42,7 +42,7 @@ with _needs_server_packages():
     from dataplane_server.core.calls.limits import Limits
     from dataplane_server.durability.life import RecoveryError
     from dataplane_server.host_memory import check_memory
-    from dataplane_server.observe.log import event_line, get_log, show_on_stderr
+    from dataplane_server.log import event_line, get_log, show_on_stderr
     from dataplane_server.service.grpc.health import HealthListener
     from dataplane_server.service.lives import next_life
     from dataplane_server.service.server import Server

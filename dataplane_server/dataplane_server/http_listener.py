@@ -32,7 +32,7 @@ from dataplane_server.access.http import stranger
 from dataplane_server.access.tls import Tls
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.http_answers import error_answer
-from dataplane_server.observe.log import get_log
+from dataplane_server.log import get_log
 from dataplane_server.service.error_table import status_of
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -14,7 +14,7 @@ from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.requests import DropPartition, RegisterPartition
 from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.plane import DataPlane
-from dataplane_server.observe.http import MAX_CONNECTIONS, MAX_SCRAPES, HttpSide
+from dataplane_server.http_side import MAX_CONNECTIONS, MAX_SCRAPES, HttpSide
 from dataplane_server.observe.metrics import Metrics
 
 PARTITIONS, TASKS = 64, 64

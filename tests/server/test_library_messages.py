@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dataplane_server.observe.log import FewOfLibraries, JsonLines, PlainLines, event_line
+from dataplane_server.log import FewOfLibraries, JsonLines, PlainLines, event_line
 
 Log = Callable[[str, float], None]
 

@@ -11,7 +11,7 @@ import sys
 
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.observe.log import show_on_stderr
+from dataplane_server.log import show_on_stderr
 from dataplane_server.testing import ServerThread
 
 _LIMITS = Limits(

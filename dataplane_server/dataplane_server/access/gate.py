@@ -28,7 +28,7 @@ from dataplane_server.access.reloading import Reloaded
 from dataplane_server.access.roles import CHANGES, EVERYTHING, WRITE_BACK, Caller, roles_for
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.state.answers import MAX_REQUEST_ID_BYTES
-from dataplane_server.observe.log import get_log
+from dataplane_server.log import get_log
 
 _BEARER = "bearer "
 _INSTEAD = "start it with --allow-user, on a Unix socket, with --access, or with --insecure"

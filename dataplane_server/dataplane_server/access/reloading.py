@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from dataplane_server.observe.log import get_log
+from dataplane_server.log import get_log
 
 _LOOK_S = 1.0
 

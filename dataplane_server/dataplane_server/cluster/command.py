@@ -19,7 +19,7 @@ from types import FrameType
 from dataplane_server.cluster.asking import last_line
 from dataplane_server.cluster.coordinator.starting import Cluster, start
 from dataplane_server.config import ServerConfig
-from dataplane_server.observe.log import event_line
+from dataplane_server.log import event_line
 
 _CONNECT_S = 5.0
 

@@ -35,7 +35,7 @@ from dataplane_server.durability.checkpoint import checkpoints, remove_checkpoin
 from dataplane_server.durability.log_reader import remove_before, segments
 from dataplane_server.durability.replica import Replica, kept
 from dataplane_server.durability.snapshot import SnapshotError, write_snapshot
-from dataplane_server.observe.log import get_log, show_on_stderr
+from dataplane_server.log import get_log, show_on_stderr
 from dataplane_server.storage.folders import FolderInUse
 
 _POLL_S = 0.2

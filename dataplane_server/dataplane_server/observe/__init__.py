@@ -1,1 +1,1 @@
-"""Metrics, traces, log events, and health over HTTP."""
+"""Metrics and traces."""

@@ -11,7 +11,7 @@ import time
 
 import grpc
 
-from dataplane_server.observe.log import get_log
+from dataplane_server.log import get_log
 from dataplane_server.observe.metrics import Transport
 
 _SERVICE = "rl_dataplane.v1.DataPlaneService"

@@ -7,7 +7,7 @@ import time
 from google.rpc import status_pb2
 
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.observe.log import get_log
+from dataplane_server.log import get_log
 from dataplane_server.observe.metrics import Metrics, Transport
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.error_table import ERROR_TABLE, internal_error, status_of

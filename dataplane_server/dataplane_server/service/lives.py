@@ -12,7 +12,7 @@ from dataplane_server.access.opening import open_rules, open_tls
 from dataplane_server.config import ServerConfig
 from dataplane_server.durability.life import DataDirDurability, Life, Terms, begin_life
 from dataplane_server.durability.standby import take_over
-from dataplane_server.observe.log import get_log
+from dataplane_server.log import get_log
 from dataplane_server.storage.arena import Arena
 
 _LOG_FAILED = 74

@@ -20,7 +20,7 @@ from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.state.issued_ids import new_incarnation
 from dataplane_server.durability.checkpointer import Checkpointer
 from dataplane_server.durability.life import Life
-from dataplane_server.observe.log import get_log
+from dataplane_server.log import get_log
 from dataplane_server.observe.loop_lag import LoopLag
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
@@ -49,7 +49,7 @@ from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
 from rl_dataplane.v1.frames import keep_message_memory
 
 if TYPE_CHECKING:
-    from dataplane_server.observe.http import HttpSide
+    from dataplane_server.http_side import HttpSide
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -241,7 +241,7 @@ class Server:
         self.servicer.serve_directly(port, direct.nonce)
 
     async def _open_http(self, address: str) -> None:
-        from dataplane_server.observe.http import HttpSide  # not before: aiohttp takes 12 MB, and a tenth of a second
+        from dataplane_server.http_side import HttpSide  # not before: aiohttp takes 12 MB, and a tenth of a second
         from dataplane_server.page.page import open_page
 
         check_port("http", address)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataplane_server.core.calls.answers import SessionExpired
 from dataplane_server.core.calls.refusal import Reason, Refusal, session_expired
-from dataplane_server.observe.log import get_log
+from dataplane_server.log import get_log
 from dataplane_server.service.endless import Call, EndlessCalls
 from rl_dataplane.v1 import data_plane_pb2 as pb
 

@@ -24,7 +24,7 @@ from importlib.util import find_spec
 
 from dataplane_server.accepting import tcp_listener
 from dataplane_server.config import ServerConfig, with_port
-from dataplane_server.observe.log import get_log
+from dataplane_server.log import get_log
 from dataplane_server.service.binding import check_port
 
 GROUP = "rl_dataplane.sidecars"

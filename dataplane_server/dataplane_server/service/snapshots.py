@@ -21,7 +21,7 @@ from dataplane_server.durability.snapshot import (
     list_snapshots,
     read_manifest,
 )
-from dataplane_server.observe.log import get_log
+from dataplane_server.log import get_log
 from dataplane_server.service.shell import Shell
 
 

@@ -18,7 +18,7 @@ from dataplane_client.cli._app import app
 
 DATAPLANE = str(Path(sys.executable).parent / "dataplane")
 _WIDE = {"COLUMNS": "200", "TERM": "dumb"}
-_PATIENT = dict.fromkeys(get_group(app).commands, {"timeout": 120.0})
+_PATIENT = {command: {"timeout": 120.0} for command in get_group(app).commands}
 """A machine with much other work may take longer for an answer than commands wait."""
 
 

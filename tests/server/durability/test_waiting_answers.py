@@ -22,7 +22,7 @@ from dataplane_server.core.calls.requests import SetWeightVersion
 from dataplane_server.durability.group_commit import GroupCommit
 from dataplane_server.durability.log_writer import LogWriter
 from dataplane_server.durability.logged_plane import LoggedPlane
-from dataplane_server.observe.http import HttpSide
+from dataplane_server.http_side import HttpSide
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.page.page import open_page
 from dataplane_server.service.grpc.boundary import Boundary

@@ -31,7 +31,7 @@ from dataplane_server.cluster.ray_nodes import RayNodes, this_node
 from dataplane_server.config import ServerConfig, host_and_port, with_port
 from dataplane_server.core.rows.regions import Region
 from dataplane_server.durability.log_reader import segments
-from dataplane_server.observe.log import get_log
+from dataplane_server.log import get_log
 from dataplane_server.service.lives import next_life
 
 NAMESPACE = "rl-dataplane"

@@ -23,7 +23,7 @@ from dataplane_server.core.calls.node_calls import SetMirror
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Runs
 from dataplane_server.core.rows.regions import MAX_NODES, Mirror, Region
-from dataplane_server.observe.log import get_log
+from dataplane_server.log import get_log
 from dataplane_server.service.shell import Shell
 
 _PATIENCE_S = 2.0

@@ -23,7 +23,7 @@ from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.node_calls import AddNode, LoseNode
 from dataplane_server.core.rows.regions import NODE_SHIFT, Region
 from dataplane_server.durability.life import Life
-from dataplane_server.observe.log import get_log
+from dataplane_server.log import get_log
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service.grpc.servicer import DataPlaneServicer
 from dataplane_server.service.local.local_methods import local_methods

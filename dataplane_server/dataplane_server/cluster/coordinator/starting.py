@@ -17,7 +17,7 @@ from dataplane_server.cluster.coordinator.actor import (
 )
 from dataplane_server.cluster.ray_nodes import this_address
 from dataplane_server.config import ServerConfig
-from dataplane_server.observe.log import get_log
+from dataplane_server.log import get_log
 
 DEFAULT_NAME = "dataplane"
 _START_S = 600.0

@@ -20,7 +20,7 @@ from dataplane_server.access.peers import AllowedPeers
 from dataplane_server.cluster.node.cache import Cache, CachedRun
 from dataplane_server.cluster.node.fetching import Fetching
 from dataplane_server.cluster.node.line import Membership, NodeLine
-from dataplane_server.observe.log import get_log
+from dataplane_server.log import get_log
 from dataplane_server.service.local.frame_endpoint import Connection
 from dataplane_server.service.local.handles import Handles
 from dataplane_server.service.local.local_endpoint import LocalEndpoint

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from dataplane_server.observe.log import get_log
+from dataplane_server.log import get_log
 
 MAX_BUFFERED_BYTES = 256 << 20
 """Of all connections together."""

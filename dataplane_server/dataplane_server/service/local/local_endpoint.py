@@ -15,7 +15,7 @@ from typing import Any, cast
 from dataplane_server.access.gate import OPEN_GATE, Gate
 from dataplane_server.access.peers import OWN_USER, AllowedPeers, Peer, peer_of
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.observe.log import get_log
+from dataplane_server.log import get_log
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
 from dataplane_server.service.binding import files_of_mode
