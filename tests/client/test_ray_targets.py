@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from tests.client.cli.reading import run
+from tests.waiting import eventually
 
 from dataplane_client import Credentials, aio
 from dataplane_client._connect import locator as _locator
@@ -128,14 +129,6 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Told]]:
 
 Tell = Callable[[Any], None]
 Serve = Callable[..., Told]
-
-
-def eventually(holds: Callable[[], object]) -> None:
-    """Wait until something holds; fail after 20 s."""
-    deadline = time.monotonic() + 20.0
-    while not holds():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.01)
 
 
 def put_a_row(client: DataPlaneClient) -> None:

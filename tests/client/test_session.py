@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 from tests import commands
 from tests.ranks import free_port
+from tests.waiting import eventually
 
 from dataplane_client._connect.deadline import Deadline
 from dataplane_client._connect.session import LivenessSession
@@ -158,14 +158,6 @@ def liveness() -> Iterator[Open]:
 def session(liveness: Open, address: str) -> LivenessSession:
     """That of a client with the server."""
     return liveness(address)
-
-
-def eventually(holds: Callable[[], object]) -> None:
-    """Wait until something holds; fail after 20 s."""
-    deadline = time.monotonic() + 20.0
-    while not holds():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.002)
 
 
 def opened(session: LivenessSession, stale: str = "", timeout_s: float = 20.0) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.cluster.test_mirrors import Nodes, until
+from tests.cluster.test_mirrors import Nodes
+from tests.waiting import soon
 
 from dataplane_server.cluster import asking
 from dataplane_server.cluster.coordinator.home_arena import HomeArena
@@ -61,7 +62,7 @@ class Appending:
 async def appending(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Appending]:
     monkeypatch.setattr(asking, "_LOOK_S", 0.02)
     appending = Appending()
-    await until(lambda: appending.nodes.asked("copy"))
+    await soon(lambda: appending.nodes.asked("copy"))
     yield appending
     await appending.values.close()
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from tests.cluster.node.conftest import registration
+from tests.waiting import soon
 
 from dataplane_server.cluster.coordinator import actor as module
 from dataplane_server.cluster.coordinator.actor import ClusterOptions, Coordinator, end_nodes
@@ -57,10 +58,7 @@ async def test_a_look_that_fails_ends_nothing(tmp_path: Path, monkeypatch: pytes
     assert await coordinator.beat(Beat("unknown", 0, (), 0, 0, 0, 0, 0)) == BeatAnswer(False)
     if logged:
         assert ray.looks, "it listened without knowing the nodes"
-    deadline = time.monotonic() + 120
-    while ray.looks < 2:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
+    await soon(lambda: ray.looks >= 2)
     assert await coordinator.beat(Beat("unknown", 0, (), 0, 0, 0, 0, 0)) == BeatAnswer(False)
     await coordinator.stop()
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from tests.waiting import soon
 
 from dataplane_server.cluster import asking
 from dataplane_server.cluster.coordinator import mirrors as module
@@ -138,19 +138,12 @@ def end_with_a_row(nodes: Nodes, number: int) -> None:
     nodes.mirrors.place_ended()
 
 
-async def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
-
-
 # -- making them -------------------------------------------------------------------------------------------------------
 
 
 async def test_mirrors_are_on_other_hosts_as_evenly_as_can_be(nodes: Nodes) -> None:
     nodes.mirrors.look_after()
-    await until(lambda: all(nodes.mirror(number) for number in (1, 2, 3)))
+    await soon(lambda: all(nodes.mirror(number) for number in (1, 2, 3)))
     on = [found.on for number in (1, 2, 3) if (found := nodes.mirror(number))]
     assert on == [3, 3, 1]
 
@@ -161,23 +154,23 @@ async def test_writes_follow_from_before_the_fill_on_and_the_core_knows_after_it
     nodes.actor(3).will("make_mirror", made)
     nodes.actor(3).will("fill_mirror", filled)
     nodes.mirrors.look_after()
-    await until(lambda: nodes.asked("make_mirror"))
+    await soon(lambda: nodes.asked("make_mirror"))
     assert not nodes.mirrors.follows(1)
     made.set_result(Mirrored.DONE)
-    await until(lambda: nodes.fills_of(1))
+    await soon(lambda: nodes.fills_of(1))
     await nodes.follow(1)
     assert nodes.asked("follow")
     assert nodes.mirror(1) is None
     filled.set_result(Mirrored.DONE)
-    await until(lambda: nodes.mirror(1))
+    await soon(lambda: nodes.mirror(1))
 
 
 async def test_a_mirror_that_cannot_be_made_is_asked_of_another_node(nodes: Nodes) -> None:
     nodes.actor(3).will("make_mirror", RayError("no space"))
     nodes.mirrors.look_after()
-    await until(lambda: nodes.mirror(3))
+    await soon(lambda: nodes.mirror(3))
     nodes.mirrors.look_after()
-    await until(lambda: nodes.mirror(1))
+    await soon(lambda: nodes.mirror(1))
     assert cast("Mirror", nodes.mirror(1)).on == 2
 
 
@@ -186,7 +179,7 @@ async def test_a_mirror_that_a_write_went_on_without_while_it_was_filled_is_none
     nodes.actor(3).will("fill_mirror", filled)
     nodes.actor(3).will("follow", Mirrored.UNKNOWN)
     nodes.mirrors.look_after()
-    await until(lambda: nodes.fills_of(1))
+    await soon(lambda: nodes.fills_of(1))
     (_, _, name, _, _) = nodes.fills_of(1)[0]
     await nodes.follow(1)
     filled.set_result(Mirrored.DONE)
@@ -205,7 +198,7 @@ async def test_a_mirror_of_a_node_that_is_forgotten_is_removed(mirrored: Nodes) 
 async def test_a_node_that_has_ended_gets_a_second_mirror_from_the_first(mirrored: Nodes) -> None:
     end_with_a_row(mirrored, 1)
     mirrored.mirrors.look_after()
-    await until(lambda: len(mirrored.mirrors_of(1)) == 2)
+    await soon(lambda: len(mirrored.mirrors_of(1)) == 2)
     (_, on, name, node, size_bytes) = next(call for call in mirrored.asked("make_mirror") if call[3] == 1)
     assert (on, node, size_bytes) == (2, 1, 8), "for its row alone"
     filled = next(call for call in mirrored.asked("fill_mirror") if call[2] == name)
@@ -223,7 +216,7 @@ async def test_a_write_ends_when_its_mirror_has_followed(mirrored: Nodes) -> Non
     mirrored.actor(3).will("follow", followed)
     assert mirrored.mirrors.follows(1)
     following = mirrored.follow(1)
-    await until(lambda: mirrored.asked("follow"))
+    await soon(lambda: mirrored.asked("follow"))
     (_, _, secret, name, place, offsets, sizes) = mirrored.asked("follow")[0]
     assert (secret, name) == (mirrored.members.get(3).secret, "m")
     assert (place, offsets.tolist(), sizes.tolist()) == (mirrored.members.place_of(1), [16], [8])
@@ -237,7 +230,7 @@ async def test_a_write_ends_when_its_mirror_has_followed(mirrored: Nodes) -> Non
 async def test_a_mirror_whose_node_stays_silent_is_forgotten(mirrored: Nodes) -> None:
     mirrored.actor(3).will("follow", asyncio.Future[Mirrored]())
     following = mirrored.follow(1)
-    await until(lambda: mirrored.asked("follow"))
+    await soon(lambda: mirrored.asked("follow"))
     mirrored.silence(3)
     await following
     assert mirrored.mirror(1) is None
@@ -249,7 +242,7 @@ async def test_after_a_lost_call_a_mirror_is_asked_again_only_once_its_node_has_
 ) -> None:
     mirrored.actor(3).will("follow", RayError("the actor died"))
     following = mirrored.follow(1)
-    await until(lambda: mirrored.asked("follow"))
+    await soon(lambda: mirrored.asked("follow"))
     await asyncio.sleep(0.1)
     assert len(mirrored.asked("follow")) == 1
     mirrored.mirrors.returned(mirrored.register(3, mirrors=("m",)))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
 from tests.hostile.target import Target
 from tests.integration.command.conftest import Start, books_balance, start_for_all
+from tests.waiting import eventually
 
 from dataplane_client.client import connect
 
@@ -28,10 +28,7 @@ def target(start_for_all: Start, tmp_path_factory: pytest.TempPathFactory) -> It
         memory, descriptors = target.own_bytes, target.descriptors
         yield target
         target.close_peers()
-        deadline = time.monotonic() + 120
-        while target.descriptors > descriptors and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert target.descriptors <= descriptors
+        eventually(lambda: target.descriptors <= descriptors)
         assert target.own_bytes - memory < _LEAKED_BYTES
         assert command.process.poll() is None
         assert [line for line in command.log.splitlines() if '"level": "error"' in line or "Traceback" in line] == []

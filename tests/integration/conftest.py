@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -35,14 +34,8 @@ from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
 
-Eventually = Callable[[Callable[[], object]], None]
-"""The fixture `eventually`."""
-
 OpenServer = Callable[..., AbstractContextManager[str]]
 """The fixture `open_server`."""
-
-Unchanged = Callable[[DataPlaneClient], AbstractContextManager[None]]
-"""The fixture `unchanged`."""
 
 ANY_PORT = "127.0.0.1:0"
 _LIMITS = Limits(memory_bytes=256 << 20)
@@ -223,33 +216,16 @@ def small_client(small_server: ServerThread, transport: TransportChoice) -> Iter
         yield client
 
 
-@pytest.fixture
-def unchanged() -> Unchanged:
+@contextlib.contextmanager
+def unchanged(client: DataPlaneClient) -> Iterator[None]:
     """A block after which the server describes itself and all partitions as before; only a session may be new."""
 
-    def described(client: DataPlaneClient) -> object:
+    def described() -> object:
         return client.partitions(), replace(client.server_status(), uptime_s=0.0, sessions=0, nodes=())
 
-    @contextlib.contextmanager
-    def check(client: DataPlaneClient) -> Iterator[None]:
-        before = described(client)
-        yield
-        assert described(client) == before
-
-    return check
-
-
-@pytest.fixture
-def eventually() -> Eventually:
-    """Wait until something holds; fail after 200 s."""
-
-    def wait(holds: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 200.0
-        while not holds():
-            assert time.monotonic() < deadline, "it never happened"
-            time.sleep(0.002)
-
-    return wait
+    before = described()
+    yield
+    assert described() == before
 
 
 @pytest.fixture

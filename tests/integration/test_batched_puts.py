@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from tests.waiting import soon
 
 from dataplane_client import (
     ClosedError,
@@ -185,8 +186,7 @@ async def cancel_flush(batching: aio.AsyncBatching, client: DataPlaneClient, par
 
 
 async def until_a_call_waits(client: DataPlaneClient, partition: str) -> None:
-    while not client.partition(partition).waiting_calls:  # noqa: ASYNC110  # what it waits for is on the server
-        await asyncio.sleep(0.01)
+    await soon(lambda: client.partition(partition).waiting_calls)
 
 
 @pytest.fixture

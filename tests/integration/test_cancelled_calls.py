@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.waiting import soon
 
 from dataplane_client import DataPlaneClient, FlowPolicy, aio
 from dataplane_client.aio import AsyncBatching, AsyncClaim, AsyncGroup, AsyncPendingPut
@@ -99,7 +100,7 @@ class Verbs:
 
 
 async def test_nothing_is_left_of_calls_that_were_cancelled(
-    async_client: aio.AsyncDataPlaneClient, client: DataPlaneClient, eventually: Callable[..., None]
+    async_client: aio.AsyncDataPlaneClient, client: DataPlaneClient
 ) -> None:
     client.register_partition("p", ["x"], 0, ["train"])
     verbs = Verbs(async_client, random.Random(1))
@@ -113,9 +114,9 @@ async def test_nothing_is_left_of_calls_that_were_cancelled(
         described = client.partition("p")
         return not (described.task("train").claimed_rows or described.open_groups or described.waiting_calls)
 
-    await asyncio.to_thread(eventually, is_idle)
+    await soon(is_idle)
     client.clear_samples(None, "p")
-    await asyncio.to_thread(eventually, lambda: client.server_status().memory_used_bytes == 0)
+    await soon(lambda: client.server_status().memory_used_bytes == 0)
 
 
 class Puts:

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tests.integration.conftest import Eventually
 from tests.integration.faults.proxy import FaultProxy
+from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import DataPlaneError, DeadlineError
@@ -70,7 +70,7 @@ def test_what_a_claim_consists_of_is_told_in_time_or_not_at_all(client: DataPlan
 
 
 def test_a_group_whose_put_gets_no_answer_is_given_up_at_the_deadline(
-    client: DataPlaneClient, direct: DataPlaneClient, proxy: FaultProxy, eventually: Eventually
+    client: DataPlaneClient, direct: DataPlaneClient, proxy: FaultProxy
 ) -> None:
     direct.put_samples(["full"], "p", {"x": torch.zeros(1, 10_000)})
     with ThreadPoolExecutor(1) as pool:

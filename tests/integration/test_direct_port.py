@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 from tests.forked import FORKS, forking
-from tests.integration.conftest import ANY_PORT, Eventually
+from tests.integration.conftest import ANY_PORT
 from tests.integration.faults.proxy import FaultProxy
+from tests.waiting import eventually, soon
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
@@ -134,9 +135,7 @@ def leaves_whole_rows(flow: DataPlaneClient) -> bool:
     return flow.server_status().memory_used_bytes == flow.partition("p").rows * BIG.nbytes
 
 
-def test_a_put_and_a_read_end_at_their_deadline(
-    server: ServerThread, flow: DataPlaneClient, eventually: Eventually
-) -> None:
+def test_a_put_and_a_read_end_at_their_deadline(server: ServerThread, flow: DataPlaneClient) -> None:
     flow.put_samples(["first"], "p", {"x": BIG})
     with nothing_moves(server):
         with pytest.raises(DeadlineError):
@@ -149,7 +148,7 @@ def test_a_put_and_a_read_end_at_their_deadline(
 
 
 async def test_a_cancelled_put_or_read_is_over_at_once_and_leaves_nothing(
-    server: ServerThread, flow: DataPlaneClient, eventually: Eventually
+    server: ServerThread, flow: DataPlaneClient
 ) -> None:
     flow.put_samples(["first"], "p", {"x": BIG})
     async with await aio.connect(server.addresses[0], transport="direct") as client:
@@ -167,7 +166,7 @@ async def test_a_cancelled_put_or_read_is_over_at_once_and_leaves_nothing(
                 assert not under_way.done()
                 under_way.cancel()
                 assert (await asyncio.wait([under_way], timeout=120))[0]
-        await asyncio.to_thread(eventually, lambda: flow.server_status().memory_used_bytes == BIG.nbytes)
+        await soon(lambda: flow.server_status().memory_used_bytes == BIG.nbytes)
         assert torch.equal((await client.get_samples(["first"], "p", ["x"]))["x"], BIG)
 
 
@@ -183,7 +182,7 @@ def put_for_ever(pipe: Connection, address: str, name: str) -> None:
 @FORKS
 @pytest.mark.parametrize("kills", [3, pytest.param(200, marks=pytest.mark.soak)])
 def test_clients_killed_at_any_moment_leave_whole_rows_or_none(
-    server: ServerThread, flow: DataPlaneClient, eventually: Eventually, kills: int
+    server: ServerThread, flow: DataPlaneClient, kills: int
 ) -> None:
     context = forking()
     for number in range(kills):

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tests.integration.conftest import Eventually
+from tests.waiting import eventually
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
@@ -43,7 +43,7 @@ def claimed_rows(client: DataPlaneClient) -> int:
 
 
 @pytest.mark.fresh_server
-def test_a_dropped_claim_gives_its_rows_back_and_says_so(flow: DataPlaneClient, eventually: Eventually) -> None:
+def test_a_dropped_claim_gives_its_rows_back_and_says_so(flow: DataPlaneClient) -> None:
     claim = flow.claim("p", "train", ["x"], 1)
     assert claimed_rows(flow) == 1
     with pytest.warns(ResourceWarning, match=WARNING):
@@ -58,9 +58,7 @@ def test_a_dropped_claim_gives_its_rows_back_and_says_so(flow: DataPlaneClient, 
 
 
 @pytest.mark.parametrize("way", ["unix"], indirect=True)
-def test_a_claim_of_a_cycle_is_given_up_by_the_collector_in_any_thread(
-    flow: DataPlaneClient, eventually: Eventually
-) -> None:
+def test_a_claim_of_a_cycle_is_given_up_by_the_collector_in_any_thread(flow: DataPlaneClient) -> None:
     cycle: list[object] = [flow.claim("p", "train", ["x"], 1)]
     cycle.append(cycle)
     del cycle
@@ -70,16 +68,14 @@ def test_a_claim_of_a_cycle_is_given_up_by_the_collector_in_any_thread(
 
 
 @pytest.mark.parametrize("way", ["unix"], indirect=True)
-def test_a_claim_may_be_dropped_by_whoever_holds_the_locks_of_the_session(
-    flow: DataPlaneClient, eventually: Eventually
-) -> None:
+def test_a_claim_may_be_dropped_by_whoever_holds_the_locks_of_the_session(flow: DataPlaneClient) -> None:
     claim = flow.claim("p", "train", ["x"], 1)
     with pytest.warns(ResourceWarning, match=WARNING), flow._session._liveness._thread()._posting:
         del claim
     eventually(lambda: claimed_rows(flow) == 0)
 
 
-def test_a_dropped_group_is_rolled_back(flow: DataPlaneClient, eventually: Eventually) -> None:
+def test_a_dropped_group_is_rolled_back(flow: DataPlaneClient) -> None:
     group = flow.reserve_group("p", "g", ["g0"])
     with pytest.warns(ResourceWarning, match=r"^<Group .* p/g 1 rows open>"):
         del group
@@ -87,7 +83,7 @@ def test_a_dropped_group_is_rolled_back(flow: DataPlaneClient, eventually: Event
 
 
 async def test_an_asynchronous_client_gives_up_what_is_dropped(
-    flow: DataPlaneClient, async_client: aio.AsyncDataPlaneClient, eventually: Eventually
+    flow: DataPlaneClient, async_client: aio.AsyncDataPlaneClient
 ) -> None:
     claim, group = await async_client.claim("p", "train", ["x"], 1), await async_client.reserve_group("p", "g", ["g0"])
     with pytest.warns(ResourceWarning, match=WARNING):
@@ -144,7 +140,7 @@ def test_what_a_closed_client_held_is_dropped_in_silence(flow: DataPlaneClient, 
 @pytest.mark.parametrize("way", ["unix"], indirect=True)
 @pytest.mark.parametrize("forks", [False, pytest.param(True, marks=pytest.mark.long)], ids=["exits", "forks"])
 def test_a_process_that_ends_with_an_open_claim_and_a_forked_child_say_nothing(
-    flow: DataPlaneClient, address: str, forks: bool, eventually: Eventually
+    flow: DataPlaneClient, address: str, forks: bool
 ) -> None:
     """The end of the process ends the session. A child that drops its copy of a claim leaves the parent's alone."""
     code = (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tests.integration.conftest import Eventually
+from tests.waiting import eventually
 
 from dataplane_client import DataPlaneClient, Group, GroupFencedError, PreconditionError
 
@@ -47,9 +47,7 @@ def test_a_straggler_does_not_hold_up_its_group(flow: DataPlaneClient) -> None:
     assert flow.groups("p").reserved == 0
 
 
-def test_the_producer_of_a_commit_after_the_deadline_learns_how_many_rows_came(
-    flow: DataPlaneClient, eventually: Eventually
-) -> None:
+def test_the_producer_of_a_commit_after_the_deadline_learns_how_many_rows_came(flow: DataPlaneClient) -> None:
     group = with_rows(flow, IDS[:1])
     eventually(lambda: flow.groups("p").reserved == 0)
     with pytest.raises(GroupFencedError):
@@ -58,7 +56,7 @@ def test_the_producer_of_a_commit_after_the_deadline_learns_how_many_rows_came(
 
 
 def test_a_group_that_is_removed_at_its_deadline_tells_why_and_may_be_tried_again_so_often(
-    flow: DataPlaneClient, eventually: Eventually
+    flow: DataPlaneClient,
 ) -> None:
     for _ in range(2):
         group = flow.reserve_group("p", "p7", IDS, deadline_s=0.1, min_rows=2, max_regenerations=1)

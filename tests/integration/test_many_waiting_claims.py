@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from tests.integration.conftest import Eventually
+from tests.waiting import eventually
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
@@ -32,7 +32,6 @@ def test_many_waiting_clients_get_one_row_each_while_puts_reads_and_other_claims
     transport: TransportChoice,
     client: DataPlaneClient,
     threads: ThreadPoolExecutor,
-    eventually: Eventually,
 ) -> None:
     client.register_partition("p", ["x", "y"], CLAIMERS, ["train", "eval"])
     connected: list[int] = []

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tests.integration.conftest import Eventually, Unchanged
+from tests.integration.conftest import unchanged
+from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import DataPlaneError, InvalidArgumentError, OutOfSpaceError
@@ -28,9 +29,7 @@ def fill(client: DataPlaneClient, kib: int = 60) -> None:
     client.put_samples([f"full{i}" for i in range(kib)], "p", rows(kib, KIB))
 
 
-def test_a_put_that_does_not_fit_waits_until_its_deadline_and_is_refused_whole(
-    small_client: DataPlaneClient, unchanged: Unchanged
-) -> None:
+def test_a_put_that_does_not_fit_waits_until_its_deadline_and_is_refused_whole(small_client: DataPlaneClient) -> None:
     fill(small_client)
     began = time.monotonic()
     told = "holds 8 KiB of values, 4 KiB of the memory"
@@ -43,9 +42,7 @@ def test_a_put_that_does_not_fit_waits_until_its_deadline_and_is_refused_whole(
     assert (error.retry_after_s or 0) > 0
 
 
-def test_a_put_larger_than_the_whole_budget_is_refused_at_once(
-    small_client: DataPlaneClient, unchanged: Unchanged
-) -> None:
+def test_a_put_larger_than_the_whole_budget_is_refused_at_once(small_client: DataPlaneClient) -> None:
     fill(small_client, 1)
     told = "holds 64 KiB of values, .* the whole memory budget is 64 KiB: put fewer rows"
     with unchanged(small_client), pytest.raises(InvalidArgumentError, match=told) as caught:
@@ -54,7 +51,7 @@ def test_a_put_larger_than_the_whole_budget_is_refused_at_once(
 
 
 def test_a_commit_whose_columns_do_not_fit_is_refused_and_may_wait_under_the_same_claim(
-    small_client: DataPlaneClient, unchanged: Unchanged, threads: ThreadPoolExecutor, eventually: Eventually
+    small_client: DataPlaneClient, threads: ThreadPoolExecutor
 ) -> None:
     fill(small_client)
     claim = small_client.claim("p", "train", ["x"], 2)
@@ -73,7 +70,6 @@ def test_a_caller_that_goes_away_leaves_the_queue(
     small_client: DataPlaneClient,
     transport: TransportChoice,
     threads: ThreadPoolExecutor,
-    eventually: Eventually,
 ) -> None:
     fill(small_client)
     with connect(small_server.addresses[0], transport=transport) as other:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from tests.integration.conftest import Eventually
+from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import NotFoundError
@@ -158,7 +158,7 @@ def test_rows_that_are_gone_are_counted_by_why(server: ServerThread, flow: DataP
 
 
 def test_sessions_and_groups_are_counted_while_they_live(
-    server: ServerThread, flow: DataPlaneClient, transport: TransportChoice, eventually: Eventually
+    server: ServerThread, flow: DataPlaneClient, transport: TransportChoice
 ) -> None:
     groups = [flow.reserve_group("p", "prompt", ["e"])]
     with connect(server.addresses[0], transport=transport) as other:
@@ -169,9 +169,7 @@ def test_sessions_and_groups_are_counted_while_they_live(
     assert value(server, "dataplane_open_groups", partition="p") == 0
 
 
-def test_the_time_of_a_task_goes_to_the_state_that_it_is_in(
-    server: ServerThread, flow: DataPlaneClient, eventually: Eventually
-) -> None:
+def test_the_time_of_a_task_goes_to_the_state_that_it_is_in(server: ServerThread, flow: DataPlaneClient) -> None:
     """A task that holds rows serves, and nothing else goes on."""
 
     def spent() -> dict[str, float]:
@@ -190,16 +188,14 @@ def test_the_time_of_a_task_goes_to_the_state_that_it_is_in(
     assert claim.state == "open"
 
 
-def test_clients_that_map_the_memory_are_counted(
-    server: ServerThread, flow: DataPlaneClient, eventually: Eventually
-) -> None:
+def test_clients_that_map_the_memory_are_counted(server: ServerThread, flow: DataPlaneClient) -> None:
     assert value(server, "dataplane_attached_clients") == (1 if flow.transport == "shm" else 0)
     flow.close()
     eventually(lambda: value(server, "dataplane_attached_clients") == 0)
 
 
 def test_waiting_claims_show_while_they_wait_and_their_wait_is_measured(
-    server: ServerThread, flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
+    server: ServerThread, flow: DataPlaneClient, threads: ThreadPoolExecutor
 ) -> None:
     claim = threads.submit(flow.claim, "p", "train", ["x"], 4)
     eventually(lambda: value(server, "dataplane_waiting_claims") == 1)
@@ -229,9 +225,7 @@ def test_names_of_callers_make_no_series_unless_they_are_registered(
     assert [text for text in labels if "unknown" in text] == []
 
 
-def test_ages_grow_and_are_absent_when_there_is_nothing_to_be_old(
-    server: ServerThread, flow: DataPlaneClient, eventually: Eventually
-) -> None:
+def test_ages_grow_and_are_absent_when_there_is_nothing_to_be_old(server: ServerThread, flow: DataPlaneClient) -> None:
     def age(of: str = "dataplane_task_oldest_untaken_age_seconds", **task: str) -> float | None:
         samples = [sample for family in families(server).values() for sample in family.samples if sample.name == of]
         return next((sample.value for sample in samples if sample.labels == {"partition": "p", **task}), None)
@@ -268,7 +262,7 @@ def test_the_lag_is_that_of_the_oldest_weights_among_rows_that_a_task_has_not_ta
 
 
 def test_puts_that_wait_for_space_show_while_they_wait_and_their_wait_is_measured(
-    server: ServerThread, flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
+    server: ServerThread, flow: DataPlaneClient, threads: ThreadPoolExecutor
 ) -> None:
     half = {"x": torch.zeros(1, 150_000)}
     flow.put_samples(["a"], "p", half)
@@ -282,7 +276,7 @@ def test_puts_that_wait_for_space_show_while_they_wait_and_their_wait_is_measure
     assert value(server, "dataplane_put_wait_seconds_sum") > 0
 
 
-def test_the_event_loop_is_timed_while_nobody_calls(server: ServerThread, eventually: Eventually) -> None:
+def test_the_event_loop_is_timed_while_nobody_calls(server: ServerThread) -> None:
     before = value(server, "dataplane_event_loop_lag_seconds_count")
     eventually(lambda: value(server, "dataplane_event_loop_lag_seconds_count") > before)
 

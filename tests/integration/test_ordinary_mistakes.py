@@ -22,7 +22,6 @@ from scripts.prometheus_server import find_command
 from tests.client.cli.reading import run, run_json
 from tests.deploy.monitoring.rule_files import RULE_FILES
 from tests.integration.test_stall_lab import (
-    Eventually,
     Lab,
     a_field_is_missing_and_its_producer_has_gone,
     another_client_holds_the_rows,
@@ -33,6 +32,7 @@ from tests.integration.test_stall_lab import (
     series,
     the_consumer_has_gone,
 )
+from tests.waiting import eventually
 
 from dataplane_client.client import connect
 from dataplane_server.config import ServerConfig
@@ -93,8 +93,7 @@ def a_large_put_waits_for_memory_and_a_small_one_passes_it(lab: Lab) -> None:
     driver.put_samples(["a"], "p", {"x": [torch.zeros(5 << 18)]})
     lab.holds("trainer", 1)
     lab.puts("b", size=1 << 20)
-    while not engineer.server_status().waiting_puts:
-        pass
+    eventually(lambda: engineer.server_status().waiting_puts)
     lab.client("eval").put_samples(["c"], "q", {"x": [torch.zeros(1)]})
 
 
@@ -133,7 +132,7 @@ MISTAKES: list[tuple[Callable[[Lab], None], Told]] = [
 
 @pytest.mark.parametrize(("mistake", "told"), MISTAKES, ids=[row[0].__name__ for row in MISTAKES])
 def test_call_page_metric_and_alert_name_the_party(
-    lab: Lab, eventually: Eventually, tmp_path: Path, mistake: Callable[[Lab], None], told: Told
+    lab: Lab, tmp_path: Path, mistake: Callable[[Lab], None], told: Told
 ) -> None:
     engineer = lab.client("engineer")
     mistake(lab)

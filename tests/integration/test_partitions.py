@@ -4,13 +4,13 @@ use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from tests.integration.conftest import Eventually
+from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import EndOfDataError, NotFoundError, PreconditionError
@@ -70,7 +70,7 @@ def test_a_partition_without_a_task_is_warned_of_where_it_is_registered(client: 
 
 
 def test_claims_of_every_kind_learn_of_the_end_of_data_at_once(
-    flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
+    flow: DataPlaneClient, threads: ThreadPoolExecutor
 ) -> None:
     put(flow, ["x", "y", "z"])
     flow.claim("p", "train", ["a"], 1).commit()
@@ -98,9 +98,7 @@ def test_claims_of_every_kind_learn_of_the_end_of_data_at_once(
     assert flow.check_consumption_status("p", ["train"])
 
 
-def test_a_closed_partition_takes_no_new_rows_but_those_of_groups_that_are_reserved(
-    flow: DataPlaneClient, unchanged: Callable[..., object]
-) -> None:
+def test_a_closed_partition_takes_no_new_rows_but_those_of_groups_that_are_reserved(flow: DataPlaneClient) -> None:
     put(flow, ["x"])
     with flow.reserve_group("p", "g", ["g1", "g2"]) as group:
         flow.close_partition("p")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from tensordict import TensorDict
-from tests.integration.conftest import Unchanged
+from tests.integration.conftest import unchanged
 from torch.nested import nested_tensor_from_jagged
 
 from dataplane_client.client import DataPlaneClient
@@ -135,7 +135,7 @@ def assert_refused(call: Callable[[], object], kinds: tuple[type, type], fragmen
 
 @pytest.mark.parametrize(("put", "kinds", "fragments"), [*COLUMNS, *LENGTHS, *LEAVES, *LISTS, *NAMES, *TAGS])
 def test_a_put_is_refused_for(
-    filled: DataPlaneClient, unchanged: Unchanged, put: Mapping[str, Any], kinds: Any, fragments: Sequence[str]
+    filled: DataPlaneClient, put: Mapping[str, Any], kinds: Any, fragments: Sequence[str]
 ) -> None:
     arguments = {"sample_ids": ["a", "b", "c"], "partition_id": "p", **put}
     with unchanged(filled):

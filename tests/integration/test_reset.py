@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.integration.conftest import Eventually
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import ClaimFencedError, ClaimTimeoutError
@@ -25,7 +24,7 @@ def states(client: DataPlaneClient) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def test_released_rows_are_held_back_for_the_delay(flow: DataPlaneClient, eventually: Eventually) -> None:
+def test_released_rows_are_held_back_for_the_delay(flow: DataPlaneClient) -> None:
     flow.claim("p", "train", ["a"], 1).release(delay_s=0.2)
     assert states(flow) == {"untaken": 1, "delayed": 1}
     assert flow.claim("p", "train", ["a"], 2, timeout_s=20.0).meta.sample_ids == ["x", "y"]

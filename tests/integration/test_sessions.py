@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.integration.conftest import ANY_PORT, Eventually
+from tests.integration.conftest import ANY_PORT
+from tests.waiting import eventually
 
 from dataplane_client import aio
 from dataplane_client.client import Claim, DataPlaneClient, connect
@@ -65,9 +66,7 @@ def test_a_client_that_is_closed_gives_back_what_it_holds_as_not_used(
         held.commit()
 
 
-def test_a_claim_keeps_the_client_that_made_it(
-    flow: DataPlaneClient, address: str, transport: TransportChoice, eventually: Eventually
-) -> None:
+def test_a_claim_keeps_the_client_that_made_it(flow: DataPlaneClient, address: str, transport: TransportChoice) -> None:
     claim = connect(address, transport=transport, session_grace_s=GRACE_S).claim("p", "train", ["a"], 2)
     time.sleep(3 * GRACE_S)
     assert claim.commit() == 2

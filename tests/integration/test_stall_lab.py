@@ -18,6 +18,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from tests.client.cli.reading import run
+from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import ClaimTimeoutError, NotFoundError, PartitionFullError
@@ -25,7 +26,6 @@ from dataplane_client.records.flow import DrawBand, FlowPolicy
 from dataplane_client.records.tasks import TaskPolicy
 from dataplane_server.testing import ServerThread
 
-Eventually = Callable[[Callable[[], object]], None]
 KIB = 1 << 10
 
 
@@ -172,7 +172,7 @@ def test_a_healthy_flow_has_nothing_that_waits(lab: Lab) -> None:
     assert waiting_causes(lab.server) == {}
 
 
-def test_waits_of_a_healthy_flow_are_listed_once_they_last(lab: Lab, eventually: Eventually) -> None:
+def test_waits_of_a_healthy_flow_are_listed_once_they_last(lab: Lab) -> None:
     engineer = lab.client("engineer")
     lab.claims(8)
     eventually(lambda: engineer.why().waits)
@@ -194,7 +194,7 @@ def test_an_error_names_the_cause_that_the_call_named(lab: Lab) -> None:
     assert full.value.details["cause"] == "consumer_gone"
 
 
-def test_a_server_that_is_not_healthy_says_so_to_all_who_ask(lab: Lab, eventually: Eventually) -> None:
+def test_a_server_that_is_not_healthy_says_so_to_all_who_ask(lab: Lab) -> None:
     engineer = lab.client("engineer")
 
     def told() -> tuple[tuple[str, ...], str, set[str]]:

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 from tests.forked import FORKS, forking
-from tests.integration.conftest import Eventually
+from tests.waiting import eventually
 
 from dataplane_client.client import Claim, DataPlaneClient, Group, connect
 from dataplane_client.errors import ClaimTimeoutError
@@ -85,7 +85,6 @@ def test_a_trajectory_whose_producer_is_killed_vanishes_and_the_others_reach_the
     address: str,
     transport: TransportChoice,
     threads: ThreadPoolExecutor,
-    eventually: Eventually,
 ) -> None:
     context, lengths = forking(), {"killed": 4, "short": 2, "long": 7}
     pipes = {name: context.Pipe() for name in lengths}

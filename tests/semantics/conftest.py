@@ -23,7 +23,6 @@ from tests.core.conftest import new_caller as new_caller
 from tests.integration.conftest import DIRECT, TRANSPORTS, OpenServer, ways
 from tests.integration.conftest import address as address
 from tests.integration.conftest import client as client
-from tests.integration.conftest import eventually as eventually
 from tests.integration.conftest import open_server as open_server
 from tests.integration.conftest import reach as reach
 from tests.integration.conftest import small_server as small_server

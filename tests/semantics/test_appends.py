@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from tests.core.caller import Caller
-from tests.integration.conftest import Eventually
 from tests.semantics.callers import Caller as AnyCaller
 from tests.semantics.conftest import ON_ONE_WAY
 from tests.semantics.token_rows import FIELDS, Columns, assert_rows, generated, jagged
+from tests.waiting import eventually
 from torch.nested import nested_tensor
 
 from dataplane_client.client import DataPlaneClient, connect
@@ -286,7 +286,7 @@ def tight(small_server: ServerThread, transport: TransportChoice) -> Iterator[Da
 
 @pytest.mark.parametrize("way", ["grpc", "shm"], indirect=True)
 def test_an_append_needs_space_for_old_and_new_tokens_for_a_moment(
-    tight: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
+    tight: DataPlaneClient, threads: ThreadPoolExecutor
 ) -> None:
     tight.append_tokens(["a", "b"], "p", {"tokens": torch.zeros(2, 20 << 10, dtype=torch.uint8)}, create=True)
     more = {"tokens": torch.ones(1, 10 << 10, dtype=torch.uint8)}

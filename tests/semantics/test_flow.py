@@ -18,10 +18,10 @@ import torch
 from tests.core.caller import Caller
 from tests.forked import FORKS, forking
 from tests.integration.command.conftest import Command
-from tests.integration.conftest import Eventually
 from tests.semantics.callers import Caller as AnyCaller
 from tests.semantics.callers import Refused
 from tests.semantics.conftest import ON_ONE_WAY
+from tests.waiting import eventually, soon
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
@@ -223,20 +223,20 @@ def test_calls_that_wait_follow_what_becomes_of_the_partition(
 
 
 async def test_a_waiting_group_does_not_block_the_event_loop_and_leaves_nothing_when_it_is_cancelled(
-    full: DataPlaneClient, transport: TransportChoice, eventually: Eventually
+    full: DataPlaneClient, transport: TransportChoice
 ) -> None:
     async with await aio.connect(full.target, timeout_s=60.0, transport=transport) as async_client:
         first = asyncio.create_task(async_client.reserve_group("p", "g", ["c"]))
-        await asyncio.to_thread(eventually, waiting(full))
+        await soon(waiting(full))
         second = asyncio.create_task(async_client.reserve_group("p", "h", ["d"]))
-        await asyncio.to_thread(eventually, waiting(full, 2))
+        await soon(waiting(full, 2))
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
-        await asyncio.to_thread(eventually, waiting(full))
+        await soon(waiting(full))
         full.clear_samples(None, "p")
         assert await (await second).abort() == 1
-        await asyncio.to_thread(eventually, lambda: full.partition("p").open_groups == 0)
+        await soon(lambda: full.partition("p").open_groups == 0)
     assert (full.partition("p").rows_put_total, full.partition("p").waiting_calls) == (3, 0)
 
 
@@ -248,7 +248,7 @@ def _reserve(address: str, transport: TransportChoice, ready: Connection) -> Non
 
 @FORKS
 def test_a_client_that_is_killed_while_its_group_waits_leaves_nothing_behind(
-    full: DataPlaneClient, transport: TransportChoice, eventually: Eventually
+    full: DataPlaneClient, transport: TransportChoice
 ) -> None:
     context = forking()
     receiver, sender = context.Pipe(duplex=False)
@@ -406,9 +406,7 @@ def test_rows_that_a_waiting_claim_consumes_as_it_is_served_make_room_at_once(ca
 
 
 @ON_ONE_WAY
-def test_a_producer_is_paced_so_that_no_row_turns_stale(
-    client: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
-) -> None:
+def test_a_producer_is_paced_so_that_no_row_turns_stale(client: DataPlaneClient, threads: ThreadPoolExecutor) -> None:
     client.register_partition("p", ["x"], 0, ["train"])
     client.set_policies("p", {"train": TaskPolicy(max_staleness=1, when_stale="drop", rows_per_version=2)})
     client.set_weight_version("p", 0)
@@ -540,7 +538,6 @@ def test_a_policy_that_the_client_cannot_send_is_refused_before_anything_changes
 def test_what_holds_producers_up_does_so_after_the_server_was_killed_and_a_put_that_waited_goes_on_there(
     tmp_path: Path,
     threads: ThreadPoolExecutor,
-    eventually: Eventually,
     transport: TransportChoice,
     tasks: dict[str, TaskPolicy],
     policy: flow.FlowPolicy | None,

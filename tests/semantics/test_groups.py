@@ -9,9 +9,9 @@ import torch
 from tests.core.caller import Caller
 from tests.core.replayed import RecordedPlane
 from tests.forked import FORKS, forking
-from tests.integration.conftest import Eventually
 from tests.semantics.callers import Caller as AnyCaller
 from tests.semantics.conftest import ON_ONE_WAY
+from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import GroupFencedError, PreconditionError
@@ -216,7 +216,7 @@ def _reserve(pipe: Connection, address: str, transport: TransportChoice) -> None
 @FORKS
 @pytest.mark.parametrize("way", ["grpc", "shm"], indirect=True)
 def test_a_group_of_a_client_that_was_killed_vanishes(
-    flow: DataPlaneClient, address: str, transport: TransportChoice, eventually: Eventually
+    flow: DataPlaneClient, address: str, transport: TransportChoice
 ) -> None:
     context = forking()
     pipe, theirs = context.Pipe()

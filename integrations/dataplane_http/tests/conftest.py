@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.conftest import eventually
 
 from dataplane_client import DataPlaneClient, connect
 from dataplane_http.__main__ import Gateway
@@ -18,8 +17,6 @@ from dataplane_http.tests.asking import Ask, ask_at
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
-
-__all__ = ["eventually"]
 
 LOOPBACK = Door("127.0.0.1", users=frozenset())
 

@@ -10,6 +10,7 @@ import weakref
 from typing import Any
 
 import pytest
+from tests.waiting import eventually
 
 from dataplane_client import DataPlaneClient
 from dataplane_client.aio import AsyncClaim
@@ -119,7 +120,7 @@ async def test_of_a_request_whose_claim_is_lost_nothing_is_kept_but_why() -> Non
 
 
 def test_a_claim_that_nobody_names_for_its_lease_is_lost_and_says_so(
-    ask: Ask, client: DataPlaneClient, partition: str, eventually: Any
+    ask: Ask, client: DataPlaneClient, partition: str
 ) -> None:
     put(ask, "a", "b")
     kept, lost = claim(ask, lease_s=2), claim(ask, lease_s=1)
@@ -156,7 +157,7 @@ def test_the_rows_of_a_gateway_that_ends_return(server: ServerThread, client: Da
 
 
 def test_a_claim_waits_and_a_caller_who_hangs_up_takes_nothing(
-    ask: Ask, gateway: str, client: DataPlaneClient, partition: str, eventually: Any
+    ask: Ask, gateway: str, client: DataPlaneClient, partition: str
 ) -> None:
     early = ask("POST", CLAIMS, {"fields": ["reward"], "batch_size": 1, "wait_s": 0.1})
     assert early.error == (504, "CLAIM_TIMEOUT")
@@ -230,9 +231,7 @@ def test_a_group_is_put_row_by_row_and_shown_whole(ask: Ask, client: DataPlaneCl
         assert (group.rows, group.start_weight_version, group.end_weight_version) == (2, 7, 8)
 
 
-def test_a_group_that_is_aborted_or_left_leaves_nothing(
-    ask: Ask, client: DataPlaneClient, partition: str, eventually: Any
-) -> None:
+def test_a_group_that_is_aborted_or_left_leaves_nothing(ask: Ask, client: DataPlaneClient, partition: str) -> None:
     at = f"/v1/groups/{reserve(ask, sample_ids=['a'])}"
     assert ask("POST", f"{at}/finish", {}).error == (409, "GROUP_INCOMPLETE")
     assert ask("POST", f"{at}/abort", {"reason": "stop"}).body == {"rows": 1}
@@ -244,7 +243,7 @@ def test_a_group_that_is_aborted_or_left_leaves_nothing(
 
 
 def test_a_group_ends_at_its_deadline_without_samples_that_failed_or_are_late(
-    ask: Ask, client: DataPlaneClient, partition: str, eventually: Any
+    ask: Ask, client: DataPlaneClient, partition: str
 ) -> None:
     terms = {"sample_ids": list("abc"), "deadline_s": 0.5, "min_rows": 1, "complete_fields": ["reward"]}
     at = f"/v1/groups/{reserve(ask, **terms, max_regenerations=0)}"

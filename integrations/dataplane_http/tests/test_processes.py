@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import trustme
 from openapi_spec_validator import validate
+from tests.waiting import eventually
 
 from dataplane_client import Credentials, DataPlaneClient, connect
 from dataplane_http.__main__ import _listener, main
@@ -47,7 +48,7 @@ def children(process: int) -> list[int]:
 
 
 @pytest.mark.long
-def test_the_gateway_of_a_server_stays_where_it_is_and_is_started_again(tmp_path: Path, eventually: Any) -> None:
+def test_the_gateway_of_a_server_stays_where_it_is_and_is_started_again(tmp_path: Path) -> None:
     listen = f"unix://{tmp_path}/s"
     flags = ["--listen", listen, "--http=", "--http-door=127.0.0.1:0", "--memory=16MiB", f"--data-dir={tmp_path}/data"]
     with running("dataplane_server", *flags) as said, connect(listen, timeout_s=60.0) as client:

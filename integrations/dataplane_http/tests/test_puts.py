@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_http.tests.asking import Ask, new_id
@@ -147,7 +148,7 @@ def test_a_group_that_is_refused_leaves_nothing_and_can_be_put_again(
 
 
 def test_a_group_whose_caller_hangs_up_while_it_waits_leaves_nothing(
-    client: DataPlaneClient, partition: str, gateway: str, eventually: Any
+    client: DataPlaneClient, partition: str, gateway: str
 ) -> None:
     client.put_samples(["big"], "p", {"answer": [b"x" * 1_000_000]})
     body = json.dumps({"samples": [{"sample_id": "a", "fields": {"answer": "y" * 100_000}}], "group_id": "g"})
@@ -162,7 +163,7 @@ def test_a_group_whose_caller_hangs_up_while_it_waits_leaves_nothing(
 
 
 def test_a_put_that_waits_for_space_is_put_when_there_is_some(
-    client: DataPlaneClient, partition: str, ask: Ask, eventually: Any
+    client: DataPlaneClient, partition: str, ask: Ask
 ) -> None:
     client.put_samples(["big"], "p", {"answer": [b"x" * 1_000_000]})
     answers = []

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import eventually
 
 from dataplane_client import errors
 from dataplane_client.client import DataPlaneClient, connect
@@ -250,7 +251,7 @@ def test_what_is_larger_than_the_memory_is_refused_and_a_closed_partition_takes_
 
 
 def test_a_put_that_waits_when_the_gateway_stops_is_told_to_come_again(
-    server: ServerThread, client: DataPlaneClient, partition: str, eventually: Any
+    server: ServerThread, client: DataPlaneClient, partition: str
 ) -> None:
     client.put_samples(["big"], "p", {"answer": [b"x" * 1_000_000]})
     answers = list[Answer]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.client.cli.reading import read, run, run_json
+from tests.waiting import eventually
 
 from dataplane_client import DrawBand, FlowPolicy, TaskPolicy, connect
 
@@ -72,8 +73,7 @@ def test_what_bounds_new_rows_and_who_waits_is_told_within_80_columns(troubled: 
     with connect(troubled) as client, ThreadPoolExecutor() as threads:
         client.set_policies("p", {"train": TaskPolicy(3, rows_per_version=64)}, flow=flow)
         put = threads.submit(client.put_samples, ["d"], "p")
-        while not client.partition("p").waiting_calls:
-            pass
+        eventually(lambda: client.partition("p").waiting_calls)
         text, status = (run(*command, "-s", troubled, COLUMNS="80")[1] for command in (["describe", "p"], ["status"]))
         client.set_policies("p", flow=FlowPolicy())
         put.result(20)

@@ -9,7 +9,7 @@ import pty
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from tests import commands
 from tests.client.cli.reading import DATAPLANE, run
 from tests.integration.histories.mortal_server import MortalServer
+from tests.waiting import eventually
 
 from dataplane_client import ClaimNotFoundError, checkpoint_files, connect, observe
 from dataplane_client.cli._server import Server
@@ -172,13 +173,6 @@ def reads(process: Path, file: Path) -> bool:
     with contextlib.suppress(OSError):
         return any(opened.readlink() == file for opened in (process / "fd").iterdir())
     return False
-
-
-def eventually(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60.0
-    while not holds():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.01)
 
 
 def test_a_verification_ends_with_its_command(snapshot: Path) -> None:

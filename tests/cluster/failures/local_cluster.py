@@ -7,13 +7,14 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from ray.cluster_utils import Cluster as RayCluster
 from tests.cluster.three_nodes import SHARED_MEMORY, on_node, ray, remove_folders
+from tests.waiting import eventually
 
 from dataplane_client.client import connect
 from dataplane_server.cluster.coordinator.actor import NAMESPACE
@@ -119,13 +120,13 @@ class LocalCluster:
             found[:] = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
             return all(self.where(node)["socket"] for node in found)
 
-        wait_until(all_up)
+        eventually(all_up)
         return found
 
     def wait_for_mirrors(self) -> None:
         """Wait until each node has one, and each that has ended, two."""
         with connect(self.outside) as client:
-            wait_until(lambda: all(len(one.mirrors) > one.ended for one in client.server_status().nodes))
+            eventually(lambda: all(len(one.mirrors) > one.ended for one in client.server_status().nodes))
 
     def put_on(self, ray_node: str, field: str, *rows: str, group: str = "") -> None:
         """Have a process on a node put sevens, four of each row of partition p, perhaps as a group."""
@@ -144,13 +145,13 @@ class LocalCluster:
         """Kill the process of a node's actor, and wait until it has registered again. How many seconds that took."""
         began, before = time.monotonic(), self.where(ray_node)["nonce"]
         os.kill(pid_of(self.node_actor(ray_node)), signal.SIGKILL)
-        wait_until(lambda: self.where(ray_node)["nonce"] not in (before, b""))
+        eventually(lambda: self.where(ray_node)["nonce"] not in (before, b""))
         return time.monotonic() - began
 
     def add_node(self) -> str:
         """A further node of Ray, once the data plane has it; its id. From the main thread."""
         ray_node = add_ray_node(self.machine)
-        wait_until(lambda: self.where(ray_node)["socket"])
+        eventually(lambda: self.where(ray_node)["socket"])
         return ray_node
 
     def kill_node(self, ray_node: str) -> float:
@@ -163,7 +164,7 @@ class LocalCluster:
                     os.kill(pid, signal.SIGKILL)
         self.machine.remove_node(node, allow_graceful=False)
         with connect(self.outside) as client:
-            wait_until(lambda: ray_node not in [one.name for one in client.server_status().nodes])
+            eventually(lambda: ray_node not in [one.name for one in client.server_status().nodes])
         return time.monotonic() - began
 
     def errors(self) -> str:
@@ -184,14 +185,6 @@ def _put(address: str, field: str, rows: tuple[str, ...], group: str) -> None:
             client.put_samples(rows, "p", values)
 
 
-def wait_until(holds: Callable[[], object]) -> None:
-    """AssertionError if it does not hold within a minute."""
-    deadline = time.monotonic() + _WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
-
-
 def pid_of(actor: Any) -> int:
     """Of the process in which an actor lives, once it does."""
     from ray._private.state import actors
@@ -202,7 +195,7 @@ def pid_of(actor: Any) -> int:
         told.update(actors(actor._actor_id.hex()))
         return told.get("State") == "ALIVE"
 
-    wait_until(is_alive)
+    eventually(is_alive)
     return int(told["Pid"])
 
 

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 from tests.cluster.failures.hosts import ping
-from tests.cluster.failures.local_cluster import LocalCluster, pid_of, wait_until
+from tests.cluster.failures.local_cluster import LocalCluster, pid_of
 from tests.cluster.failures.pauses import pauses
 from tests.cluster.three_nodes import ray
 from tests.integration.histories.reader import read_history
 from tests.integration.histories.settings import Settings
+from tests.waiting import eventually
 
 from dataplane_client.client import connect
 from dataplane_client.errors import NotFoundError, UnavailableError
@@ -43,7 +44,7 @@ def test_clients_go_on_after_kills_and_nothing_acknowledged_is_lost_or_counted_t
     threads = [threading.Thread(target=ping, args=(client, name, end)) for name, client in clients.items()]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(list(folder.iterdir())) == len(clients))
+    eventually(lambda: len(list(folder.iterdir())) == len(clients))
     while time.monotonic() < end - 2.0:
         kills.append(time.monotonic_ns())
         plane.kill_coordinator()

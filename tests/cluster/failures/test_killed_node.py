@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.cluster.failures.local_cluster import LocalCluster, add_ray_node, wait_until
+from tests.cluster.failures.local_cluster import LocalCluster, add_ray_node
 from tests.cluster.three_nodes import ThreeNodes, ray
+from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import NotFoundError
@@ -58,7 +59,7 @@ def test_when_its_own_node_dies_the_coordinator_goes_on_elsewhere_without_the_ro
         assert ray.get(plane.coordinator.addresses.remote(), timeout=60)["listen"] == [plane.outside]
         assert claim.commit() == 1
         assert client.get_samples(["here", "also here"], "p", ["x"])["x"].tolist() == [[1.0] * 4] * 2
-        wait_until(lambda: client.partition("p").removed_rows["lost"] == 1)  # once Ray reports it
+        eventually(lambda: client.partition("p").removed_rows["lost"] == 1)  # once Ray reports it
         client.put_samples(["later"], "p", {"x": torch.ones(1, 4)})
         assert client.claim("p", "train", ["x"], 2).meta.size == 2
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.client.cli.reading import read, run
-from tests.cluster.failures.local_cluster import LocalCluster, add_ray_node, wait_until
+from tests.cluster.failures.local_cluster import LocalCluster, add_ray_node
 from tests.cluster.three_nodes import ThreeNodes, on_node, ray
+from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient, connect
 
@@ -79,7 +80,7 @@ def test_a_dead_node_is_forgotten_with_its_mirror_once_its_rows_are_cleared(
     assert len(mirrors) == 2
     trainer.clear_samples(["there"], "p")
     assert not [one for one in trainer.server_status().nodes if one.ended]
-    wait_until(lambda: not any(path.exists() for path in mirrors))
+    eventually(lambda: not any(path.exists() for path in mirrors))
 
 
 def test_a_mirror_that_is_lost_is_made_again_with_the_rows_that_are_there(

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.cluster.failures.local_cluster import MIB, LocalCluster, pid_of, wait_until
+from tests.cluster.failures.local_cluster import MIB, LocalCluster, pid_of
 from tests.cluster.three_nodes import ray
 from tests.integration.wire.local_peer import Lifeline, Peer, put, read
+from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import DeadlineError, OutOfSpaceError
@@ -99,7 +100,7 @@ def test_a_client_that_goes_on_to_fill_its_reservation_damages_no_row(
         assert rows
         assert 2 * MIB + len(rows) * _ROW_BYTES <= 4 * MIB
         assert all(_is_whole(client, row) for row in rows)
-    wait_until(lambda: _fill(client, "more"))
+    eventually(lambda: _fill(client, "more"))
 
 
 def test_copies_of_other_nodes_stay_where_a_client_reads_them(
@@ -130,7 +131,7 @@ def test_copies_of_other_nodes_stay_where_a_client_reads_them(
         assert _is_whole(client, "far-1")
         return sum(node.cache_used_bytes for node in client.server_status().nodes)
 
-    wait_until(keeps_copies)
+    eventually(keeps_copies)
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -177,11 +176,3 @@ async def read(client: AsyncFrameCalls, *numbers: int, views: bool = False) -> n
     request = plane_pb.ReadColumnsRequest(partition_id="p", sample_ids=ids, fields=["x"])
     (column,) = await client.read(request, Destination(adjoining, views=views), 20.0)
     return column.values.view(np.int64)
-
-
-async def eventually(holds: Callable[[], bool]) -> None:
-    """Wait for what another process or thread is about to do."""
-    deadline = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.002)

@@ -14,8 +14,9 @@ from typing import cast
 import numpy as np
 import pytest
 from google.protobuf.message import Message
-from tests.cluster.node.conftest import MIB, Node, arena_of, eventually, read, rows
+from tests.cluster.node.conftest import MIB, Node, arena_of, read, rows
 from tests.integration.wire.local_peer import HEAD, Lifeline, Peer, claim
+from tests.waiting import soon
 
 from dataplane_client._connect.deadline import Deadline
 from dataplane_client._verbs._async.carriers import AsyncArenaCarrier
@@ -84,7 +85,7 @@ async def test_a_call_whose_connection_broke_does_not_keep_the_memory_mapped(nod
         connection.close()
         await calling
         del calling
-        await eventually(lambda: mapped() is None)  # the thread has just gone on
+        await soon(lambda: mapped() is None)  # the thread has just gone on
     finally:
         gc.enable()
         listener.close()
@@ -95,7 +96,7 @@ async def test_the_coordinator_learns_that_a_client_is_gone(node: Node) -> None:
     await client.unary("GetServerStatus", STATUS, 20.0)
     await client.close()
     arena_of(client)._lifeline.close()
-    await eventually(lambda: node.sessions == 1)
+    await soon(lambda: node.sessions == 1)
     assert (node.orphans, node.gateway.clients, node.gateway.former_clients) == ((), 1, 0)
     await other.unary("GetServerStatus", STATUS, 20.0)
 
@@ -117,15 +118,15 @@ async def test_a_client_that_is_gone_holds_no_memory_of_its_node(node: Node) -> 
 
     assert used() == 8000
     arena_of(client)._lifeline.close()
-    await eventually(lambda: not used())
+    await soon(lambda: not used())
 
 
 async def test_a_call_ends_when_its_client_leaves_it(node: Node) -> None:
     client = await node.attach()
     call = asyncio.create_task(client.unary("ClaimSamples", claim(99), 60.0))
-    await eventually(lambda: node.server.plane.totals().waiting_claims == 1)
+    await soon(lambda: node.server.plane.totals().waiting_claims == 1)
     call.cancel()
-    await eventually(lambda: not node.server.plane.totals().waiting_claims)
+    await soon(lambda: not node.server.plane.totals().waiting_claims)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ async def test_half_a_request_counts_against_the_bound_of_all_connections(node: 
             half = HEAD.pack(19 << 20, pb.LOCAL_METHOD_PUT) + bytes(600 << 10)
             await asyncio.to_thread(peer.socket.sendall, half)
         assert await asyncio.to_thread(lambda: first.ended)
-        await eventually(lambda: node.gateway.buffers.held_bytes == HEAD.size + (600 << 10))
+        await soon(lambda: node.gateway.buffers.held_bytes == HEAD.size + (600 << 10))
 
 
 async def test_a_client_without_a_session_or_half_way_through_a_request_is_closed_after_a_while(node: Node) -> None:
@@ -199,14 +200,14 @@ async def test_a_client_lets_go_no_faster_than_the_coordinator_reads(node: Node)
     handles = range(500)
     frame = _frame(pb.LOCAL_METHOD_LET_GO, pb.LetGoRequest(handles=handles))
     sending = asyncio.create_task(asyncio.to_thread(peer.socket.sendall, frame * 8_000))
-    await eventually(lambda: bool(node.gateway._held_back))
+    await soon(lambda: node.gateway._held_back)
     assert node.gateway.buffers.held_bytes < 2 * MIB
     reads.set()
     await sending
     session = peer.attached.session
     peer.close()
     gone = _frame(pb.LOCAL_METHOD_CLIENT_GONE, pb.ClientGoneRequest(session=session))
-    await eventually(lambda: got.endswith(gone))
+    await soon(lambda: got.endswith(gone))
     let_go = _frame(pb.LOCAL_METHOD_LET_GO, pb.LetGoRequest(handles=handles, session=session))
     assert len(got) > 8_000 * len(let_go)
     assert got.count(let_go) == 8_000
@@ -240,7 +241,7 @@ async def test_readers_at_the_same_time_wait_for_one_fetch(node: Node) -> None:
     clients = [await node.attach() for _ in range(3)]
     node.elsewhere.go.clear()
     reads = [asyncio.create_task(read(client, 5)) for client in clients]
-    await eventually(lambda: node.fetching.hit_bytes == 2 * 8000)
+    await soon(lambda: node.fetching.hit_bytes == 2 * 8000)
     reads[0].cancel()  # the one that began the fetch
     node.elsewhere.go.set()
     for other in reads[1:]:
@@ -277,14 +278,14 @@ async def test_what_a_client_reads_stays_until_it_lets_it_go(node: Node, produce
     assert np.array_equal(view, rows()[0].numpy())
     del view
     node.elsewhere.calls.clear()
-    await eventually(lambda: not any(copy.users for copy in node.cache._known.values()))
+    await soon(lambda: not any(copy.users for copy in node.cache._known.values()))
 
 
 async def test_a_client_that_dies_holds_nothing(node: Node) -> None:
     client = await node.attach()
     view = await read(client, 0, views=True)
     arena_of(client)._lifeline.close()
-    await eventually(lambda: not any(copy.users for copy in node.cache._known.values()))
+    await soon(lambda: not any(copy.users for copy in node.cache._known.values()))
     assert len(view)
 
 
@@ -320,15 +321,15 @@ async def test_attached_clients_outlive_the_coordinator_as_former_ones(node: Nod
     client, other = await node.attach(), await node.attach()
     view = await read(client, 0, views=True)
     await node.server.stop(0.0)
-    await eventually(lambda: node.gateway.former_clients == 2)
+    await soon(lambda: node.gateway.former_clients == 2)
     assert node.gateway.clients == 0
     with pytest.raises(UnavailableError):
         await client.unary("GetServerStatus", STATUS, 20.0)
     assert np.array_equal(view, rows()[0].numpy())
     arena_of(other)._lifeline.close()
-    await eventually(lambda: node.gateway.former_clients == 1)
+    await soon(lambda: node.gateway.former_clients == 1)
     del view  # a former client lets go of what it read
-    await eventually(lambda: not any(copy.users for copy in node.cache._known.values()))
+    await soon(lambda: not any(copy.users for copy in node.cache._known.values()))
 
 
 async def test_without_a_coordinator_clients_are_told_to_come_back(node: Node) -> None:
@@ -345,12 +346,12 @@ async def test_a_line_that_breaks_ends_calls_but_not_what_clients_hold(node: Nod
     view = await read(client, 0, views=True)
     token = arena_of(client).token
     call = asyncio.create_task(client.unary("ClaimSamples", claim(99), 60.0))
-    await eventually(lambda: node.server.plane.totals().waiting_claims == 1)
+    await soon(lambda: node.server.plane.totals().waiting_claims == 1)
     assert node.gateway._line is not None
     cast("asyncio.Transport", node.gateway._line._transport).abort()
     with pytest.raises(UnavailableError):
         await call
-    await eventually(lambda: node.orphans == (token,))
+    await soon(lambda: node.orphans == (token,))
     with pytest.raises(UnavailableError):
         await client.unary("GetServerStatus", STATUS, 20.0)
     await node.gateway.link()
@@ -359,10 +360,10 @@ async def test_a_line_that_breaks_ends_calls_but_not_what_clients_hold(node: Nod
     assert node.gateway.has(token)
     del view
     arena_of(client)._lifeline.close()
-    await eventually(lambda: not node.gateway.has(token))
+    await soon(lambda: not node.gateway.has(token))
     assert node.orphans == (token,)
     node.server._endpoint.release_orphans(node.orphans)
-    await eventually(lambda: not node.orphans and node.sessions == 1)
+    await soon(lambda: not node.orphans and node.sessions == 1)
 
 
 async def test_a_second_line_of_a_node_takes_the_place_of_the_first(node: Node) -> None:
@@ -370,7 +371,7 @@ async def test_a_second_line_of_a_node_takes_the_place_of_the_first(node: Node) 
     other = Gateway(node.arena, node.cache, node.fetching)
     other.join(node.membership)
     await other.link()
-    await eventually(lambda: node.gateway.former_clients == 1)
+    await soon(lambda: node.gateway.former_clients == 1)
     assert node.orphans == (arena_of(client).token,)
     await other.close()
 
@@ -416,5 +417,5 @@ async def test_the_coordinator_does_not_hear_that_clients_are_gone_when_the_node
     client = await node.attach()
     await client.unary("GetServerStatus", STATUS, 20.0)
     await node.gateway.close()
-    await eventually(lambda: node.orphans == (arena_of(client).token,))
+    await soon(lambda: node.orphans == (arena_of(client).token,))
     assert not node.path.exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from tests.cluster.node.conftest import eventually
+from tests.waiting import soon
 
 from dataplane_server.cluster.messages import BytePlace, Mirrored
 from dataplane_server.cluster.node.byte_lines import ByteLines
@@ -100,7 +100,7 @@ async def test_a_fill_overwrites_no_write_with_what_it_read_before(mirrors: Kept
     source.write(16, b"old")
     source.go.clear()
     filling = asyncio.create_task(mirrors.fill("m", PLACE, SIZE))
-    await eventually(lambda: bool(source.asked))
+    await soon(lambda: source.asked)
     following = asyncio.create_task(mirrors.follow("m", PLACE, source.write(16, b"new")))
     await asyncio.sleep(0.01)
     source.go.set()
@@ -117,7 +117,7 @@ async def test_a_node_that_gives_no_bytes_is_told_of(mirrors: KeptMirrors, sourc
 async def test_a_mirror_that_was_removed_follows_and_fills_no_more(mirrors: KeptMirrors, source: Source) -> None:
     source.go.clear()
     filling = asyncio.create_task(mirrors.fill("m", PLACE, SIZE))
-    await eventually(lambda: bool(source.asked))
+    await soon(lambda: source.asked)
     mirrors.drop("m")
     source.go.set()
     assert await filling == Mirrored.UNKNOWN

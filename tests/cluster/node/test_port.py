@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.cluster.node.conftest import eventually
 from tests.integration.wire.local_peer import HEAD, Peer
+from tests.waiting import soon
 
 from dataplane_server.cluster.messages import BytePlace
 from dataplane_server.cluster.node import byte_lines
@@ -201,7 +201,7 @@ async def test_reads_of_a_node_that_hangs_hold_up_no_others_and_end_when_the_lin
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = BytePlace("127.0.0.1", silent.getsockname()[1], bytes(16))
         reads = [asyncio.create_task(lines.read(place, 8, runs, [memoryview(bytearray(8))])) for _ in range(300)]
-        await eventually(lambda: bool(lines._used))
+        await soon(lambda: lines._used)
         assert await asyncio.wait_for(other.read(runs), 10.0) == other.expected(runs)
         await asyncio.wait_for(lines.close(), 20.0)
         ended = await asyncio.gather(*reads, return_exceptions=True)

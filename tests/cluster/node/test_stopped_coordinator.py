@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from tests.cluster.node.conftest import Node, eventually, read
+from tests.cluster.node.conftest import Node, read
+from tests.waiting import soon
 
 from dataplane_client.client import DataPlaneClient
 
@@ -23,7 +24,7 @@ async def test_memory_that_clients_read_is_free_only_when_they_are_gone(node: No
     orphan = await node.attach()
     views = [await read(orphan, 0, views=True)]
     cast("asyncio.Transport", node.gateway._line._transport).abort()  # type: ignore[union-attr]  # it is linked
-    await eventually(lambda: len(node.orphans) == 1)
+    await soon(lambda: len(node.orphans) == 1)
     await node.gateway.link()
     client = await node.attach()
     views.append(await read(client, 1, views=True))

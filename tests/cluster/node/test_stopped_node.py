@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.cluster.node.conftest import MIB, eventually
+from tests.cluster.node.conftest import MIB
+from tests.waiting import soon
 
 from dataplane_server.cluster.messages import BytePlace, Mirrored, Registered, Registration
 from dataplane_server.cluster.node import actor as module
@@ -53,7 +54,7 @@ async def test_it_registers_without_waiting_for_what_the_other_does_not_give_to_
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         place = BytePlace("127.0.0.1", hanging.getsockname()[1], b"")
         following = [asyncio.create_task(node.follow(b"old", "m", place, RUN.offsets, RUN.sizes)) for _ in range(99)]
-        await eventually(lambda: bool(node._mirror_lines._used))
+        await soon(lambda: node._mirror_lines._used)
         coordinator = SimpleNamespace(register=SimpleNamespace(remote=register))
         await asyncio.wait_for(node._register(coordinator), 15.0)
     assert await asyncio.gather(*following) == [Mirrored.NO_SOURCE] * 99

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.cluster.node.conftest import MIB, cluster_server, eventually, registration
+from tests.cluster.node.conftest import MIB, cluster_server, registration
+from tests.waiting import soon
 
 from dataplane_client import aio
 from dataplane_client._connect.locator import NodePlace
@@ -146,7 +147,7 @@ async def test_a_lease_ends_with_the_last_view(cluster: Cluster) -> None:
     assert cluster.server.plane.totals().memory_used_bytes == 8000
     assert views["x"][0, 0] == 1
     del views
-    await eventually(lambda: not cluster.server.plane.totals().memory_used_bytes)
+    await soon(lambda: not cluster.server.plane.totals().memory_used_bytes)
 
 
 @pytest.mark.parametrize("place", ["where it was put", "in the copy of the reader's node"])

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.deploy.image.container import GROUP, IMAGE, USER, ServerProcess, run, server, volume
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.image, pytest.mark.usefixtures("built_root")]
 
@@ -118,13 +119,8 @@ def _arguments(addresses: dict[str, str]) -> list[str]:
 
 
 def _serves(address: str, service: str) -> None:
-    """Wait until it does. Raises TimeoutError."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if _listens(address) and _status(address, service) == SERVING:
-            return
-        time.sleep(0.005)
-    raise TimeoutError(f"nothing at {address} says that {service!r} serves")
+    """Wait until it does."""
+    eventually(lambda: _listens(address) and _status(address, service) == SERVING)
 
 
 def _listens(address: str) -> bool:

@@ -24,7 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.client.cli.reading import run
 from tests.hostile.attacks.http2 import Http2Peer
 from tests.integration.access.conftest import TOKENS, Pki, Start, access, address_of, hashed, of
-from tests.integration.conftest import Eventually
+from tests.waiting import eventually
 
 from dataplane_client.client import connect
 from dataplane_client.errors import AuthenticationError, UnavailableError
@@ -242,7 +242,7 @@ def test_half_a_handshake_keeps_no_one_out_of_http(secured: ServerThread, pki: P
 
 
 def test_access_file_and_its_tokens_are_read_again(
-    start: Start, pki: Pki, access_file: Path, eventually: Eventually, caplog: pytest.LogCaptureFixture
+    start: Start, pki: Pki, access_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     thread = start(listen=("127.0.0.1:0",), tls=pki.issue("server", "127.0.0.1"), access=access_file)
 

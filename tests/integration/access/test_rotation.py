@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.access.conftest import Pki, Start, address_of, hashed, of
-from tests.integration.conftest import Eventually
+from tests.waiting import eventually
 
 from dataplane_client.client import connect
 from dataplane_client.options import Credentials
@@ -21,7 +21,7 @@ from dataplane_server.testing import ServerThread
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("rotations", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_certificates_and_tokens_are_replaced_under_load_without_a_failed_call(
-    start: Start, pki: Pki, tmp_path: Path, eventually: Eventually, rotations: int
+    start: Start, pki: Pki, tmp_path: Path, rotations: int
 ) -> None:
     file, token_file = tmp_path / "access.json", tmp_path / "token"
 
@@ -81,9 +81,7 @@ def test_certificates_and_tokens_are_replaced_under_load_without_a_failed_call(
         assert client.partition("train").rows == sum(calls)
 
 
-def test_a_connection_with_former_certificates_ends_with_its_last_call(
-    secured: ServerThread, pki: Pki, eventually: Eventually
-) -> None:
+def test_a_connection_with_former_certificates_ends_with_its_last_call(secured: ServerThread, pki: Pki) -> None:
     address, shown = address_of(secured), pki.issue("client", "trainer.example")
     credentials = of(pki, "everywhere", certificate=str(shown.certificate), key=str(shown.key))
     with connect(address, credentials=credentials, transport="grpc") as client:

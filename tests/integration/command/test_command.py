@@ -23,7 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests import commands
 from tests.integration.command.conftest import COMMAND, Command, Start
-from tests.integration.conftest import Eventually
+from tests.waiting import eventually
 
 from dataplane_client.client import connect
 from dataplane_server.version import VERSION
@@ -126,9 +126,7 @@ def test_health_and_metrics_answer_and_other_paths_are_not_found(command: Comman
     assert caught.value.code == 404
 
 
-def test_a_grpc_client_on_the_http_port_is_one_line_of_the_log(
-    start_command: Start, tmp_path: Path, eventually: Eventually
-) -> None:
+def test_a_grpc_client_on_the_http_port_is_one_line_of_the_log(start_command: Start, tmp_path: Path) -> None:
     command = start_command("--listen", f"unix://{tmp_path}/a.sock", "--http", "127.0.0.1:0")
     with grpc.insecure_channel(command.http.removeprefix("http://")) as channel:
         check: Any = health_pb2_grpc.HealthStub(channel).Check

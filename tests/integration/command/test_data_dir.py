@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.integration.command.conftest import Command, Start
+from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.options import TransportChoice
@@ -106,10 +107,7 @@ def test_a_view_of_the_former_servers_memory_keeps_its_values(
         assert torch.equal(view[0], torch.arange(100_000, dtype=torch.uint8))
         assert client.server_status().memory_used_bytes == 1_000_000
         del view
-        deadline = time.monotonic() + 120
-        while client.server_status().memory_used_bytes > 900_000:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        eventually(lambda: client.server_status().memory_used_bytes <= 900_000)
     assert "former_clients_gone" in events(second)
 
 

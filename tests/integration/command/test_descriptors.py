@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.command.conftest import Command, Start
-from tests.integration.conftest import Eventually
+from tests.waiting import eventually
 
 from dataplane_client.client import connect
 
@@ -46,7 +46,7 @@ def serving(start_command: Start, tmp_path: Path) -> tuple[Command, str, int]:
 
 
 def test_a_server_without_descriptors_logs_once_and_serves_when_there_are_some(
-    serving: tuple[Command, str, int], eventually: Eventually
+    serving: tuple[Command, str, int],
 ) -> None:
     command, path, port = serving
     resource.prlimit(command.process.pid, resource.RLIMIT_NOFILE, (40, 40))

@@ -19,7 +19,7 @@ from tests.forked import FORKS
 from tests.integration.command.conftest import Command, Start
 from tests.integration.command.held_put import HeldPut
 from tests.integration.command.load import THREADS, Tally, load, register
-from tests.integration.conftest import Eventually
+from tests.waiting import eventually
 
 from dataplane_client.client import connect
 
@@ -71,7 +71,7 @@ def outside(command: Command) -> Iterator[Outside]:
 
 
 @pytest.fixture
-def held_put(command: Command, eventually: Eventually) -> Iterator[HeldPut]:
+def held_put(command: Command) -> Iterator[HeldPut]:
     """A call that holds up the end, so that there is somebody left to ask."""
     unix, _ = command.addresses
     with connect(unix) as client, grpc.insecure_channel(unix) as channel:
@@ -95,7 +95,6 @@ def test_sigterm_under_load_fails_no_call_that_was_accepted(
     outside: Outside,
     held_put: HeldPut,
     threads: ThreadPoolExecutor,
-    eventually: Eventually,
     tmp_path: Path,
 ) -> None:
     unix, tcp = command.addresses
@@ -133,7 +132,7 @@ def test_sigterm_under_load_fails_no_call_that_was_accepted(
 
 
 def test_clients_of_a_server_that_is_killed_under_load_go_on_with_the_next_one(
-    command: Command, start_command: Start, eventually: Eventually, tmp_path: Path
+    command: Command, start_command: Start, tmp_path: Path
 ) -> None:
     unix, tcp = command.addresses
     with connect(unix) as client:

@@ -18,6 +18,7 @@ import torch
 from tests import commands
 from tests.client.cli.reading import DATAPLANE, read, run, run_json
 from tests.integration.command.conftest import Start
+from tests.waiting import eventually
 
 from dataplane_client import ClaimTimeoutError, connect
 from dataplane_server.config import ServerConfig
@@ -79,8 +80,7 @@ def incident(start_for_all: Start, tmp_path_factory: pytest.TempPathFactory) -> 
             target=lambda: claims.append(trainer.claim("train", "policy", ["input_ids", "reward"], 2))
         )
         waiting.start()
-        while not rollout.claims().waiting:
-            time.sleep(0.01)
+        eventually(lambda: rollout.claims().waiting)
         moment = now()
         screens = {name: run(*screen, "-s", address)[1] for name, screen in SCREENS.items()}
         before = now()

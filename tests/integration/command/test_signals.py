@@ -16,8 +16,8 @@ import torch
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.integration.command.conftest import Command, Start
 from tests.integration.command.held_put import SIZE, HeldPut
-from tests.integration.conftest import Eventually
 from tests.integration.wire.local_peer import Lifeline, Peer, put
+from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import UnavailableError
@@ -55,7 +55,7 @@ def failures(command: Command) -> list[str]:
 
 
 @pytest.fixture
-def held_put(flow: DataPlaneClient, listen: str, eventually: Eventually) -> Iterator[HeldPut]:
+def held_put(flow: DataPlaneClient, listen: str) -> Iterator[HeldPut]:
     with grpc.insecure_channel(listen) as channel:
         put = HeldPut(channel)
         eventually(lambda: flow.server_status().memory_used_bytes == 2 * SIZE)
@@ -78,7 +78,6 @@ def test_a_successor_may_take_the_socket_while_the_old_server_drains(
     listen: str,
     start_command: Start,
     threads: ThreadPoolExecutor,
-    eventually: Eventually,
 ) -> None:
     ended = threads.submit(command.end)
     eventually(lambda: not Path(listen.removeprefix("unix://")).exists())
@@ -122,9 +121,7 @@ def test_an_open_reflection_stream_does_not_hold_up_the_end(start_command: Start
     assert not failures(command)
 
 
-def test_a_call_that_outlasts_the_grace_is_cut_and_the_end_is_still_clean(
-    start_command: Start, tmp_path: Path, eventually: Eventually
-) -> None:
+def test_a_call_that_outlasts_the_grace_is_cut_and_the_end_is_still_clean(start_command: Start, tmp_path: Path) -> None:
     listen = f"unix://{tmp_path}/short.sock"
     command = start_command("--listen", listen, "--grace", "0.2")
     with connect(listen) as client, grpc.insecure_channel(listen) as channel:
@@ -151,7 +148,7 @@ FINISH = local_pb.FinishWriteRequest(handle=7)
 
 
 def test_a_put_through_memory_that_is_under_way_finishes_after_sigterm(
-    command: Command, lent: tuple[Lifeline, Peer], threads: ThreadPoolExecutor, listen: str, eventually: Eventually
+    command: Command, lent: tuple[Lifeline, Peer], threads: ThreadPoolExecutor, listen: str
 ) -> None:
     ended = threads.submit(command.end)
     eventually(lambda: not Path(listen.removeprefix("unix://") + FILE_SUFFIX).exists())
@@ -172,7 +169,7 @@ def test_a_put_through_memory_that_outlasts_the_grace_is_cut(command: Command, l
 
 
 def test_claims_and_puts_that_wait_end_at_sigterm_with_a_word_of_why(
-    command: Command, flow: DataPlaneClient, listen: str, threads: ThreadPoolExecutor, eventually: Eventually
+    command: Command, flow: DataPlaneClient, listen: str, threads: ThreadPoolExecutor
 ) -> None:
     flow.put_samples(["full"], "p", {"x": torch.zeros(1, 64 << 20, dtype=torch.uint8)}, timeout_s=120.0)
     with grpc.insecure_channel(listen) as channel:
@@ -195,7 +192,7 @@ def test_claims_and_puts_that_wait_end_at_sigterm_with_a_word_of_why(
 
 
 def test_a_client_whose_claim_waits_retries_and_then_says_unavailable(
-    command: Command, flow: DataPlaneClient, threads: ThreadPoolExecutor, eventually: Eventually
+    command: Command, flow: DataPlaneClient, threads: ThreadPoolExecutor
 ) -> None:
     claim = threads.submit(flow.claim, "p", "train", ["x"], 1, timeout_s=5.0)
     eventually(lambda: flow.server_status().waiting_claims == 1)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
-from tests.integration.conftest import Eventually
 from tests.integration.faults.proxy import FaultProxy
+from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import (
@@ -46,7 +46,7 @@ def test_a_put_cut_in_mid_chunk_is_repeated_and_arrives_whole(
 
 
 def test_a_put_that_is_cut_again_and_again_leaves_nothing_behind(
-    client: DataPlaneClient, shaky: DataPlaneClient, proxy: FaultProxy, eventually: Eventually
+    client: DataPlaneClient, shaky: DataPlaneClient, proxy: FaultProxy
 ) -> None:
     client.register_partition("p", ["a"], 0, ["train"])
     proxy.cut_after, proxy.cuts_left = {"requests": 3 * MIB + 1000}, 1_000_000
@@ -57,7 +57,7 @@ def test_a_put_that_is_cut_again_and_again_leaves_nothing_behind(
 
 
 def test_a_read_cut_in_mid_chunk_is_repeated_and_arrives_whole(
-    client: DataPlaneClient, shaky: DataPlaneClient, proxy: FaultProxy, eventually: Eventually
+    client: DataPlaneClient, shaky: DataPlaneClient, proxy: FaultProxy
 ) -> None:
     client.register_partition("p", ["a"], 0, ["train"])
     client.put_samples(IDS, "p", values(8))
@@ -86,7 +86,6 @@ def test_a_claim_whose_connection_breaks_while_it_waits_goes_on_waiting(
     shaky: DataPlaneClient,
     proxy: FaultProxy,
     threads: ThreadPoolExecutor,
-    eventually: Eventually,
 ) -> None:
     client.register_partition("p", ["a"], 0, ["train"])
     claim = threads.submit(shaky.claim, "p", "train", ["a"], 1)

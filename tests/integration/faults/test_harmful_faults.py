@@ -11,9 +11,9 @@ from functools import partial
 
 import pytest
 import torch
-from tests.integration.conftest import Eventually
 from tests.integration.faults.proxy import BOTH, Direction, FaultProxy
 from tests.integration.faults.verbs import VERBS, prepare
+from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import ClaimNotFoundError, DataPlaneError, DeadlineError, UnavailableError
@@ -98,7 +98,6 @@ def test_a_call_ends_in_time_and_is_carried_out_at_most_once(
     shaky_clients: dict[str, DataPlaneClient],
     proxy: FaultProxy,
     threads: ThreadPoolExecutor,
-    eventually: Eventually,
     name: str,
 ) -> None:
     fault, calls = FAULTS[name], {}

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import pytest
 import torch
-from tests.integration.conftest import Eventually
 from tests.integration.faults.proxy import FaultProxy
+from tests.waiting import eventually
 
 from dataplane_client.client import Claim, DataPlaneClient
 from dataplane_client.errors import ClaimTimeoutError, DeadlineError, UnavailableError
@@ -26,7 +26,7 @@ def flow(client: DataPlaneClient) -> DataPlaneClient:
 
 
 @pytest.fixture
-def lose_answer(proxy: FaultProxy, threads: ThreadPoolExecutor, eventually: Eventually) -> LoseAnswer[object]:
+def lose_answer(proxy: FaultProxy, threads: ThreadPoolExecutor) -> LoseAnswer[object]:
     """Make a call whose first answer is lost; meanwhile, once it has taken effect, something else happens."""
 
     def lose(call: Callable[[], object], applied: Callable[[], object], meanwhile: Callable[[], object]) -> object:

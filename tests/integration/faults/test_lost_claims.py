@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.integration.conftest import Eventually
 from tests.integration.faults.proxy import FaultProxy
+from tests.waiting import eventually, soon
 
 from dataplane_client import aio
 from dataplane_client.client import Claim, DataPlaneClient
@@ -44,7 +44,7 @@ def repeat_until(holds: Callable[[DataPlaneClient], bool], client: DataPlaneClie
 
 
 def test_rows_of_an_answer_that_does_not_come_in_time_go_back(
-    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: FaultProxy, eventually: Eventually
+    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: FaultProxy
 ) -> None:
     held = shaky.claim("p", "train", ["a"], 1)  # opens the session
     proxy.swallow = {"answers"}
@@ -74,7 +74,7 @@ def test_a_shard_whose_answer_does_not_come_in_time_stays_with_its_step_and_can_
 
 @pytest.mark.parametrize("ended", ["abandoned", "released"], ids=["made", "adopted"])
 async def test_rows_of_a_claim_that_is_cancelled_go_back(
-    flow: DataPlaneClient, async_shaky: aio.AsyncDataPlaneClient, proxy: FaultProxy, eventually: Eventually, ended: str
+    flow: DataPlaneClient, async_shaky: aio.AsyncDataPlaneClient, proxy: FaultProxy, ended: str
 ) -> None:
     held = await async_shaky.claim("p", "train", ["a"], 1)
     detached = flow.claim("p", "train", ["a"], 2) if ended == "released" else None
@@ -84,17 +84,17 @@ async def test_rows_of_a_claim_that_is_cancelled_go_back(
     else:
         claim = asyncio.ensure_future(async_shaky.adopt_claim(detached.detach(), detached.meta))
     last = ("claimed" if detached is None else "adopted", 3)
-    await asyncio.to_thread(eventually, lambda: (flow.sample("p", "z").events[-1].what, claimed(flow)) == last)
+    await soon(lambda: (flow.sample("p", "z").events[-1].what, claimed(flow)) == last)
     claim.cancel()
     with pytest.raises(asyncio.CancelledError):
         await claim
-    await asyncio.to_thread(eventually, lambda: given_up(flow, ended))
+    await soon(lambda: given_up(flow, ended))
     proxy.reset_connections()
     assert await held.commit() == 1
 
 
 def test_what_cannot_be_said_to_the_server_is_said_later(
-    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: FaultProxy, eventually: Eventually
+    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: FaultProxy
 ) -> None:
     shaky.claim("p", "train", ["a"], 1).commit()
     proxy.swallow = {"answers", "requests"}
@@ -106,7 +106,7 @@ def test_what_cannot_be_said_to_the_server_is_said_later(
 
 
 def test_a_group_whose_reservation_is_not_answered_does_not_stay(
-    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: FaultProxy, eventually: Eventually
+    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: FaultProxy
 ) -> None:
     held = shaky.claim("p", "train", ["a"], 1)
     proxy.swallow = {"answers"}

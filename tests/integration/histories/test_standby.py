@@ -15,6 +15,7 @@ from tests import commands
 from tests.integration.histories.campaign import judged, run, table
 from tests.integration.histories.mortal_server import MortalServer
 from tests.integration.histories.settings import Settings
+from tests.waiting import eventually
 
 _LONGEST_S = 1.0
 
@@ -37,7 +38,7 @@ class GuardedServer(MortalServer):
         self.end()
 
     def kill(self) -> None:
-        self._wait_for("standing_by", self.kills + 1)
+        eventually(lambda: self.log.count('"standing_by"') > self.kills)
         began = time.monotonic()
         self.end(self._ends_by)
         self.kills += 1
@@ -50,11 +51,6 @@ class GuardedServer(MortalServer):
     def _begin(self) -> commands.Forked:
         with self._log.open("a") as stderr:
             return commands.begin(self._command, stdout=subprocess.PIPE, stderr=stderr, text=True)
-
-    def _wait_for(self, event: str, count: int) -> None:
-        deadline = time.monotonic() + 120
-        while self.log.count(f'"{event}"') < count and time.monotonic() < deadline:
-            time.sleep(0.01)
 
 
 @pytest.mark.timeout(3600)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tests.integration.conftest import Eventually
+from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import ClosedError, PreconditionError
@@ -133,7 +133,7 @@ def test_closing_releases_all_uncommitted_rows_at_once(fill: Rows, loader: Loade
 
 
 def test_closing_wakes_a_loop_that_waits(
-    announce: Rows, loader: Loader, threads: ThreadPoolExecutor, client: DataPlaneClient, eventually: Eventually
+    announce: Rows, loader: Loader, threads: ThreadPoolExecutor, client: DataPlaneClient
 ) -> None:
     announce(1)
     made = loader(1)
@@ -145,7 +145,7 @@ def test_closing_wakes_a_loop_that_waits(
 
 
 def test_no_more_than_prefetch_batches_are_claimed_ahead(
-    fill: Rows, loader: Loader, claimed: Callable[[], int], eventually: Eventually
+    fill: Rows, loader: Loader, claimed: Callable[[], int]
 ) -> None:
     fill(200)
     rows = iter(loader(4, prefetch=3))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.integration.conftest import Eventually
+from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import ClaimTimeoutError, PreconditionError
@@ -67,7 +67,6 @@ def test_the_last_rows_are_not_split_while_enough_of_them_may_become_ready(
     loader: Loader,
     client: DataPlaneClient,
     threads: ThreadPoolExecutor,
-    eventually: Eventually,
 ) -> None:
     announce(4)
     put(range(4))

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
-from tests.integration.conftest import Eventually
+from tests.waiting import eventually
 
 from dataplane_client import aio, observe
 from dataplane_client.client import DataPlaneClient, connect
@@ -75,9 +75,7 @@ async def test_clients_of_one_process_share_their_counters(
     assert counted(registry, "GetServerStatus", transport) == before + 3
 
 
-def test_open_sessions_are_counted(
-    registry: CollectorRegistry, client: DataPlaneClient, eventually: Eventually
-) -> None:
+def test_open_sessions_are_counted(registry: CollectorRegistry, client: DataPlaneClient) -> None:
     before = value(registry, "sessions")
     assert before is not None
     client.register_partition("p", ["x"], 1, ["train"])

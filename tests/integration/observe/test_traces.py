@@ -10,8 +10,8 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
-from tests.integration.conftest import Eventually
 from tests.integration.observe.conftest import Spans
+from tests.waiting import eventually
 
 from dataplane_client import observe
 from dataplane_client.client import DataPlaneClient, connect, write_columns
@@ -98,9 +98,7 @@ def test_a_put_through_shared_memory_is_one_client_span_and_two_server_spans(
     assert [parent_of(span) for span in finishing] == [context_of(client_span)] * len(finishing)
 
 
-def test_a_refusal_is_an_error_in_the_client_span_only(
-    traced: DataPlaneClient, spans: Spans, eventually: Eventually
-) -> None:
+def test_a_refusal_is_an_error_in_the_client_span_only(traced: DataPlaneClient, spans: Spans) -> None:
     with pytest.raises(NotFoundError) as caught:
         traced.partition("nowhere")
     eventually(lambda: spans("GetPartition", SpanKind.SERVER))  # over gRPC it ends when the refusal is on its way

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests import commands
-from tests.integration.conftest import Eventually
+from tests.waiting import eventually
 
 from dataplane_client.client import connect
 from dataplane_server.testing import ServerThread
@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).parent / "doomed_clients.py"
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kills", [15, pytest.param(500, marks=pytest.mark.soak)])
 def test_killed_clients_leave_no_byte_behind_and_spoil_no_row(
-    start_server: Callable[..., ServerThread], eventually: Eventually, kills: int
+    start_server: Callable[..., ServerThread], kills: int
 ) -> None:
     server = start_server(memory_bytes=64 << 20)
     with connect(server.addresses[0], transport="shm") as client:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.integration.conftest import Eventually
 from tests.integration.shared_memory.conftest import stalled
+from tests.waiting import eventually, soon
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
@@ -58,7 +58,6 @@ def test_of_the_sessions_that_many_calls_open_at_once_one_is_kept(
     listen: str,
     client: DataPlaneClient,
     threads: ThreadPoolExecutor,
-    eventually: Eventually,
 ) -> None:
     server.stop()
     calls = [threads.submit(client.partitions) for _ in range(16)]
@@ -75,7 +74,7 @@ def sessions(server: ServerThread) -> int:
     return len(server.server._local._sessions)
 
 
-def test_a_closed_client_leaves_no_descriptor(server: ServerThread, listen: str, eventually: Eventually) -> None:
+def test_a_closed_client_leaves_no_descriptor(server: ServerThread, listen: str) -> None:
     for _ in range(2):  # whatever is opened once and for all is open now
         with connect(listen, transport="shm") as client:
             client.server_status()
@@ -91,7 +90,7 @@ def test_a_closed_client_leaves_no_descriptor(server: ServerThread, listen: str,
 
 
 def test_a_client_that_is_dropped_open_leaves_no_session_and_warns_of_nothing(
-    server: ServerThread, listen: str, grpc_client: DataPlaneClient, eventually: Eventually
+    server: ServerThread, listen: str, grpc_client: DataPlaneClient
 ) -> None:
     sockets = local_sockets()
     client = connect(listen, transport="shm")
@@ -123,7 +122,7 @@ def link_of(descriptor: Path) -> str:
 
 @pytest.mark.parametrize("attempt", range(10))
 def test_closing_at_any_moment_ends_every_call(
-    grpc_client: DataPlaneClient, listen: str, threads: ThreadPoolExecutor, eventually: Eventually, attempt: int
+    grpc_client: DataPlaneClient, listen: str, threads: ThreadPoolExecutor, attempt: int
 ) -> None:
     client = connect(listen, timeout_s=60.0, transport="shm")
     client.register_partition("p", ["x"], 0, ["train"])
@@ -153,7 +152,7 @@ def test_many_threads_share_a_client(client: DataPlaneClient, threads: ThreadPoo
 
 
 async def test_a_put_that_is_cancelled_leaves_nothing_whenever_that_is(
-    server: ServerThread, listen: str, grpc_client: DataPlaneClient, eventually: Eventually
+    server: ServerThread, listen: str, grpc_client: DataPlaneClient
 ) -> None:
     sent = rows_of(4, 8 * MIB)
     async with await aio.connect(listen, timeout_s=20.0, transport="shm") as client:
@@ -165,15 +164,15 @@ async def test_a_put_that_is_cancelled_leaves_nothing_whenever_that_is(
             with contextlib.suppress(asyncio.CancelledError):
                 await put
                 await client.clear_samples(None, "p")
-        await asyncio.to_thread(eventually, lambda: used(grpc_client) in (0, sent.numel()))
+        await soon(lambda: used(grpc_client) in (0, sent.numel()))
         await client.clear_samples(None, "p")
-        await asyncio.to_thread(eventually, lambda: used(grpc_client) == 0)
+        await soon(lambda: used(grpc_client) == 0)
         await client.put_samples([f"{row}" for row in range(4)], "p", {"x": sent})
         assert torch.equal((await client.get_samples(["2"], "p", ["x"]))["x"], sent[2:3])
 
 
 async def test_calls_that_are_cancelled_at_any_moment_leave_nothing(
-    server: ServerThread, listen: str, grpc_client: DataPlaneClient, eventually: Eventually
+    server: ServerThread, listen: str, grpc_client: DataPlaneClient
 ) -> None:
     async with await aio.connect(listen, timeout_s=20.0, transport="shm") as client:
         await client.register_partition("p", ["x"], 0, ["train"])
@@ -189,18 +188,16 @@ async def test_calls_that_are_cancelled_at_any_moment_leave_nothing(
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
-        await asyncio.to_thread(eventually, lambda: grpc_client.server_status().waiting_claims == 0)
+        await soon(lambda: grpc_client.server_status().waiting_claims == 0)
         await client.clear_samples(None, "p")
-        await asyncio.to_thread(eventually, lambda: used(grpc_client) == 0)
+        await soon(lambda: used(grpc_client) == 0)
 
 
-async def test_more_calls_at_once_than_a_socket_queues_are_all_carried_out(
-    server: ServerThread, listen: str, eventually: Eventually
-) -> None:
+async def test_more_calls_at_once_than_a_socket_queues_are_all_carried_out(server: ServerThread, listen: str) -> None:
     async with await aio.connect(listen, timeout_s=60.0, transport="shm") as client:
         await client.register_partition("p", ["x"], 0, ["train"])
         claims = [asyncio.ensure_future(client.claim("p", "train", ["x"], 1)) for _ in range(1500)]
-        await asyncio.to_thread(eventually, lambda: server.server.plane.totals().waiting_claims == 1500)
+        await soon(lambda: server.server.plane.totals().waiting_claims == 1500)
         assert sessions(server) == 1
         await client.put_samples([str(row) for row in range(1500)], "p", {"x": torch.zeros(1500)})
         granted = await asyncio.gather(*claims)
@@ -208,7 +205,7 @@ async def test_more_calls_at_once_than_a_socket_queues_are_all_carried_out(
 
 
 def test_a_call_that_times_out_is_ended_on_the_server(
-    client: DataPlaneClient, grpc_client: DataPlaneClient, server: ServerThread, eventually: Eventually
+    client: DataPlaneClient, grpc_client: DataPlaneClient, server: ServerThread
 ) -> None:
     with stalled(server), pytest.raises(DataPlaneError, match="partitions at"):
         client.partitions(timeout_s=0.2)

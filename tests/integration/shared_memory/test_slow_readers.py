@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from tests.integration.conftest import Eventually
+from tests.waiting import eventually
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.client import DataPlaneClient, connect
@@ -45,9 +45,7 @@ def read(client: DataPlaneClient, meta: KVBatchMeta) -> BatchedDataDict[torch.Te
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("held_for_s", [1.0, pytest.param(150.0, marks=pytest.mark.soak)])
-def test_rows_go_through_while_readers_hold_others_that_were_cleared(
-    flow: DataPlaneClient, eventually: Eventually, held_for_s: float
-) -> None:
+def test_rows_go_through_while_readers_hold_others_that_were_cleared(flow: DataPlaneClient, held_for_s: float) -> None:
     held = [(mark, read(flow, put(flow, mark))) for mark in (1, 2)]
     flow.clear_samples(None, "p")
     least = 2 * ROWS * ROW_BYTES
@@ -65,9 +63,7 @@ def test_rows_go_through_while_readers_hold_others_that_were_cleared(
     eventually(lambda: flow.server_status().memory_used_bytes == 0)
 
 
-def test_a_put_waits_for_the_memory_that_a_reader_holds_and_for_nothing_else(
-    flow: DataPlaneClient, eventually: Eventually
-) -> None:
+def test_a_put_waits_for_the_memory_that_a_reader_holds_and_for_nothing_else(flow: DataPlaneClient) -> None:
     held = [read(flow, put(flow, mark)) for mark in (1, 2, 3)]
     flow.clear_samples(None, "p")
     put(flow, 4)

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from tests.integration.conftest import Eventually
 from tests.integration.shared_memory.conftest import stalled
 from tests.tensors import PLAIN, jagged, some
+from tests.waiting import eventually
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.client import DataPlaneClient, connect
@@ -109,9 +109,7 @@ def test_rows_that_do_not_adjoin_are_copied_and_right(client: DataPlaneClient, s
     assert used(client) == 0  # a copy holds nothing
 
 
-def test_bytes_stay_in_use_until_the_last_view_dies(
-    client: DataPlaneClient, sent: torch.Tensor, eventually: Eventually
-) -> None:
+def test_bytes_stay_in_use_until_the_last_view_dies(client: DataPlaneClient, sent: torch.Tensor) -> None:
     batch, size = read(client), sent.numpy().nbytes
     client.clear_samples(None, "p")
     assert used(client) == size
@@ -134,7 +132,7 @@ def test_a_view_stays_right_when_its_rows_are_put_anew(client: DataPlaneClient, 
 
 
 def test_a_view_stays_right_after_its_client_closed(
-    client: DataPlaneClient, grpc_client: DataPlaneClient, listen: str, sent: torch.Tensor, eventually: Eventually
+    client: DataPlaneClient, grpc_client: DataPlaneClient, listen: str, sent: torch.Tensor
 ) -> None:
     with connect(listen, transport="shm") as short_lived:
         batch = read(short_lived)
@@ -163,7 +161,6 @@ def test_views_that_die_while_the_server_is_busy_are_let_go_of_with_the_calls_th
     grpc_client: DataPlaneClient,
     server: ServerThread,
     sent: torch.Tensor,
-    eventually: Eventually,
 ) -> None:
     views = [read(client) for _ in range(1000)]
     client.clear_samples(None, "p")
@@ -178,9 +175,7 @@ def test_views_that_die_while_the_server_is_busy_are_let_go_of_with_the_calls_th
     eventually(nothing_is_held_after_another_call)
 
 
-def test_views_that_die_on_many_threads_at_once_are_all_let_go_of(
-    client: DataPlaneClient, sent: torch.Tensor, eventually: Eventually
-) -> None:
+def test_views_that_die_on_many_threads_at_once_are_all_let_go_of(client: DataPlaneClient, sent: torch.Tensor) -> None:
     def hold_and_drop(_: int) -> None:
         for _ in range(20):
             batch = read(client)

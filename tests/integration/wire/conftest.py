@@ -12,6 +12,7 @@ import torch
 from google.rpc import error_details_pb2, status_pb2
 from tests.integration.conftest import OpenServer
 from tests.integration.wire.local_peer import ROW_BYTES, Host
+from tests.waiting import eventually
 
 from dataplane_client.client import connect
 from dataplane_server.testing import ServerThread
@@ -79,9 +80,7 @@ def unpacked(error: grpc.RpcError, into: Any) -> Any:
 
 
 @pytest.fixture
-def host(
-    start_server: Callable[..., ServerThread], tmp_path: Path, eventually: Callable[[Callable[[], object]], None]
-) -> Iterator[Host]:
+def host(start_server: Callable[..., ServerThread], tmp_path: Path) -> Iterator[Host]:
     """A server of 8 MiB, and what connects to it. Whatever a test does: the server still serves, nothing is held once
     everybody is gone, and the core's laws hold.
     """

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.conftest import Eventually
 from tests.integration.wire.local_peer import HEAD, MIB, ROW_BYTES, Host, Peer, put, read
+from tests.waiting import eventually
 
 from dataplane_client.client import connect
 from dataplane_server.config import ServerConfig
@@ -94,9 +94,7 @@ def test_values_may_come_in_any_pieces(host: Host, cut: int) -> None:
 
 
 @pytest.mark.parametrize("sent", [0, 1, MIB - 1])
-def test_a_client_that_leaves_before_its_last_byte_has_put_nothing(
-    host: Host, eventually: Eventually, sent: int
-) -> None:
+def test_a_client_that_leaves_before_its_last_byte_has_put_nothing(host: Host, sent: int) -> None:
     peer = reserve(host, MIB)
     peer.socket.sendall(finish_frame() + bytes(sent))
     peer.close()
@@ -113,9 +111,7 @@ def test_values_without_a_reservation_are_refused_and_end_the_connection(host: H
 
 
 @pytest.mark.parametrize("sent", [None, 0, 100])
-def test_a_client_that_stalls_is_cut_off_and_its_put_is_gone(
-    host: Host, eventually: Eventually, sent: int | None
-) -> None:
+def test_a_client_that_stalls_is_cut_off_and_its_put_is_gone(host: Host, sent: int | None) -> None:
     endpoint = endpoint_of(host)
     endpoint.stall_timeout_s = endpoint.slow_s = 0.2
     peer = reserve(host, MIB)
@@ -168,7 +164,7 @@ def test_values_follow_the_response_and_then_comes_the_next(host: Host) -> None:
 
 
 @pytest.mark.parametrize("end", ["leaves", "stalls", pytest.param("stalls by default", marks=pytest.mark.long)])
-def test_rows_that_a_client_does_not_take_are_free_again_when_it(host: Host, eventually: Eventually, end: str) -> None:
+def test_rows_that_a_client_does_not_take_are_free_again_when_it(host: Host, end: str) -> None:
     endpoint = endpoint_of(host)
     endpoint.slow_s = {"leaves": 60.0, "stalls": 0.2}.get(end, endpoint.slow_s)
     peer = put_big(host)
@@ -235,7 +231,7 @@ def test_many_of_one_host_that_move_no_values_keep_no_other_host_out(host: Host,
 
 
 @pytest.mark.parametrize("what", ["read", "put"])
-def test_a_client_that_moves_a_byte_now_and_then_is_cut_off(host: Host, eventually: Eventually, what: str) -> None:
+def test_a_client_that_moves_a_byte_now_and_then_is_cut_off(host: Host, what: str) -> None:
     endpoint_of(host).slow_s = 0.5
     if what == "read":
         peer = put_big(host)

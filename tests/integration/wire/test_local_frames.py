@@ -8,8 +8,8 @@ import os
 import struct
 
 import pytest
-from tests.integration.conftest import Eventually
 from tests.integration.wire.local_peer import HEAD, MIB, ROW_BYTES, Host, Peer, claim, put, read
+from tests.waiting import eventually
 
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
@@ -42,7 +42,7 @@ def test_a_session_is_joined_by_its_token_alone(host: Host) -> None:
     assert peer.refused(pb.LOCAL_METHOD_JOIN, b"\x0a\x04\x0a")[0] == "INVALID_REQUEST"  # no message at all
 
 
-def test_a_let_go_that_is_no_message_ends_the_connection_and_its_session(host: Host, eventually: Eventually) -> None:
+def test_a_let_go_that_is_no_message_ends_the_connection_and_its_session(host: Host) -> None:
     lifeline = host.attach()
     caller = host.join(lifeline)
     caller.call(pb.LOCAL_METHOD_PUT, put(1, MIB), pb.LocalWriteResponse)
@@ -83,9 +83,7 @@ def test_frames_that_come_together_are_carried_out_in_order(host: Host) -> None:
     assert lifeline.receive()[0] == pb.LOCAL_OUTCOME_ERROR  # its handle was let go of
 
 
-def test_a_second_request_while_one_is_under_way_ends_the_connection_and_both(
-    host: Host, eventually: Eventually
-) -> None:
+def test_a_second_request_while_one_is_under_way_ends_the_connection_and_both(host: Host) -> None:
     peer = host.join()
     peer.send(pb.LOCAL_METHOD_CLAIM_SAMPLES, claim(rows=2))
     eventually(lambda: host.client.server_status().waiting_claims == 1)
@@ -110,7 +108,7 @@ def test_requests_whose_responses_nobody_reads_are_not_taken_in_for_ever(host: H
     assert peer.receive()[0] == pb.LOCAL_OUTCOME_ERROR
 
 
-def test_what_is_held_outlives_the_connection_that_asked_for_it(host: Host, eventually: Eventually) -> None:
+def test_what_is_held_outlives_the_connection_that_asked_for_it(host: Host) -> None:
     peer = host.join()
     peer.call(pb.LOCAL_METHOD_PUT, put(1, MIB), pb.LocalWriteResponse)
     peer.close()
@@ -118,7 +116,7 @@ def test_what_is_held_outlives_the_connection_that_asked_for_it(host: Host, even
     assert response.put.created_rows == 1
 
 
-def test_everything_ends_with_the_lifeline(host: Host, eventually: Eventually) -> None:
+def test_everything_ends_with_the_lifeline(host: Host) -> None:
     lifeline = host.attach()
     caller, claimer, waiter = host.join(lifeline), host.join(lifeline), host.join(lifeline)
     caller.call(pb.LOCAL_METHOD_READ, read(1), pb.LocalReadResponse)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from google.protobuf.message import Message
-from tests.integration.conftest import Eventually
 from tests.integration.wire.local_peer import MIB, ROW_BYTES, Host, Peer, claim, column, put, read
+from tests.waiting import eventually
 
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
@@ -57,9 +57,7 @@ def test_a_put_that_is_repeated_after_it_was_applied_holds_nothing(host: Host) -
 
 
 @pytest.mark.parametrize("end", ["session", "handle", "call"])
-def test_a_put_whose_client_leaves_while_its_values_are_hashed_is_there_whole_or_gone(
-    host: Host, eventually: Eventually, end: str
-) -> None:
+def test_a_put_whose_client_leaves_while_its_values_are_hashed_is_there_whole_or_gone(host: Host, end: str) -> None:
     lifeline = host.attach()
     peer = host.join(lifeline)
     peer.call(PUT, put(1, 6 * MIB, once=["x"]), pb.LocalWriteResponse)
@@ -84,7 +82,7 @@ def test_a_handle_that_holds_nothing_cannot_be_finished(host: Host) -> None:
         assert peer.refused(FINISH, pb.FinishWriteRequest(handle=handle)) == told
 
 
-def test_a_lease_cannot_be_finished_and_stays(host: Host, eventually: Eventually) -> None:
+def test_a_lease_cannot_be_finished_and_stays(host: Host) -> None:
     peer = host.join()
     peer.call(READ, read(1), pb.LocalReadResponse)
     assert peer.refused(FINISH, pb.FinishWriteRequest(handle=1))[0] == "INVALID_REQUEST"
@@ -95,7 +93,7 @@ def test_a_lease_cannot_be_finished_and_stays(host: Host, eventually: Eventually
     peer.call(PUT, put(2, ROW_BYTES, bytes(range(256)) * 16, sample_ids=["row"]), pb.LocalWriteResponse)
 
 
-def test_a_handle_of_another_session_is_unknown(host: Host, eventually: Eventually) -> None:
+def test_a_handle_of_another_session_is_unknown(host: Host) -> None:
     host.join().call(PUT, put(1, MIB), pb.LocalWriteResponse)
     other = host.attach()
     assert host.join(other).refused(FINISH, pb.FinishWriteRequest(handle=1))[0] == "INVALID_REQUEST"
@@ -107,7 +105,7 @@ def test_a_handle_of_another_session_is_unknown(host: Host, eventually: Eventual
 @pytest.mark.parametrize("first", [(PUT, put(1, MIB)), (READ, read(1))], ids=["put", "read"])
 @pytest.mark.parametrize("second", [(PUT, put(1, 2 * MIB)), (READ, read(1))], ids=["put", "read"])
 def test_a_handle_that_is_held_cannot_be_taken_again(
-    host: Host, first: tuple[int, Message], second: tuple[int, Message], eventually: Eventually
+    host: Host, first: tuple[int, Message], second: tuple[int, Message]
 ) -> None:
     peer = host.join()
     peer.call(*first)
@@ -128,7 +126,7 @@ def test_unknown_handles_may_be_let_go_of(host: Host, times: int) -> None:
 
 @pytest.mark.parametrize("request_", [put(9, MIB), read(9)], ids=["put", "read"])
 def test_a_call_that_was_let_go_of_before_it_came_holds_nothing(
-    host: Host, request_: pb.LocalPutRequest | pb.LocalReadRequest, eventually: Eventually
+    host: Host, request_: pb.LocalPutRequest | pb.LocalReadRequest
 ) -> None:
     host.let_go(9)
     host.lifeline.call(pb.LOCAL_METHOD_GET_SERVER_STATUS, b"")
@@ -147,7 +145,7 @@ def test_handles_let_go_of_before_their_calls_are_remembered_up_to_a_bound(host:
     assert peer.call(PUT, put(1, MIB), pb.LocalWriteResponse).HasField("reservation")
 
 
-def test_a_put_that_was_let_go_of_while_it_waited_for_room_holds_nothing(host: Host, eventually: Eventually) -> None:
+def test_a_put_that_was_let_go_of_while_it_waited_for_room_holds_nothing(host: Host) -> None:
     holder, waiter = host.join(), host.join()
     holder.call(PUT, put(1, 7 * MIB), pb.LocalWriteResponse)
     waiter.send(PUT, put(2, 2 * MIB))
@@ -192,7 +190,7 @@ def test_reads_over_1_mib_are_leased_whatever_they_ask_for(host: Host) -> None:
     assert sum(size for _, size in runs_of(response.lease)) == MIB + 1
 
 
-def test_a_read_of_too_many_pieces_is_refused_by_name(host: Host, eventually: Eventually) -> None:
+def test_a_read_of_too_many_pieces_is_refused_by_name(host: Host) -> None:
     """Rows in an order of their own lie in as many runs as there are values."""
     rows, fields = 65_536, [f"f{number}" for number in range(21)]
     host.client.register_partition("wide", fields, 0, ["train"])

@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from tests.integration.conftest import Eventually, Unchanged
+from tests.integration.conftest import unchanged
+from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -64,7 +65,7 @@ BROKEN: dict[str, tuple[Callable[[], Sequence[pb.PutSamplesRequest]], str]] = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_put_is_refused_and_leaves_nothing_behind_for(
-    registered: DataPlaneClient, stub: Any, refusal: Refusal, unchanged: Unchanged, name: str
+    registered: DataPlaneClient, stub: Any, refusal: Refusal, name: str
 ) -> None:
     make, fragment = BROKEN[name]
     with unchanged(registered):
@@ -79,7 +80,7 @@ def test_a_chunk_of_16_mib_is_accepted(registered: DataPlaneClient, stub: Any) -
 
 
 def test_a_message_above_the_servers_limit_is_refused_and_leaves_nothing_behind(
-    registered: DataPlaneClient, stub: Any, unchanged: Unchanged
+    registered: DataPlaneClient, stub: Any
 ) -> None:
     with unchanged(registered), pytest.raises(grpc.RpcError) as caught:
         stub.PutSamples(iter([frame(header(21 * MIB), (0, bytes(21 * MIB)))]), timeout=120)
@@ -122,9 +123,7 @@ class HeldStream:
         yield from self._rest
 
 
-def test_a_repeated_put_takes_the_place_of_one_whose_stream_hangs(
-    registered: DataPlaneClient, stub: Any, eventually: Eventually
-) -> None:
+def test_a_repeated_put_takes_the_place_of_one_whose_stream_hangs(registered: DataPlaneClient, stub: Any) -> None:
     what = header(4, request_id="the-same")
     stream = HeldStream([frame(what, (0, b"ol"))], [frame(chunk=(2, b"d!"))])
     hanging = stub.PutSamples.future(iter(stream), timeout=120)
@@ -137,7 +136,7 @@ def test_a_repeated_put_takes_the_place_of_one_whose_stream_hangs(
 
 
 def test_an_append_whose_place_was_taken_copies_nothing_into_space_that_others_have(
-    client: DataPlaneClient, stub: Any, eventually: Eventually
+    client: DataPlaneClient, stub: Any
 ) -> None:
     client.register_partition("p", ["x", "y"], 0, ["train"], per_token_fields=["x"])
 
@@ -171,7 +170,7 @@ def test_a_put_of_one_frame_is_answered_before_its_stream_ends(registered: DataP
     ids=["too few", "at another place", "too many"],
 )
 def test_a_put_of_one_frame_with_other_values_than_it_declares_leaves_nothing_behind(
-    registered: DataPlaneClient, stub: Any, refusal: Refusal, unchanged: Unchanged, chunk: Any, fragment: str
+    registered: DataPlaneClient, stub: Any, refusal: Refusal, chunk: Any, fragment: str
 ) -> None:
     with unchanged(registered):
         put = [frame(header(one_frame=True), chunk)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.integration.conftest import Eventually
+from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_server.service.messages.frames import SENT_CHUNK_BYTES
@@ -35,7 +35,7 @@ def rest_is_as_it_was(read: Iterable[pb.ReadColumnsResponse]) -> bool:
 
 
 def test_a_clear_does_not_wait_for_a_slow_reader_and_frees_the_bytes_when_it_is_done(
-    client: DataPlaneClient, slow_read: Any, eventually: Eventually
+    client: DataPlaneClient, slow_read: Any
 ) -> None:
     assert client.clear_samples(None, "p") == 2
     assert client.partition("p").rows == 0
@@ -44,18 +44,14 @@ def test_a_clear_does_not_wait_for_a_slow_reader_and_frees_the_bytes_when_it_is_
     eventually(lambda: client.server_status().memory_used_bytes == 0)
 
 
-def test_a_put_over_rows_that_are_being_read_does_not_show_in_the_read(
-    client: DataPlaneClient, slow_read: Any, eventually: Eventually
-) -> None:
+def test_a_put_over_rows_that_are_being_read_does_not_show_in_the_read(client: DataPlaneClient, slow_read: Any) -> None:
     client.put_samples(["b"], "p", {"x": torch.full((1, SIZE), 9, dtype=torch.uint8)})
     assert rest_is_as_it_was(slow_read)
     assert client.get_samples(["b"], "p", ["x"])["x"][0, 0] == 9
     eventually(lambda: client.server_status().memory_used_bytes == 2 * SIZE)
 
 
-def test_a_dropped_partition_is_read_to_the_end(
-    client: DataPlaneClient, slow_read: Any, eventually: Eventually
-) -> None:
+def test_a_dropped_partition_is_read_to_the_end(client: DataPlaneClient, slow_read: Any) -> None:
     client.drop_partition("p")
     client.register_partition("p", ["x"], 0, ["train"])
     client.put_samples(["a"], "p", {"x": torch.zeros(1, SIZE, dtype=torch.uint8)})
@@ -63,9 +59,7 @@ def test_a_dropped_partition_is_read_to_the_end(
     eventually(lambda: client.server_status().memory_used_bytes == SIZE)
 
 
-def test_a_reader_that_goes_away_lets_go_of_its_rows(
-    client: DataPlaneClient, slow_read: Any, eventually: Eventually
-) -> None:
+def test_a_reader_that_goes_away_lets_go_of_its_rows(client: DataPlaneClient, slow_read: Any) -> None:
     client.clear_samples(None, "p")
     slow_read.cancel()
     eventually(lambda: client.server_status().memory_used_bytes == 0)

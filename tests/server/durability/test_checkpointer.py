@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.server.durability.test_life import REGISTER, begin, put
+from tests.waiting import eventually
 
 from dataplane_client import DeadlineError, PreconditionError, connect
 from dataplane_server.config import ServerConfig
@@ -37,7 +38,7 @@ def _checkpoints(command: Path, folder: Path) -> bool:
 
 
 def checkpointer_of(folder: Path) -> int:
-    wait_until(lambda: checkpointers_of(folder))  # it may be about to become one
+    eventually(lambda: checkpointers_of(folder))  # it may be about to become one
     (process,) = checkpointers_of(folder)
     return process
 
@@ -46,13 +47,6 @@ def has_signal(process: int, which: str, number: signal.Signals) -> bool:
     """Whether a signal is among those of /proc/*/status: ShdPnd, which wait for a stopped process; SigCgt, caught."""
     (line,) = [line for line in Path(f"/proc/{process}/status").read_text().splitlines() if which in line]
     return bool(int(line.split()[1], 16) >> number - 1 & 1)
-
-
-def wait_until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_checkpointer_that_could_not_be_started_is_started_later(
@@ -69,7 +63,7 @@ def test_a_checkpointer_that_could_not_be_started_is_started_later(
         client.create_snapshot("a")
     assert checkpointers_of(folder) == []
     monkeypatch.setattr(sys, "executable", program)
-    wait_until(lambda: checkpointers_of(folder))
+    eventually(lambda: checkpointers_of(folder))
     with connect(thread.addresses[0]) as client:
         assert client.create_snapshot("a").name == "a"
     thread.stop()
@@ -115,7 +109,7 @@ def server_of(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_ctrl_c_ends_a_server_without_a_traceback_of_its_checkpointer(tmp_path: Path) -> None:
     with server_of(tmp_path) as process:
         checkpointer = checkpointer_of(tmp_path / "d")
-        wait_until(lambda: has_signal(checkpointer, "SigCgt", signal.SIGINT))  # it runs Python
+        eventually(lambda: has_signal(checkpointer, "SigCgt", signal.SIGINT))  # it runs Python
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(60) == 0
     assert "Traceback" not in (tmp_path / "log").read_text()
@@ -130,7 +124,7 @@ def test_a_server_stops_in_order_while_a_snapshot_is_written_that_nobody_waits_f
             with pytest.raises(DeadlineError):
                 client.create_snapshot("a", timeout_s=0.5)
         process.terminate()
-        wait_until(lambda: has_signal(checkpointer, "ShdPnd", signal.SIGTERM))  # the log is closed
+        eventually(lambda: has_signal(checkpointer, "ShdPnd", signal.SIGTERM))  # the log is closed
         os.kill(checkpointer, signal.SIGCONT)
         assert process.wait(60) == 0, (tmp_path / "log").read_text()
     assert '"level": "error"' not in (tmp_path / "log").read_text()

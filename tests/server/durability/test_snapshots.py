@@ -21,6 +21,7 @@ from tests.integration.faults.proxy import FaultProxy
 from tests.integration.histories.mortal_server import MortalServer
 from tests.server.durability.test_life import LIMITS, REGISTER, begin, put_of
 from tests.server.durability.test_life import put as put_row
+from tests.waiting import eventually
 
 from dataplane_client import ClaimNotFoundError, DataPlaneClient, InvalidArgumentError, PreconditionError, connect
 from dataplane_server.core.calls.answers import Reservation
@@ -119,8 +120,7 @@ def test_a_restore_whose_answer_was_lost_ends_when_the_next_life_answers(tmp_pat
             client.server_status()
             began, proxy.swallow = time.monotonic(), {"answers"}
             restoring = pool.submit(client.restore_snapshot, "a", timeout_s=60.0)
-            while other.server_status().uptime_s >= time.monotonic() - began:
-                time.sleep(0.05)
+            eventually(lambda: other.server_status().uptime_s < time.monotonic() - began)
             proxy.reset_connections()
             assert restoring.result() == taken
         proxy.close()
@@ -189,8 +189,7 @@ def test_a_snapshot_that_another_server_writes_in_the_same_folder_is_left_alone(
     os.mkfifo(slow)
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(write_snapshot, folder, "s", "q", Replica(life.folder), slow)
-        while not list(folder.glob(".*/ranges")):
-            time.sleep(0.01)
+        eventually(lambda: list(folder.glob(".*/ranges")))
         verify_snapshot(snapshot_of(life, folder))
         slow.open("wb").close()
         with pytest.raises(OSError, match="not empty"):
