@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.integration.wire.local_peer import framed
 
 from dataplane_client._memory.shared_arena import SharedArena
 from rl_dataplane.v1 import local_pb2 as pb
-from rl_dataplane.v1.local_frames import HEAD, memory_nonce
+from rl_dataplane.v1.local_frames import memory_nonce
 
 SIZE = 4 * mmap.PAGESIZE
 PROOF = b"p" * 16
@@ -46,12 +47,12 @@ def place(tmp_path: Path) -> str:
 @contextlib.contextmanager
 def lent(place: str, files: Sequence[int], arena_bytes: int = SIZE) -> Iterator[None]:
     """A server that answers the first ATTACH with these descriptors."""
-    body = pb.AttachResponse(session=b"s" * 16, arena_bytes=arena_bytes, proof=PROOF).SerializeToString()
+    response = framed(0, pb.AttachResponse(session=b"s" * 16, arena_bytes=arena_bytes, proof=PROOF))
 
     def answer() -> None:
         with listener.accept()[0] as peer:
             peer.recv(64)
-            socket.send_fds(peer, [HEAD.pack(len(body), 0) + body], files)
+            socket.send_fds(peer, [response], files)
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(place)

@@ -15,38 +15,23 @@ from torch.nested import as_nested_tensor, nested_tensor_from_jagged
 from dataplane_client._values.columns_layout import WireColumn
 from dataplane_client._values.wire_columns import decode_columns, encode_columns
 
+LEAVES: dict[str, tuple[object, str]] = {
+    "tensordict": (TensorDict({"x": torch.ones(2)}, [2]), "TensorDict"),
+    "str": ("ab", "str"),
+    "none": (None, "NoneType"),
+    "set": ({1, 2}, "set"),
+    "ndarray": (np.zeros(2, "M8[s]"), "ndarray"),
+    "masked": (np.ma.array([1.0, 2.0], mask=[False, True]), "masked"),
+    "masked rows": ([np.ma.array([1.0, 2.0], mask=[False, True])] * 2, "row 0.*masked"),
+    "sparse": (torch.eye(2).to_sparse(), "sparse"),
+    "meta": (torch.ones(2, device="meta"), "meta"),
+    "meta rows": ([torch.ones(2, device="meta")] * 2, "meta"),
+    "bits": (torch.zeros(2, dtype=torch.uint8).view(torch.bits8), "torch.bits8"),
+    "shell": (torch.zeros(2, dtype=torch.uint8).view(vars(torch)["uint4"]), "torch.uint4"),
+}
 
-@pytest.mark.parametrize(
-    ("leaf", "found"),
-    [
-        (TensorDict({"x": torch.ones(2)}, [2]), "TensorDict"),
-        ("ab", "str"),
-        (None, "NoneType"),
-        ({1, 2}, "set"),
-        (np.zeros(2, "M8[s]"), "ndarray"),
-        (np.ma.array([1.0, 2.0], mask=[False, True]), "masked"),
-        ([np.ma.array([1.0, 2.0], mask=[False, True])] * 2, "row 0.*masked"),
-        (torch.eye(2).to_sparse(), "sparse"),
-        (torch.ones(2, device="meta"), "meta"),
-        ([torch.ones(2, device="meta")] * 2, "meta"),
-        (torch.zeros(2, dtype=torch.uint8).view(torch.bits8), "torch.bits8"),
-        (torch.zeros(2, dtype=torch.uint8).view(vars(torch)["uint4"]), "torch.uint4"),
-    ],
-    ids=[
-        "tensordict",
-        "str",
-        "none",
-        "set",
-        "ndarray",
-        "masked",
-        "masked rows",
-        "sparse",
-        "meta",
-        "meta rows",
-        "bits",
-        "shell",
-    ],
-)
+
+@pytest.mark.parametrize(("leaf", "found"), LEAVES.values(), ids=LEAVES)
 def test_leaf_that_does_not_travel_is_refused_naming_field_and_type(leaf: object, found: str) -> None:
     with pytest.raises(TypeError, match=rf"'bad'.*{found}"):
         encode_columns({"ok": torch.ones(2), "bad": leaf})

@@ -17,7 +17,7 @@ import torch
 from tests.hostile.crowded import CROWDED, FRAMES, KEPT, SERVICE, part
 from tests.hostile.target import Target
 from tests.integration.command.conftest import Start
-from tests.integration.wire.local_peer import HEAD, MIB, Peer, read
+from tests.integration.wire.local_peer import HEAD, MIB, Peer, framed, read
 
 from dataplane_client.client import connect
 from dataplane_client.errors import OutOfSpaceError
@@ -28,10 +28,9 @@ pytestmark = pytest.mark.xdist_group("hostile")
 
 @pytest.mark.long
 def test_a_peer_that_reads_no_answers_is_answered_one_by_one(target: Target) -> None:
-    body = read(1, inline_bytes=MIB).SerializeToString()
     peer = target.join()
     with target.stays_within(64 * MIB):
-        peer.socket.sendall((HEAD.pack(len(body), pb.LOCAL_METHOD_READ) + body) * 300)
+        peer.socket.sendall(framed(pb.LOCAL_METHOD_READ, read(1, inline_bytes=MIB)) * 300)
     for _ in range(300):
         outcome, answer = peer.receive()
         assert outcome == pb.LOCAL_OUTCOME_UNSPECIFIED

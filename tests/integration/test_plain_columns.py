@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import NonTensorData
+from tests.tensors import objects
 from torch.nested import nested_tensor
 
 from dataplane_client import kv_first_write, pack_jagged_fields, write_columns
@@ -31,11 +32,6 @@ def client(shared_client: DataPlaneClient) -> DataPlaneClient:
     shared_client.drop_partition("p")
     shared_client.register_partition("p", ["x", "tokens", "note"], 3, ["train"], per_token_fields=["tokens"])
     return shared_client
-
-
-def ragged(*arrays: object) -> object:
-    """An array of dtype object."""
-    return np.fromiter(arrays, object, len(arrays))
 
 
 COLUMNS: dict[str, tuple[object, str, str, tuple[int, ...], object]] = {
@@ -68,16 +64,16 @@ COLUMNS: dict[str, tuple[object, str, str, tuple[int, ...], object]] = {
     "lists of dicts": ([[{"role": "user"}], [], [{}]], "object", "", (), [[{"role": "user"}], [], [{}]]),
     "lists of text": ([["a"], [], ["b", "c"]], "object", "", (), [["a"], [], ["b", "c"]]),
     "tuples of numbers and text": ([(1, "a"), (2, None), ()], "object", "", (), [(1, "a"), (2, None), ()]),
-    "an object array of numbers": (ragged(1, 2, 3), "object", "", (), [1, 2, 3]),
-    "an object array of lists": (ragged([1], [2], [3]), "object", "", (), [[1], [2], [3]]),
-    "an object array of arrays": (ragged(np.arange(2), np.arange(1), torch.arange(2)), "object", "", (),
+    "an object array of numbers": (objects(1, 2, 3), "object", "", (), [1, 2, 3]),
+    "an object array of lists": (objects([1], [2], [3]), "object", "", (), [[1], [2], [3]]),
+    "an object array of arrays": (objects(np.arange(2), np.arange(1), torch.arange(2)), "object", "", (),
                                   [[0, 1], [0], [0, 1]]),
     "images of other widths": ([torch.ones(1, 2), np.ones((1, 3), np.float32), torch.ones(1, 2)], "object", "", (),
                                [[[1, 1]], [[1, 1, 1]], [[1, 1]]]),
     "arrays of text": ([np.array(["a", "b"]), np.array(["c"]), None], "object", "", (), [["a", "b"], ["c"], None]),
     "numbers beside a dict": ([3, (1, 2), {"a": b""}], "object", "", (), [3, (1, 2), {"a": b""}]),
     "text beside a NonTensorData": ([NonTensorData([1]), "a", 2], "object", "", (), [[1], "a", 2]),
-    "an object array of an array and None": (ragged(None, (1,), None), "object", "", (), [None, (1,), None]),
+    "an object array of an array and None": (objects(None, (1,), None), "object", "", (), [None, (1,), None]),
 }  # fmt: skip
 """What is put; the kind, the element type and the shape of the field; the values of the rows."""
 

@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from tensordict import TensorDict
 from tests.integration.conftest import unchanged
+from tests.tensors import objects
 from torch.nested import nested_tensor_from_jagged
 
 from dataplane_client.client import DataPlaneClient
@@ -30,13 +30,6 @@ def way() -> str:
 def jagged(lengths: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     offsets = torch.tensor([0, *np.cumsum(lengths)])
     return nested_tensor_from_jagged(torch.zeros(int(offsets[-1]), dtype=dtype), offsets=offsets)
-
-
-def objects(*values: object) -> npt.NDArray[np.object_]:
-    array = np.empty(len(values), object)
-    for row, value in enumerate(values):
-        array[row] = value
-    return array
 
 
 def refused(name: str, kinds: tuple[type, type], fragments: Sequence[str], **put: object) -> object:

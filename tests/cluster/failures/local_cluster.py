@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from ray.cluster_utils import Cluster as RayCluster
 from tests.cluster.three_nodes import SHARED_MEMORY, on_node, ray, remove_folders
+from tests.ranks import free_port
 from tests.waiting import eventually
 
 from dataplane_client.client import connect
@@ -69,7 +69,7 @@ class LocalCluster:
         self.machine = machine
         self.name = name
         self.address = f"ray://{name}"
-        self.outside = f"127.0.0.1:{_free_port()}"
+        self.outside = f"127.0.0.1:{free_port()}"
         self.home = home or str(machine.head_node.node_id)
         config = ServerConfig(
             listen=(self.outside,),
@@ -207,9 +207,3 @@ def _children_of(pid: int) -> list[int]:
             if int(fields[1]) == pid:
                 found.append(int(status.parent.name))
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-import trustme
 from tests.cluster.failures.local_cluster import LocalCluster
+from tests.integration.access.conftest import Pki, hashed
 
 from dataplane_client.client import connect
 from dataplane_client.errors import AuthenticationError, PermissionDeniedError, UnavailableError
 from dataplane_client.options import Credentials
-from dataplane_server.config import TlsFiles
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("ray"), pytest.mark.timeout(1800)]
 
@@ -23,18 +21,12 @@ pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("ray"), pytest.mark.t
 def test_callers_need_the_ca_and_a_token_inside_and_outside_of_the_ray_cluster(
     start_plane: Callable[..., LocalCluster], tmp_path: Path
 ) -> None:
-    authority, files = trustme.CA(), TlsFiles(tmp_path / "server.pem", tmp_path / "server.key")
-    issued = authority.issue_cert("127.0.0.1")
-    issued.cert_chain_pems[0].write_to_path(files.certificate)
-    issued.private_key_pem.write_to_path(files.key)
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    pki = Pki(tmp_path)
     (tmp_path / "access.json").write_text(
         json.dumps({"callers": [caller("writer", "admin"), caller("reader", "reader")]})
     )
-    plane = start_plane(durable=False, tls=files, access=tmp_path / "access.json")
-    writer, reader, unknown = (
-        Credentials(ca=str(tmp_path / "ca.pem"), token=token) for token in ("writer", "reader", "unknown")
-    )
+    plane = start_plane(durable=False, tls=pki.issue("server", "127.0.0.1"), access=tmp_path / "access.json")
+    writer, reader, unknown = (Credentials(ca=str(pki.ca), token=token) for token in ("writer", "reader", "unknown"))
     with (
         connect(plane.address, transport="shm", credentials=writer) as inside,
         connect(plane.outside, credentials=reader) as outside,
@@ -52,4 +44,4 @@ def test_callers_need_the_ca_and_a_token_inside_and_outside_of_the_ray_cluster(
 
 
 def caller(token: str, role: str) -> dict[str, object]:
-    return {"name": token, "tokens": [f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"], "roles": {role: [""]}}
+    return {"name": token, "tokens": [hashed(token)], "roles": {role: [""]}}

@@ -13,9 +13,8 @@ from typing import cast
 
 import numpy as np
 import pytest
-from google.protobuf.message import Message
 from tests.cluster.node.conftest import MIB, Node, arena_of, read, rows
-from tests.integration.wire.local_peer import HEAD, Lifeline, Peer, claim
+from tests.integration.wire.local_peer import HEAD, Lifeline, Peer, claim, framed
 from tests.waiting import soon
 
 from dataplane_client._connect.deadline import Deadline
@@ -198,7 +197,7 @@ async def test_a_client_lets_go_no_faster_than_the_coordinator_reads(node: Node)
     await node.gateway.link()
     peer = await asyncio.to_thread(Lifeline, str(node.path))
     handles = range(500)
-    frame = _frame(pb.LOCAL_METHOD_LET_GO, pb.LetGoRequest(handles=handles))
+    frame = framed(pb.LOCAL_METHOD_LET_GO, pb.LetGoRequest(handles=handles))
     sending = asyncio.create_task(asyncio.to_thread(peer.socket.sendall, frame * 8_000))
     await soon(lambda: node.gateway._held_back)
     assert node.gateway.buffers.held_bytes < 2 * MIB
@@ -206,17 +205,12 @@ async def test_a_client_lets_go_no_faster_than_the_coordinator_reads(node: Node)
     await sending
     session = peer.attached.session
     peer.close()
-    gone = _frame(pb.LOCAL_METHOD_CLIENT_GONE, pb.ClientGoneRequest(session=session))
+    gone = framed(pb.LOCAL_METHOD_CLIENT_GONE, pb.ClientGoneRequest(session=session))
     await soon(lambda: got.endswith(gone))
-    let_go = _frame(pb.LOCAL_METHOD_LET_GO, pb.LetGoRequest(handles=handles, session=session))
+    let_go = framed(pb.LOCAL_METHOD_LET_GO, pb.LetGoRequest(handles=handles, session=session))
     assert len(got) > 8_000 * len(let_go)
     assert got.count(let_go) == 8_000
     server.close()
-
-
-def _frame(method: int, message: Message) -> bytes:
-    body = message.SerializeToString()
-    return HEAD.pack(len(body), method) + body
 
 
 # -- reads -------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from tests.hostile.crowded import CROWDED, part
 from tests.hostile.target import Target
-from tests.integration.wire.local_peer import HEAD, MIB, Lifeline, Peer, put, read
+from tests.integration.wire.local_peer import HEAD, MIB, Lifeline, Peer, framed, put, read
 
 from dataplane_client.client import connect
 from rl_dataplane.v1 import local_pb2 as pb
@@ -23,8 +23,7 @@ _LET_GO = (pb.LOCAL_METHOD_LET_GO, part(1, b"\x01" * 19 * MIB))
 
 
 def unread_answers(target: Target) -> Iterator[None]:
-    body = read(1, inline_bytes=MIB).SerializeToString()
-    yield from _flood(target, (HEAD.pack(len(body), pb.LOCAL_METHOD_READ) + body) * 1000, peers=400)
+    yield from _flood(target, framed(pb.LOCAL_METHOD_READ, read(1, inline_bytes=MIB)) * 1000, peers=400)
 
 
 def half_requests(target: Target) -> Iterator[None]:

@@ -22,6 +22,7 @@ from urllib.parse import urlencode
 
 from tests.as_user import user
 from tests.hostile.attacks.http2 import DATA, HEADERS, OPENING, SETTINGS_KIND, frame, request
+from tests.integration.wire.local_peer import framed
 
 from dataplane_client.client import connect
 from dataplane_server.config import ServerConfig
@@ -29,7 +30,6 @@ from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import local_pb2
-from rl_dataplane.v1.local_frames import HEAD
 
 STRANGER = 65533
 _HOST = "127.0.0.1"
@@ -158,9 +158,8 @@ def _put_behind_a_closed_call(ports: Ports, name: str) -> int:
 def _direct_behind_a_closed_call(ports: Ports, name: str) -> int:
     """Whether the direct port looks at what it is sent, a wrong nonce."""
     line = _line_behind(ports.direct, ports.grpc)
-    body = local_pb2.DirectRequest(nonce=bytes(16)).SerializeToString()
     with line, contextlib.suppress(ConnectionError):
-        line.sendall(HEAD.pack(len(body), local_pb2.LOCAL_METHOD_DIRECT) + body)
+        line.sendall(framed(local_pb2.LOCAL_METHOD_DIRECT, local_pb2.DirectRequest(nonce=bytes(16))))
         return int(b"another run of the server" in line.recv(1 << 16))
     return 0
 

@@ -22,6 +22,7 @@ from tests.hostile.fuzz.inputs import CUT, DELETE, FLIP, INSERT, OVERWRITE, edit
 from tests.hostile.fuzz.wire_targets import VERBS
 from tests.hostile.fuzz.world import SERVICE, World, loop, put_frame, register
 from tests.hostile.requests import REQUESTS
+from tests.integration.wire.local_peer import framed
 
 from dataplane_client._values.column_messages import column_message
 from dataplane_client._values.object_values import ObjectPacker
@@ -32,7 +33,7 @@ from dataplane_server.durability.log_reader import LogReader
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import local_pb2
 from rl_dataplane.v1.frames import frame_prefix
-from rl_dataplane.v1.local_frames import HEAD, TRACED
+from rl_dataplane.v1.local_frames import TRACED
 
 _MOST_PIECE_BYTES = 1 << 14
 EXPRESSIONS = [
@@ -154,10 +155,6 @@ def world_body(verb: str, message: Message, values: bytes = b"") -> bytes:
     return joined([body]) if METHODS[verb].client_streaming else body
 
 
-def _framed(method: int, body: bytes = b"") -> bytes:
-    return HEAD.pack(len(body), method) + body
-
-
 @functools.cache
 def seeds(name: str) -> tuple[bytes, ...]:
     """The seeds of a target."""
@@ -201,8 +198,8 @@ def _piece(verb: str, message: Message, values: bytes) -> bytes:
 
 
 def _local() -> list[bytes]:
-    local = [_framed(LOCAL_METHODS[verb], local_body(verb, message, values)) for verb, message, values in _traffic()]
-    return [b"".join(local), *local, _hand_over(), b"".join(local[:3])[:-3], _framed(local_pb2.LOCAL_METHOD_JOIN)]
+    local = [framed(LOCAL_METHODS[verb], local_body(verb, message, values)) for verb, message, values in _traffic()]
+    return [b"".join(local), *local, _hand_over(), b"".join(local[:3])[:-3], framed(local_pb2.LOCAL_METHOD_JOIN)]
 
 
 def _filter_terms() -> list[bytes]:
@@ -234,11 +231,11 @@ def _hand_over() -> bytes:
     traced = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     return b"".join(
         [
-            _framed(local_pb2.LOCAL_METHOD_PUT, put.SerializeToString()),
-            _framed(local_pb2.LOCAL_METHOD_FINISH_WRITE, local_pb2.FinishWriteRequest(handle=1).SerializeToString()),
-            _framed(local_pb2.LOCAL_METHOD_READ, read.SerializeToString()),
-            _framed(local_pb2.LOCAL_METHOD_LET_GO, local_pb2.LetGoRequest(handles=[2, 3]).SerializeToString()),
-            _framed(local_pb2.LOCAL_METHOD_READ | TRACED, traced + read.SerializeToString()),
+            framed(local_pb2.LOCAL_METHOD_PUT, put),
+            framed(local_pb2.LOCAL_METHOD_FINISH_WRITE, local_pb2.FinishWriteRequest(handle=1)),
+            framed(local_pb2.LOCAL_METHOD_READ, read),
+            framed(local_pb2.LOCAL_METHOD_LET_GO, local_pb2.LetGoRequest(handles=[2, 3])),
+            framed(local_pb2.LOCAL_METHOD_READ | TRACED, traced + read.SerializeToString()),
         ]
     )
 

@@ -28,6 +28,12 @@ ROW_BYTES = 4096
 _numbers = itertools.count()
 
 
+def framed(method: int, body: bytes | Message = b"") -> bytes:
+    """A request as it is sent."""
+    body = body if isinstance(body, bytes) else body.SerializeToString()
+    return HEAD.pack(len(body), method) + body
+
+
 class Peer:
     """A connection, given or to the local socket at a path. Every response has to come within two minutes."""
 
@@ -38,8 +44,7 @@ class Peer:
             self.socket.connect(place)
 
     def send(self, method: int, body: bytes | Message = b"") -> None:
-        body = body if isinstance(body, bytes) else body.SerializeToString()
-        self.socket.sendall(HEAD.pack(len(body), method) + body)
+        self.socket.sendall(framed(method, body))
 
     def receive(self) -> tuple[int, bytes]:
         size, outcome = HEAD.unpack(self.exactly(HEAD.size))

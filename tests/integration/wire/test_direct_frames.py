@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.wire.local_peer import HEAD, MIB, ROW_BYTES, Host, Peer, put, read
+from tests.integration.wire.local_peer import HEAD, MIB, ROW_BYTES, Host, Peer, framed, put, read
 from tests.waiting import eventually
 
 from dataplane_client.client import connect
@@ -53,8 +53,7 @@ def endpoint_of(host: Host) -> DirectEndpoint:
 
 
 def finish_frame(handle: int = 1) -> bytes:
-    body = pb.FinishWriteRequest(handle=handle).SerializeToString()
-    return HEAD.pack(len(body), FINISH) + body
+    return framed(FINISH, pb.FinishWriteRequest(handle=handle))
 
 
 # -- the first request -------------------------------------------------------------------------------------------------
@@ -150,9 +149,7 @@ def test_a_server_ends_for_a_snapshot_though_a_client_holds_a_reservation(tmp_pa
 
 def test_values_follow_the_response_and_then_comes_the_next(host: Host) -> None:
     peer = host.join_directly()
-    body = read(1).SerializeToString()
-    request = HEAD.pack(len(body), READ) + body
-    peer.socket.sendall(request * 3 + HEAD.pack(0, STATUS))  # a client may ask before it has read
+    peer.socket.sendall(framed(READ, read(1)) * 3 + HEAD.pack(0, STATUS))  # a client may ask before it has read
     for _ in range(3):
         outcome, found = peer.receive()
         assert outcome == pb.LOCAL_OUTCOME_UNSPECIFIED

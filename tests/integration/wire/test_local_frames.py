@@ -8,7 +8,7 @@ import os
 import struct
 
 import pytest
-from tests.integration.wire.local_peer import HEAD, MIB, ROW_BYTES, Host, Peer, claim, put, read
+from tests.integration.wire.local_peer import HEAD, MIB, ROW_BYTES, Host, Peer, claim, framed, put, read
 from tests.waiting import eventually
 
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
@@ -68,18 +68,17 @@ def test_a_frame_of_20_mib_is_read_to_its_end(host: Host) -> None:
 
 
 def test_a_frame_may_come_byte_by_byte(host: Host) -> None:
-    peer, body = host.join(), put(1, 4, b"abcd").SerializeToString()
-    for byte in HEAD.pack(len(body), pb.LOCAL_METHOD_PUT) + body:
+    peer = host.join()
+    for byte in framed(pb.LOCAL_METHOD_PUT, put(1, 4, b"abcd")):
         peer.socket.sendall(bytes([byte]))
     assert peer.receive()[0] == pb.LOCAL_OUTCOME_UNSPECIFIED
     assert host.client.server_status().rows == 2
 
 
 def test_frames_that_come_together_are_carried_out_in_order(host: Host) -> None:
-    lifeline, body = host.attach(), read(1).SerializeToString()
-    let_go = pb.LetGoRequest(handles=[1]).SerializeToString()
-    frame = struct.pack("<IHxx", len(let_go), pb.LOCAL_METHOD_LET_GO) + let_go
-    lifeline.socket.sendall(frame * 3 + HEAD.pack(len(body), pb.LOCAL_METHOD_READ) + body)
+    lifeline = host.attach()
+    let_go = framed(pb.LOCAL_METHOD_LET_GO, pb.LetGoRequest(handles=[1]))
+    lifeline.socket.sendall(let_go * 3 + framed(pb.LOCAL_METHOD_READ, read(1)))
     assert lifeline.receive()[0] == pb.LOCAL_OUTCOME_ERROR  # its handle was let go of
 
 
