@@ -15,6 +15,9 @@ from torch.nested import nested_tensor
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.loader import ClaimLoader
 
+Loader = Callable[..., ClaimLoader]
+"""The fixture `loader`."""
+
 FIELDS = ["tokens", "number", "text"]
 GRACE_S = 20.0
 
@@ -30,43 +33,33 @@ def client(address: str) -> Iterator[DataPlaneClient]:
         yield client
 
 
-@pytest.fixture
-def announce(client: DataPlaneClient) -> Callable[[int], None]:
+def announce(client: DataPlaneClient, num_samples: int) -> None:
     """Register partition p for this number of rows."""
-
-    def register(num_samples: int) -> None:
-        client.register_partition("p", [*FIELDS, "advantage"], num_samples, ["train"], per_token_fields=["tokens"])
-
-    return register
+    client.register_partition("p", [*FIELDS, "advantage"], num_samples, ["train"], per_token_fields=["tokens"])
 
 
-@pytest.fixture
-def put(client: DataPlaneClient) -> Callable[[Sequence[int]], None]:
+def put(client: DataPlaneClient, numbers: Sequence[int]) -> None:
     """Put rows of these numbers: row 7 is s7, has 7 as all of its values, and 1 + 7 % 5 tokens."""
-
-    def put_rows(numbers: Sequence[int]) -> None:
-        tokens = nested_tensor([torch.full((1 + number % 5,), number) for number in numbers], layout=torch.jagged)
-        text = np.array([{"number": number} for number in numbers], object)
-        columns = {"tokens": tokens, "number": torch.tensor(numbers), "text": text}
-        client.put_samples([f"s{number}" for number in numbers], "p", columns)
-
-    return put_rows
+    tokens = nested_tensor([torch.full((1 + number % 5,), number) for number in numbers], layout=torch.jagged)
+    text = np.array([{"number": number} for number in numbers], object)
+    columns = {"tokens": tokens, "number": torch.tensor(numbers), "text": text}
+    client.put_samples([f"s{number}" for number in numbers], "p", columns)
 
 
-@pytest.fixture
-def fill(announce: Callable[[int], None], put: Callable[[Sequence[int]], None]) -> Callable[[int], None]:
+def fill(client: DataPlaneClient, count: int) -> None:
     """Register partition p for count rows and put rows 0 to count - 1."""
+    announce(client, count)
+    for first in range(0, count, 1000):
+        put(client, range(first, min(first + 1000, count)))
 
-    def announce_and_put(count: int) -> None:
-        announce(count)
-        for first in range(0, count, 1000):
-            put(range(first, min(first + 1000, count)))
 
-    return announce_and_put
+def claimed(client: DataPlaneClient) -> int:
+    """How many rows of p are claimed."""
+    return client.partition("p").task("train").claimed_rows
 
 
 @pytest.fixture
-def loader(address: str) -> Iterator[Callable[..., ClaimLoader]]:
+def loader(address: str) -> Iterator[Loader]:
     """Make a loader of partition p by its batch size and settings; it is closed at the end of the test."""
     with contextlib.ExitStack() as closing:
 
@@ -78,9 +71,3 @@ def loader(address: str) -> Iterator[Callable[..., ClaimLoader]]:
             return made
 
         yield make
-
-
-@pytest.fixture
-def claimed(client: DataPlaneClient) -> Callable[[], int]:
-    """Returns how many rows of p are claimed."""
-    return lambda: client.partition("p").task("train").claimed_rows

@@ -5,25 +5,20 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from tests.integration.loader.conftest import Loader, announce, claimed, fill
 from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import ClosedError, PreconditionError
 from dataplane_client.loader import ClaimLoader
 
-Loader = Callable[..., ClaimLoader]
-Rows = Callable[[int], None]
 
-
-@pytest.fixture
-def consumed(client: DataPlaneClient) -> Callable[[], int]:
-    """Returns how many rows of p are consumed."""
-    return lambda: client.partition("p").task("train").consumed_rows
+def consumed(client: DataPlaneClient) -> int:
+    return client.partition("p").task("train").consumed_rows
 
 
 def fail(loader: ClaimLoader, at_hand: list[str]) -> None:
@@ -34,19 +29,15 @@ def fail(loader: ClaimLoader, at_hand: list[str]) -> None:
             raise ZeroDivisionError
 
 
-def test_a_batch_is_committed_when_the_next_one_is_asked_for(
-    fill: Rows, loader: Loader, consumed: Callable[[], int]
-) -> None:
-    fill(12)
-    seen = [consumed() for _ in loader(4)]
+def test_a_batch_is_committed_when_the_next_one_is_asked_for(client: DataPlaneClient, loader: Loader) -> None:
+    fill(client, 12)
+    seen = [consumed(client) for _ in loader(4)]
     assert seen == [0, 4, 8]
-    assert consumed() == 12
+    assert consumed(client) == 12
 
 
-def test_a_commit_with_columns_replaces_the_automatic_commit(
-    fill: Rows, loader: Loader, client: DataPlaneClient
-) -> None:
-    fill(4)
+def test_a_commit_with_columns_replaces_the_automatic_commit(loader: Loader, client: DataPlaneClient) -> None:
+    fill(client, 4)
     for batch in loader(2):
         assert batch.commit({"advantage": batch.data["number"] * 10}) == 2
         with pytest.raises(PreconditionError):
@@ -55,8 +46,8 @@ def test_a_commit_with_columns_replaces_the_automatic_commit(
     assert client.get_samples(ids, "p", ["advantage"])["advantage"].tolist() == [0, 10, 20, 30]
 
 
-def test_rows_that_the_loop_releases_come_again(fill: Rows, loader: Loader) -> None:
-    fill(2)
+def test_rows_that_the_loop_releases_come_again(client: DataPlaneClient, loader: Loader) -> None:
+    fill(client, 2)
     rows = iter(loader(2))
     first = next(rows)
     assert first.release(reason="not good enough") == 2
@@ -66,9 +57,9 @@ def test_rows_that_the_loop_releases_come_again(fill: Rows, loader: Loader) -> N
 
 
 def test_a_failing_loop_releases_its_batch_as_failed_and_prefetched_rows_as_undelivered(
-    fill: Rows, loader: Loader
+    client: DataPlaneClient, loader: Loader
 ) -> None:
-    fill(8)
+    fill(client, 8)
     failing = loader(2)
     at_hand: list[str] = []
     with pytest.raises(ZeroDivisionError):
@@ -90,17 +81,17 @@ def test_the_reason_of_a_failed_delivery_is_the_error_of_the_loop(loader: Loader
 
 
 def test_a_block_that_ends_without_an_exception_commits_the_current_batch(
-    fill: Rows, loader: Loader, consumed: Callable[[], int]
+    client: DataPlaneClient, loader: Loader
 ) -> None:
-    fill(8)
+    fill(client, 8)
     with loader(2) as rows:
         for _ in rows:
             break
-    assert consumed() == 2
+    assert consumed(client) == 2
 
 
-def test_a_block_keeps_no_iteration_that_has_ended(fill: Rows, loader: Loader, client: DataPlaneClient) -> None:
-    fill(2)
+def test_a_block_keeps_no_iteration_that_has_ended(loader: Loader, client: DataPlaneClient) -> None:
+    fill(client, 2)
     ended: list[weakref.ref[object]] = []
     with loader(2) as rows:
         for _ in range(3):
@@ -111,18 +102,16 @@ def test_a_block_keeps_no_iteration_that_has_ended(fill: Rows, loader: Loader, c
         assert [one() for one in ended[:-1]] == [None, None]
 
 
-def test_a_loop_that_is_left_outside_of_a_block_releases_its_rows(
-    fill: Rows, loader: Loader, client: DataPlaneClient
-) -> None:
-    fill(8)
+def test_a_loop_that_is_left_outside_of_a_block_releases_its_rows(loader: Loader, client: DataPlaneClient) -> None:
+    fill(client, 8)
     for batch in loader(2):
         at_hand = batch.meta.sample_ids
         break
     assert client.claim("p", "train", [], 8, timeout_s=0).meta.sample_ids[:2] == at_hand
 
 
-def test_closing_releases_all_uncommitted_rows_at_once(fill: Rows, loader: Loader, client: DataPlaneClient) -> None:
-    fill(100)
+def test_closing_releases_all_uncommitted_rows_at_once(loader: Loader, client: DataPlaneClient) -> None:
+    fill(client, 100)
     made = loader(4, client_options={"session_grace_s": 3600.0})
     rows = iter(made)
     used = [next(rows).meta.size for _ in range(3)][:-1]
@@ -132,10 +121,8 @@ def test_closing_releases_all_uncommitted_rows_at_once(fill: Rows, loader: Loade
         next(rows)
 
 
-def test_closing_wakes_a_loop_that_waits(
-    announce: Rows, loader: Loader, threads: ThreadPoolExecutor, client: DataPlaneClient
-) -> None:
-    announce(1)
+def test_closing_wakes_a_loop_that_waits(loader: Loader, threads: ThreadPoolExecutor, client: DataPlaneClient) -> None:
+    announce(client, 1)
     made = loader(1)
     waiting = threads.submit(next, iter(made))
     eventually(lambda: client.partition("p").task("train").waiting_claims)
@@ -144,23 +131,23 @@ def test_closing_wakes_a_loop_that_waits(
         waiting.result(20)
 
 
-def test_no_more_than_prefetch_batches_are_claimed_ahead(
-    fill: Rows, loader: Loader, claimed: Callable[[], int]
-) -> None:
-    fill(200)
+def test_no_more_than_prefetch_batches_are_claimed_ahead(client: DataPlaneClient, loader: Loader) -> None:
+    fill(client, 200)
     rows = iter(loader(4, prefetch=3))
     most = 0
-    eventually(lambda: claimed() == 12)
+    eventually(lambda: claimed(client) == 12)
     for _ in range(3):
         next(rows)
-        eventually(lambda: claimed() == 12 + 4)
+        eventually(lambda: claimed(client) == 12 + 4)
     for _ in rows:
-        most = max(most, claimed())
+        most = max(most, claimed(client))
     assert 4 <= most <= 12 + 4
 
 
-def test_a_batch_in_another_process_can_be_read_but_neither_committed_nor_released(fill: Rows, loader: Loader) -> None:
-    fill(2)
+def test_a_batch_in_another_process_can_be_read_but_neither_committed_nor_released(
+    client: DataPlaneClient, loader: Loader
+) -> None:
+    fill(client, 2)
     rows = iter(loader(2))
     batch = next(rows)
     twin = copy.deepcopy(batch)

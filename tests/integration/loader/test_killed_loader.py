@@ -6,25 +6,22 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests import commands
+from tests.integration.loader.conftest import Loader, claimed, fill
 
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.loader import ClaimLoader
 
-Loader = Callable[..., ClaimLoader]
-Rows = Callable[[int], None]
 SCRIPT = Path(__file__).parent / "doomed_loader.py"
 
 
 @pytest.mark.long
 def test_rows_of_a_killed_loader_come_again_and_no_row_is_lost_or_committed_twice(
-    fill: Rows, loader: Loader, address: str, client: DataPlaneClient, claimed: Callable[[], int]
+    loader: Loader, address: str, client: DataPlaneClient
 ) -> None:
-    fill(100)
+    fill(client, 100)
     with commands.begin([sys.executable, str(SCRIPT), address], stdout=subprocess.PIPE, text=True) as doomed:
         assert doomed.stdout is not None
         held = json.loads(doomed.stdout.readline())
@@ -42,4 +39,4 @@ def test_rows_of_a_killed_loader_come_again_and_no_row_is_lost_or_committed_twic
     )
     assert {delivered[sample_id] for sample_id in held} == {2}
     assert client.partition("p").task("train").ended_deliveries["committed"] == 100
-    assert claimed() == 0
+    assert claimed(client) == 0

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+from tests.integration.loader.conftest import Loader, announce, claimed, fill, put
 from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import ClaimTimeoutError, PreconditionError
 from dataplane_client.loader import ClaimLoader, LoadedBatch
 from dataplane_client.records.tasks import TaskPolicy
-
-Loader = Callable[..., ClaimLoader]
-Rows = Callable[[int], None]
-Put = Callable[[Sequence[int]], None]
 
 
 def numbers(batch: LoadedBatch) -> list[int]:
@@ -40,8 +36,8 @@ def has_waiting_claim(client: DataPlaneClient) -> bool:
     return client.partition("p").task("train").waiting_claims > 0
 
 
-def test_each_of_10000_rows_comes_once_with_its_values(fill: Rows, loader: Loader, client: DataPlaneClient) -> None:
-    fill(10_000)
+def test_each_of_10000_rows_comes_once_with_its_values(loader: Loader, client: DataPlaneClient) -> None:
+    fill(client, 10_000)
     batches = list(loader(64, pad_value_dict={"tokens": -1}))
     seen = Counter(number for batch in batches for number in numbers(batch))
     assert seen == Counter(range(10_000))
@@ -50,26 +46,22 @@ def test_each_of_10000_rows_comes_once_with_its_values(fill: Rows, loader: Loade
     assert client.check_consumption_status("p", ["train"])
 
 
-def test_a_batch_is_not_cut_short_while_announced_rows_are_missing(announce: Rows, put: Put, loader: Loader) -> None:
-    announce(10)
-    put(range(6))
+def test_a_batch_is_not_cut_short_while_announced_rows_are_missing(client: DataPlaneClient, loader: Loader) -> None:
+    announce(client, 10)
+    put(client, range(6))
     rows = iter(loader(4, idle_timeout_s=0.3))
     assert next(rows).meta.size == 4
     with pytest.raises(ClaimTimeoutError, match=r"10 .* 6 .* 2 "):
         next(rows)
-    put(range(6, 10))
+    put(client, range(6, 10))
     assert [batch.meta.size for batch in rows] == [4, 2]
 
 
 def test_the_last_rows_are_not_split_while_enough_of_them_may_become_ready(
-    announce: Rows,
-    put: Put,
-    loader: Loader,
-    client: DataPlaneClient,
-    threads: ThreadPoolExecutor,
+    loader: Loader, client: DataPlaneClient, threads: ThreadPoolExecutor
 ) -> None:
-    announce(4)
-    put(range(4))
+    announce(client, 4)
+    put(client, range(4))
     client.put_samples(["s0", "s1"], "p", {"advantage": torch.zeros(2)})
     sizes = threads.submit(lambda: [batch.meta.size for batch in loader(4, required_fields=["advantage"])])
     eventually(lambda: has_waiting_claim(client))
@@ -80,10 +72,10 @@ def test_the_last_rows_are_not_split_while_enough_of_them_may_become_ready(
 
 
 def test_ready_rows_come_in_a_small_batch_when_the_missing_ones_never_become_ready(
-    announce: Rows, put: Put, loader: Loader, client: DataPlaneClient
+    loader: Loader, client: DataPlaneClient
 ) -> None:
-    announce(4)
-    put(range(4))
+    announce(client, 4)
+    put(client, range(4))
     client.put_samples(["s0", "s1"], "p", {"advantage": torch.zeros(2)})
     rows = iter(loader(4, required_fields=["advantage"], idle_timeout_s=0.5))
     assert next(rows).meta.sample_ids == ["s0", "s1"]
@@ -93,9 +85,9 @@ def test_ready_rows_come_in_a_small_batch_when_the_missing_ones_never_become_rea
 
 @pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
 def test_the_loop_goes_on_until_rows_that_others_hold_are_consumed(
-    fill: Rows, loader: Loader, client: DataPlaneClient, threads: ThreadPoolExecutor, closed: bool
+    loader: Loader, client: DataPlaneClient, threads: ThreadPoolExecutor, closed: bool
 ) -> None:
-    fill(8)
+    fill(client, 8)
     if closed:
         client.close_partition("p")
     other = client.claim("p", "train", [], 2)
@@ -110,24 +102,24 @@ def test_the_loop_goes_on_until_rows_that_others_hold_are_consumed(
     assert Counter([*seen, *batch.meta.sample_ids]) == Counter(f"s{number}" for number in range(8))
 
 
-def test_without_until_consumed_a_loop_waits_for_more_rows(fill: Rows, put: Put, loader: Loader) -> None:
-    fill(4)
+def test_without_until_consumed_a_loop_waits_for_more_rows(client: DataPlaneClient, loader: Loader) -> None:
+    fill(client, 4)
     rows = iter(loader(4, until_consumed=False, idle_timeout_s=0.3))
     assert next(rows).meta.size == 4
     with pytest.raises(ClaimTimeoutError, match=r"0\.3 s; a batch needs 4 rows"):
         next(rows)
     with pytest.raises(ClaimTimeoutError, match="a batch needs 9 groups"):
         next(iter(loader(9, until_consumed=False, idle_timeout_s=0.3, whole_groups=True)))
-    put(range(4, 8))
+    put(client, range(4, 8))
     assert next(rows).meta.size == 4
 
 
 @pytest.mark.parametrize("until_consumed", [True, False])
 def test_a_loop_ends_with_the_rest_when_its_partition_is_closed(
-    announce: Rows, put: Put, loader: Loader, client: DataPlaneClient, until_consumed: bool
+    loader: Loader, client: DataPlaneClient, until_consumed: bool
 ) -> None:
-    announce(100)
-    put(range(6))
+    announce(client, 100)
+    put(client, range(6))
     rows = iter(loader(4, until_consumed=until_consumed))
     assert next(rows).meta.size == 4
     client.close_partition("p")
@@ -136,17 +128,17 @@ def test_a_loop_ends_with_the_rest_when_its_partition_is_closed(
 
 
 def test_max_batches_ends_the_loop_with_its_batches_committed_and_nothing_else_claimed(
-    fill: Rows, loader: Loader, client: DataPlaneClient
+    loader: Loader, client: DataPlaneClient
 ) -> None:
-    fill(100)
+    fill(client, 100)
     assert len(list(loader(8, max_batches=3))) == 3
     status = client.partition("p").task("train")
     assert (status.consumed_rows, status.claimed_rows, status.untaken_rows) == (24, 0, 76)
 
 
 @pytest.mark.parametrize("layout", ["padded", "jagged"])
-def test_rows_come_in_the_layout_that_was_asked_for(fill: Rows, loader: Loader, layout: str) -> None:
-    fill(6)
+def test_rows_come_in_the_layout_that_was_asked_for(client: DataPlaneClient, loader: Loader, layout: str) -> None:
+    fill(client, 6)
     (batch,) = loader(6, layout=layout, pad_to_seqlen=9)
     tokens = batch.data["tokens"]
     assert tokens.is_nested == (layout == "jagged")
@@ -155,10 +147,10 @@ def test_rows_come_in_the_layout_that_was_asked_for(fill: Rows, loader: Loader, 
 
 
 @pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_tensors_come_on_the_device_that_was_asked_for(fill: Rows, loader: Loader, device: str) -> None:
+def test_tensors_come_on_the_device_that_was_asked_for(client: DataPlaneClient, loader: Loader, device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    fill(4)
+    fill(client, 4)
     (batch,) = loader(4, device=device, pad_value_dict={"tokens": -1})
     assert (batch.data["tokens"].device.type, tuple(batch.data["tokens"].shape)) == (device, (4, 4))
     assert batch.data["text"].tolist() == [{"number": number} for number in range(4)]
@@ -167,14 +159,14 @@ def test_tensors_come_on_the_device_that_was_asked_for(fill: Rows, loader: Loade
 
 
 def test_a_loaders_gpu_is_that_of_the_thread_that_iterates(
-    fill: Rows, loader: Loader, monkeypatch: pytest.MonkeyPatch
+    client: DataPlaneClient, loader: Loader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new thread, such as the loader's, begins on GPU 0."""
     here, chosen = threading.get_ident(), list[torch.device]()
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 99 if threading.get_ident() == here else 0)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: None)
-    fill(4)
+    fill(client, 4)
     with pytest.raises(PreconditionError, match="'cuda:99'"):
         next(iter(loader(4, device="cuda")))
     assert chosen == [torch.device("cuda", 99)]
@@ -189,20 +181,15 @@ def test_a_loaders_gpu_is_that_of_the_thread_that_iterates(
     ids=["a pad value that does not fit", "a field that is not declared"],
 )
 def test_an_error_reaches_the_loop_and_its_rows_are_released(
-    fill: Rows,
-    loader: Loader,
-    claimed: Callable[[], int],
-    settings: dict[str, object],
-    error: type[Exception],
-    message: str,
+    client: DataPlaneClient, loader: Loader, settings: dict[str, object], error: type[Exception], message: str
 ) -> None:
-    fill(4)
+    fill(client, 4)
     rows = iter(loader(2, **settings))
     for _ in range(2):  # the error is raised again
         with pytest.raises(error, match=message):
             next(rows)
     rows.close()
-    assert claimed() == 0
+    assert claimed(client) == 0
 
 
 @pytest.mark.parametrize("size", [{"batch_size": 1}, {"batch_size": 4, "unit": "rows"}], ids=["groups", "rows"])

@@ -50,27 +50,17 @@ def stub(channel: grpc.Channel) -> pb_grpc.DataPlaneServiceStub:
     return pb_grpc.DataPlaneServiceStub(channel)
 
 
-@pytest.fixture
-def refusal() -> Callable[[Callable[[], object]], tuple[grpc.StatusCode, str, str]]:
+def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str, str]:
     """Make a call that fails; its status code, reason and message. Every refusal names its reason for programs."""
-
-    def make(call: Callable[[], object]) -> tuple[grpc.StatusCode, str, str]:
-        with pytest.raises(grpc.RpcError) as caught:
-            call()
-        info = unpacked(caught.value, error_details_pb2.ErrorInfo())
-        assert info.domain == "rl_dataplane"
-        return caught.value.code(), info.reason, str(caught.value.details())
-
-    return make
-
-
-@pytest.fixture
-def detail() -> Callable[[grpc.RpcError, Any], Any]:
-    """The first google.rpc detail of a type that an error carries."""
-    return unpacked
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    info = unpacked(caught.value, error_details_pb2.ErrorInfo())
+    assert info.domain == "rl_dataplane"
+    return caught.value.code(), info.reason, str(caught.value.details())
 
 
 def unpacked(error: grpc.RpcError, into: Any) -> Any:
+    """The first google.rpc detail of a type that an error carries."""
     metadata: Any = error.trailing_metadata() or ()
     packed = next(value for key, value in metadata if key == "grpc-status-details-bin")
     for any_detail in status_pb2.Status.FromString(packed).details:

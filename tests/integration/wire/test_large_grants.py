@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import grpc
 import msgpack
 import pytest
+from tests.integration.wire.conftest import refusal
 
 from rl_dataplane.v1 import data_plane_pb2 as pb
-
-Refused = Callable[[Callable[[], object]], tuple[grpc.StatusCode, str, str]]
 
 ROWS = 400
 TAGS = msgpack.packb({f"{number:02}": "x" * 1000 for number in range(60)})
@@ -48,7 +46,7 @@ def shard(stub: Any, step: int, dp_world: int, dp_rank: int) -> Any:
 
 @pytest.mark.parametrize("mode", [pb.CLAIM_MODE_ACKNOWLEDGED, pb.CLAIM_MODE_CONSUME], ids=["acknowledged", "consume"])
 def test_a_claim_that_does_not_fit_is_refused_and_its_rows_are_handed_out_in_smaller_ones(
-    flow: Any, refusal: Refused, mode: pb.ClaimMode.ValueType
+    flow: Any, mode: pb.ClaimMode.ValueType
 ) -> None:
     code, reason, message = refusal(lambda: claim(flow, ROWS, mode))
     assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_REACHED")
@@ -57,9 +55,7 @@ def test_a_claim_that_does_not_fit_is_refused_and_its_rows_are_handed_out_in_sma
     assert ids == [f"{number:03}" for number in range(ROWS)]
 
 
-def test_a_refused_claim_that_comes_again_takes_nothing_from_those_who_got_its_rows(
-    flow: Any, refusal: Refused
-) -> None:
+def test_a_refused_claim_that_comes_again_takes_nothing_from_those_who_got_its_rows(flow: Any) -> None:
     request = pb.ClaimSamplesRequest(request_id="again", partition_id="p", task="train", batch_size=ROWS)
     request.mode = pb.CLAIM_MODE_CONSUME
     for _ in range(2):
@@ -75,7 +71,7 @@ def consumed(stub: Any) -> int:
     return int(status.tasks[0].consumed_rows)
 
 
-def test_a_shard_that_does_not_fit_is_refused_and_its_rows_stay_with_their_step(flow: Any, refusal: Refused) -> None:
+def test_a_shard_that_does_not_fit_is_refused_and_its_rows_stay_with_their_step(flow: Any) -> None:
     code, reason, _ = refusal(lambda: shard(flow, 1, 1, 0))
     assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_REACHED")
     reset = pb.ResetTaskRequest(request_id="reset", partition_id="p", task="train", whole_task=True)

@@ -11,12 +11,11 @@ import grpc
 import numpy as np
 import pytest
 from tests.integration.conftest import unchanged
+from tests.integration.wire.conftest import refusal
 from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient
 from rl_dataplane.v1 import data_plane_pb2 as pb
-
-Refusal = Callable[[Callable[[], object]], tuple[grpc.StatusCode, str, str]]
 
 MIB = 1 << 20
 _numbers = itertools.count()
@@ -64,9 +63,7 @@ BROKEN: dict[str, tuple[Callable[[], Sequence[pb.PutSamplesRequest]], str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_put_is_refused_and_leaves_nothing_behind_for(
-    registered: DataPlaneClient, stub: Any, refusal: Refusal, name: str
-) -> None:
+def test_a_put_is_refused_and_leaves_nothing_behind_for(registered: DataPlaneClient, stub: Any, name: str) -> None:
     make, fragment = BROKEN[name]
     with unchanged(registered):
         code, reason, message = refusal(lambda: stub.PutSamples(iter(make()), timeout=120))
@@ -170,7 +167,7 @@ def test_a_put_of_one_frame_is_answered_before_its_stream_ends(registered: DataP
     ids=["too few", "at another place", "too many"],
 )
 def test_a_put_of_one_frame_with_other_values_than_it_declares_leaves_nothing_behind(
-    registered: DataPlaneClient, stub: Any, refusal: Refusal, chunk: Any, fragment: str
+    registered: DataPlaneClient, stub: Any, chunk: Any, fragment: str
 ) -> None:
     with unchanged(registered):
         put = [frame(header(one_frame=True), chunk)]
