@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.hostile.target import Target
 from tests.integration.command.conftest import Start, books_balance, start_for_all
+from tests.integration.failpoints.lives import errors_in
 from tests.waiting import eventually
 
 from dataplane_client.client import connect
@@ -31,5 +32,5 @@ def target(start_for_all: Start, tmp_path_factory: pytest.TempPathFactory) -> It
         eventually(lambda: target.descriptors <= descriptors)
         assert target.own_bytes - memory < _LEAKED_BYTES
         assert command.process.poll() is None
-        assert [line for line in command.log.splitlines() if '"level": "error"' in line or "Traceback" in line] == []
+        assert errors_in(command.log) == []
         target.close()

@@ -213,29 +213,19 @@ async def test_a_flush_that_is_cancelled_loses_no_put(
     assert sorted(client.list_samples(full_partition).meta.sample_ids) == ["first", "other"]
 
 
-async def test_a_put_is_sent_though_who_asked_for_its_meta_is_cancelled(
-    async_client: aio.AsyncDataPlaneClient, client: DataPlaneClient, full_partition: str
+@pytest.mark.parametrize("cancelled", ["flush", "asks"])
+async def test_a_put_is_sent_though_who_flushes_or_asked_for_its_meta_is_cancelled(
+    async_client: aio.AsyncDataPlaneClient, client: DataPlaneClient, full_partition: str, cancelled: str
 ) -> None:
     async with async_client.batching() as batching:
         pending = await hold_two(batching, full_partition)
-        flush, asks = asyncio.create_task(batching.flush()), asyncio.create_task(pending.meta())
+        tasks = {"flush": asyncio.create_task(batching.flush()), "asks": asyncio.create_task(pending.meta())}
         await until_a_call_waits(client, full_partition)
-        asks.cancel()
+        tasks.pop(cancelled).cancel()
         await async_client.clear_samples(["a", "b"], full_partition)
-        await flush
-    assert sorted(client.list_samples(full_partition).meta.sample_ids) == ["first", "other"]
-
-
-async def test_a_put_whose_flush_is_cancelled_is_sent_by_who_waits_for_its_meta(
-    async_client: aio.AsyncDataPlaneClient, client: DataPlaneClient, full_partition: str
-) -> None:
-    async with async_client.batching() as batching:
-        pending = await hold_two(batching, full_partition)
-        flush, asks = asyncio.create_task(batching.flush()), asyncio.create_task(pending.meta())
-        await until_a_call_waits(client, full_partition)
-        flush.cancel()
-        await async_client.clear_samples(["a", "b"], full_partition)
-        assert (await asyncio.wait_for(asks, 100.0)).sample_ids == ["other"]
+        (other,) = tasks.values()
+        await asyncio.wait_for(other, 100.0)
+        assert sorted(client.list_samples(full_partition).meta.sample_ids) == ["first", "other"]
 
 
 @pytest.mark.parametrize("cancelled", [False, True])

@@ -18,6 +18,7 @@ import torch
 from tests.forked import FORKS, forking
 from tests.integration.conftest import ANY_PORT
 from tests.integration.faults.proxy import FaultProxy
+from tests.integration.shared_memory.test_choice_of_way import works
 from tests.waiting import eventually, soon
 
 from dataplane_client import aio
@@ -47,14 +48,6 @@ def server() -> Iterator[ServerThread]:
 def endpoint_of(server: ServerThread) -> DirectEndpoint:
     assert server.server._direct is not None
     return server.server._direct
-
-
-def works(client: DataPlaneClient) -> bool:
-    client.register_partition("w", ["x"], 0, ["train"])
-    client.put_samples(["s"], "w", {"x": BIG})
-    same = torch.equal(client.get_samples(["s"], "w", ["x"])["x"], BIG)
-    client.drop_partition("w")
-    return same
 
 
 def test_who_shares_no_memory_with_the_server_uses_its_direct_port(server: ServerThread) -> None:

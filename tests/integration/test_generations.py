@@ -38,19 +38,13 @@ USES: dict[str, Callable[[DataPlaneClient, KVBatchMeta], object]] = {
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_a_meta_is_refused_for_a_row_that_was_cleared_and_put_again(
+def test_a_meta_is_refused_for_a_row_that_was_put_again_or_is_gone_and_creates_none(
     flow: DataPlaneClient, old: KVBatchMeta, use: Callable[[DataPlaneClient, KVBatchMeta], object]
 ) -> None:
     with pytest.raises(ReplacedError, match="'y'"):
         use(flow, old)
     use(flow, old.subset([0]))
     use(flow, replace(old, generations=None))
-
-
-@pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_a_meta_is_refused_for_a_row_that_is_gone_and_creates_none(
-    flow: DataPlaneClient, old: KVBatchMeta, use: Callable[[DataPlaneClient, KVBatchMeta], object]
-) -> None:
     flow.clear_samples(None, "p")
     with pytest.raises(NotFoundError, match="'x'"):
         use(flow, old)

@@ -164,11 +164,12 @@ def test_a_server_that_hangs_is_given_up_at_the_deadline_and_by_verbs_that_wait_
         client.register_partition("p", ["x"], 0, ["train"])
         go_on = threading.Event()
         server._loop.call_soon_threadsafe(go_on.wait, 1000)
-        later = threads.submit(client.partitions, timeout_s=15.0)
+        later = threads.submit(client.partitions, timeout_s=30.0)
         took = []
         for call in (
             lambda: client.partitions(timeout_s=0.1),
             lambda: client.put_samples(["a"], "p", {"x": torch.zeros(1)}, timeout_s=0.1),
+            lambda: client.claim_meta("p", "train", ["x"], 1, blocking=False, timeout_s=0.1),
         ):
             began = time.monotonic()
             with pytest.raises(DeadlineError):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from tests.client.cli.reading import DATAPLANE, read, run, run_json
+from tests.waiting import eventually
 
 from dataplane_client import OutOfSpaceError, connect
 from dataplane_server.testing import running_server
@@ -101,8 +101,7 @@ def test_a_server_with_puts_waiting_for_space_is_unhealthy_and_exits_with_3() ->
         late = {"x": torch.zeros(1, 500_000, dtype=torch.uint8)}
         put = threading.Thread(target=client.put_samples, args=(["b"], "p", late), kwargs={"timeout_s": 30.0})
         put.start()
-        while client.server_status().waiting_puts == 0:
-            time.sleep(0.001)
+        eventually(lambda: client.server_status().waiting_puts)
         code, text = run("status", "-s", address)
         document = run_json("status", "-s", address, code=3)
         client.clear_samples(["a"], "p")

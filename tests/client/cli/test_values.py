@@ -39,12 +39,8 @@ def client() -> Iterator[DataPlaneClient]:
         yield client
 
 
-def address_of(client: DataPlaneClient) -> str:
-    return client.target
-
-
 def test_peek_shows_rows_with_their_values_shortened(client: DataPlaneClient) -> None:
-    code, text = run("peek", "p", "-s", address_of(client))
+    code, text = run("peek", "p", "-s", client.target)
     assert code == 0
     assert text.splitlines()[:5] == [
         "a  std=0.5, weight_version=1",
@@ -66,7 +62,7 @@ def test_peek_shows_rows_with_their_values_shortened(client: DataPlaneClient) ->
     ],
 )
 def test_peek_shows_the_rows_that_are_asked_for(client: DataPlaneClient, flags: list[str], shown: list[str]) -> None:
-    assert [row["sample_id"] for row in run_json("peek", "p", *flags, "-s", address_of(client))] == shown
+    assert [row["sample_id"] for row in run_json("peek", "p", *flags, "-s", client.target)] == shown
 
 
 @pytest.mark.parametrize(
@@ -88,12 +84,12 @@ def test_what_is_mistyped_is_named_and_touches_no_file(
 ) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("as it was")
-    ended, text = run("-s", address_of(client), *(str(file) if word == "FILE" else word for word in command))
+    ended, text = run("-s", client.target, *(str(file) if word == "FILE" else word for word in command))
     assert (ended, said in text, file.read_text()) == (code, True, "as it was"), text
 
 
 def test_peek_shows_only_chosen_fields(client: DataPlaneClient) -> None:
-    (row,) = run_json("peek", "p", "b", "--field", "input_ids", "-s", address_of(client))
+    (row,) = run_json("peek", "p", "b", "--field", "input_ids", "-s", client.target)
     assert row["fields"] == {"input_ids": "int64[2]  7 8"}
 
 
@@ -103,10 +99,10 @@ def test_peek_decodes_token_ids(client: DataPlaneClient, tmp_path: Path) -> None
 
     words = {f"w{n}": n for n in range(50)}
     Tokenizer(WordLevel(words, unk_token="w0")).save(str(tmp_path / "tokenizer.json"))  # noqa: S106
-    (row,) = run_json("peek", "p", "b", "--decode", str(tmp_path), "-s", address_of(client))
+    (row,) = run_json("peek", "p", "b", "--decode", str(tmp_path), "-s", client.target)
     assert row["fields"]["input_ids as text"] == "'w7 w8'"
     (tmp_path / "tokenizer.json").write_text("{")
-    code, text = run("peek", "p", "b", "--decode", str(tmp_path), "-s", address_of(client))
+    code, text = run("peek", "p", "b", "--decode", str(tmp_path), "-s", client.target)
     assert (code, text.startswith(f"dataplane: {tmp_path}/tokenizer.json: ")) == (1, True)
 
 
@@ -115,9 +111,9 @@ def test_what_was_exported_can_be_imported_with_the_same_types(
     client: DataPlaneClient, tmp_path: Path, name: str
 ) -> None:
     file = str(tmp_path / name)
-    assert run("export", "p", file, "-s", address_of(client))[0] == 0
+    assert run("export", "p", file, "-s", client.target)[0] == 0
     client.register_partition("copy", ["input_ids", "logprobs", "texts"], 0, ["train"])
-    code, text = run("import", "copy", file, "-s", address_of(client))
+    code, text = run("import", "copy", file, "-s", client.target)
     assert (code, text.strip()) == (0, "3 rows imported")
     for partition_id in ("p", "copy"):
         meta = client.list_samples(partition_id, where="weight_version > 0").meta
@@ -140,9 +136,9 @@ def test_groups_and_their_versions_outlive_an_export(client: DataPlaneClient, tm
         one.commit(4)
     client.reserve_group("p", "open", ["o0"])
     file, where = str(tmp_path / name), "std > 0.7"
-    assert run("export", "p", file, "--where", where, "-s", address_of(client))[0] == 0
+    assert run("export", "p", file, "--where", where, "-s", client.target)[0] == 0
     client.register_partition("copy", ["input_ids", "logprobs", "texts"], 0, ["train"])
-    assert run("import", "copy", file, "-s", address_of(client)) == (0, "5 rows imported\n")
+    assert run("import", "copy", file, "-s", client.target) == (0, "5 rows imported\n")
     with client.claim("copy", "train", ["input_ids"], 2, whole_groups=True, unit="groups") as claim:
         groups = [(one.group_id, one.rows, one.start_weight_version, one.end_weight_version) for one in claim.groups]
         assert sorted(groups) == [("g", 3, 3, 4), ("h", 2, None, None)]
@@ -154,12 +150,12 @@ def test_an_import_replaces_rows_and_groups_only_if_it_is_told_to(
 ) -> None:
     client.put_group("p", "g", ["g0", "g1"], {"input_ids": [torch.tensor([1]), torch.tensor([2])]})
     file = str(tmp_path / name)
-    assert run("export", "p", file, "-s", address_of(client))[0] == 0
+    assert run("export", "p", file, "-s", client.target)[0] == 0
     client.put_samples(["a"], "p", tags=[{"std": 9.0}])
-    code, text = run("import", "p", file, "-s", address_of(client))
+    code, text = run("import", "p", file, "-s", client.target)
     assert code == 1
     assert "exists" in text
-    code, text = run("import", "p", file, "--replace", "-s", address_of(client))
+    code, text = run("import", "p", file, "--replace", "-s", client.target)
     assert (code, text.strip()) == (0, "5 rows imported, 5 cleared before")
     assert client.sample("p", "a").tags["std"] == 0.5
     assert [one and one.group_id for one in client.list_samples("p").groups] == [None, None, None, "g", "g"]
@@ -182,7 +178,7 @@ def test_a_value_that_json_cannot_hold_is_named(
 ) -> None:
     """Or that it would give back as another."""
     client.put_samples(["other"], "p", {"texts": NonTensorStack(NonTensorData(data=value))})
-    code, text = run("export", "p", str(tmp_path / name), "-s", address_of(client))
+    code, text = run("export", "p", str(tmp_path / name), "-s", client.target)
     assert code == 1
     assert f"sample 'other' has a value that JSON cannot hold ({what})" in text
 
@@ -192,7 +188,7 @@ def test_numbers_that_json_cannot_hold_are_named(client: DataPlaneClient, tmp_pa
     numbers = torch.zeros(1, 8, dtype=torch.uint8).view(getattr(torch, name))
     client.register_partition("q", ["x"], 0, ["train"])
     client.put_samples(["other"], "q", {"x": numbers})
-    code, text = run("export", "q", str(tmp_path / "rows.jsonl"), "-s", address_of(client))
+    code, text = run("export", "q", str(tmp_path / "rows.jsonl"), "-s", client.target)
     assert code == 1
     assert f"sample 'other' has a value that JSON cannot hold ({name} numbers)" in text
 
@@ -225,7 +221,7 @@ def test_a_line_that_is_no_row_is_named_with_what_it_lacks(
 ) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(f'{{"sample_id": "a", "fields": {{}}}}\n{line}\n')
-    code, text = run("import", "p", str(file), "-s", address_of(client))
+    code, text = run("import", "p", str(file), "-s", client.target)
     assert code == 1
     assert f"line 2 is not a row as `dataplane export` writes it: {lacks}" in text
 
@@ -234,23 +230,23 @@ def test_a_line_that_is_no_row_is_named_with_what_it_lacks(
 def test_a_file_that_cannot_be_read_is_named_in_words(client: DataPlaneClient, tmp_path: Path, suffix: str) -> None:
     missing, bytes_of_no_format = tmp_path / f"missing.{suffix}", tmp_path / f"rows.{suffix}"
     bytes_of_no_format.write_bytes(b"\xff\xfe")
-    code, text = run("import", "p", str(missing), "-s", address_of(client))
+    code, text = run("import", "p", str(missing), "-s", client.target)
     assert (code, text) == (1, f"dataplane: {missing}: No such file or directory\n")
-    code, text = run("import", "p", str(bytes_of_no_format), "-s", address_of(client))
+    code, text = run("import", "p", str(bytes_of_no_format), "-s", client.target)
     assert (code, text.startswith(f"dataplane: {bytes_of_no_format} is not ")) == (1, True)
     assert "Error" not in text
 
 
 @pytest.mark.parametrize("form", ["jsonl", pytest.param("parquet", marks=NEEDS_PYARROW)])
 def test_an_export_to_a_full_disk_names_the_file(client: DataPlaneClient, form: str) -> None:
-    code, text = run("export", "p", "/dev/full", "--format", form, "-s", address_of(client))
+    code, text = run("export", "p", "/dev/full", "--format", form, "-s", client.target)
     assert (code, text) == (1, "dataplane: /dev/full: No space left on device\n")
 
 
 def test_an_export_whose_reader_has_seen_enough_ends_without_words(client: DataPlaneClient) -> None:
     ours, theirs = os.pipe()
     os.close(ours)
-    command = [DATAPLANE, "export", "p", "-", "-s", address_of(client)]
+    command = [DATAPLANE, "export", "p", "-", "-s", client.target]
     with commands.begin(command, stdout=theirs, stderr=subprocess.PIPE, text=True) as process:
         os.close(theirs)
         assert process.stderr is not None
@@ -262,16 +258,16 @@ def test_an_export_of_nothing_but_rows_of_reserved_groups_is_empty(client: DataP
     client.register_partition("q", ["x"], 0, ["train"])
     with client.reserve_group("q", "g", ["a"]) as group:
         group.put(["a"], {"x": [1]})
-        assert run("export", "q", str(tmp_path / "rows.jsonl"), "-s", address_of(client)) == (0, "0 rows exported\n")
+        assert run("export", "q", str(tmp_path / "rows.jsonl"), "-s", client.target) == (0, "0 rows exported\n")
 
 
 def test_tail_shows_the_last_rows(client: DataPlaneClient) -> None:
-    code, text = run("tail", "p", "-n", "2", "-s", address_of(client))
+    code, text = run("tail", "p", "-n", "2", "-s", client.target)
     assert (code, text.splitlines()) == (0, ["b  weight_version=2", "c"])
 
 
 def test_tail_follows_what_arrives(client: DataPlaneClient) -> None:
-    command = [DATAPLANE, "tail", "p", "-f", "-n", "1", "-o", "json", "-s", address_of(client)]
+    command = [DATAPLANE, "tail", "p", "-f", "-n", "1", "-o", "json", "-s", client.target]
     with commands.begin(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["sample_id"] == "c"
@@ -282,13 +278,13 @@ def test_tail_follows_what_arrives(client: DataPlaneClient) -> None:
 
 
 def test_drop_asks_first_and_tells_what_it_removed(client: DataPlaneClient) -> None:
-    code, text = run("drop", "p", "-s", address_of(client), typed="n\n")
+    code, text = run("drop", "p", "-s", client.target, typed="n\n")
     assert (code, "Remove partition p and its 3 rows?" in text, client.partition("p").rows) == (1, True, 3)
-    code, text = run("drop", "p", "--yes", "-s", address_of(client))
+    code, text = run("drop", "p", "--yes", "-s", client.target)
     assert (code, text.strip(), client.partitions()) == (0, "rows removed: 3", [])
 
 
 def test_set_version_tells_what_it_retired(client: DataPlaneClient) -> None:
-    code, text = run("set-version", "p", "3", "--retire-below", "2", "-s", address_of(client))
+    code, text = run("set-version", "p", "3", "--retire-below", "2", "-s", client.target)
     assert (code, text.strip()) == (0, "rows retired: 1, groups aborted: 0")
     assert client.partition("p").weight_version == 3

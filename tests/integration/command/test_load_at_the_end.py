@@ -19,6 +19,7 @@ from tests.forked import FORKS
 from tests.integration.command.conftest import Command, Start
 from tests.integration.command.held_put import HeldPut
 from tests.integration.command.load import THREADS, Tally, load, register
+from tests.integration.failpoints.lives import errors_in
 from tests.waiting import eventually
 
 from dataplane_client.client import connect
@@ -128,7 +129,7 @@ def test_sigterm_under_load_fails_no_call_that_was_accepted(
     assert ended.result(120) == 0
     assert time.monotonic() - began < GRACE_S
     assert list(tmp_path.iterdir()) == []
-    assert [line for line in command.log.splitlines() if '"level": "error"' in line or "Traceback" in line] == []
+    assert errors_in(command.log) == []
 
 
 def test_clients_of_a_server_that_is_killed_under_load_go_on_with_the_next_one(

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
 
 
+def errors_in(log: str) -> list[str]:
+    """The lines of a server's log that tell of an error, or begin a stack."""
+    return [line for line in log.splitlines() if '"level": "error"' in line or "Traceback" in line]
+
+
 class Lives:
     """Lives with the same flags on the directory `data`. A context manager that kills the one that runs.
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from tests import commands
+from tests.integration.failpoints.lives import errors_in
 from tests.integration.histories.checker import violations
 from tests.integration.histories.counters import disagreements
 from tests.integration.histories.history import Final, History, TaskCounts
@@ -122,8 +123,7 @@ def _lost(client: DataPlaneClient, history: History) -> frozenset[str]:
 
 def judged(history: History, settings: Settings, log: str = "") -> tuple[list[str], dict[str, int]]:
     """What is wrong, which also goes into a file beside the history, and the figures. log: of the server."""
-    found = [*map(str, violations(history)), *disagreements(history)]
-    found += [line for line in log.splitlines() if '"level": "error"' in line or "Traceback" in line]
+    found = [*map(str, violations(history)), *disagreements(history), *errors_in(log)]
     (settings.folder / "violations").write_text("\n".join(found))
     return found, {**figures(history, settings), "violations": len(found)}
 
