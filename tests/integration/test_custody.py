@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,23 +89,8 @@ def in_the_producer_after_it_was_hashed(folder: Path) -> None:
         read(client)
 
 
-def in_a_message_of_a_put(folder: Path) -> None:
-    with serving() as server, through_proxy(server, "grpc", put_over="requests") as client:
-        read(client)
-
-
-def in_a_message_of_a_read(folder: Path) -> None:
-    with serving() as server, through_proxy(server, "grpc", read_over="answers") as client:
-        read(client)
-
-
-def on_the_line_of_a_put(folder: Path) -> None:
-    with serving() as server, through_proxy(server, "direct", put_over="requests") as client:
-        read(client)
-
-
-def on_the_line_of_a_read(folder: Path) -> None:
-    with serving() as server, through_proxy(server, "direct", read_over="answers") as client:
+def on_the_way(transport: TransportChoice, folder: Path, **over: str) -> None:
+    with serving() as server, through_proxy(server, transport, **over) as client:
         read(client)
 
 
@@ -174,25 +160,17 @@ def in_a_put_that_the_server_hashes(folder: Path) -> None:
                 assert client.partition("p").rows == 0
 
 
-def in_the_arena_between_two_servers(folder: Path) -> None:
-    restarted(folder, lambda data: flip_in(data / "arena"))
-
-
-def in_the_log(folder: Path) -> None:
+def in_the_log(data: Path) -> None:
     """The record's checksum was made again, so the server takes digest and checksum for those of another value."""
-
-    def change(data: Path) -> None:
-        (segment,) = data.glob("log-*")
-        log = bytearray(segment.read_bytes())
-        digest = xxh3_64_digest(TOKENS[1].numpy().tobytes())[::-1]
-        assert log.count(digest) == 2
-        log = log.replace(digest, bytes([digest[0] ^ 1]) + digest[1:])
-        begin = log.rindex(MARK, 0, log.index(digest[1:]))
-        end = begin + HEAD.size + HEAD.unpack_from(log, begin)[1]
-        log[begin:end] = frame_of(bytes(log[begin + HEAD.size : end]))
-        segment.write_bytes(log)
-
-    restarted(folder, change)
+    (segment,) = data.glob("log-*")
+    log = bytearray(segment.read_bytes())
+    digest = xxh3_64_digest(TOKENS[1].numpy().tobytes())[::-1]
+    assert log.count(digest) == 2
+    log = log.replace(digest, bytes([digest[0] ^ 1]) + digest[1:])
+    begin = log.rindex(MARK, 0, log.index(digest[1:]))
+    end = begin + HEAD.size + HEAD.unpack_from(log, begin)[1]
+    log[begin:end] = frame_of(bytes(log[begin + HEAD.size : end]))
+    segment.write_bytes(log)
 
 
 def restarted(folder: Path, change: Callable[[Path], None]) -> None:
@@ -230,23 +208,23 @@ def make_checksums_again(snapshot: Path) -> None:
     (snapshot / "manifest.json").write_text(json.dumps(entries))
 
 
-PLACES = [
-    in_the_producer_after_it_was_hashed,
-    in_a_message_of_a_put,
-    in_a_message_of_a_read,
-    on_the_line_of_a_put,
-    on_the_line_of_a_read,
-    in_shared_memory_by_another_client,
-    in_shared_memory_after_a_write_back,
-    in_a_value_that_a_group_shares,
-    in_a_put_that_the_server_hashes,
-    in_the_arena_between_two_servers,
-    in_the_log,
-    in_a_snapshot,
-]
+PLACES: dict[str, Callable[[Path], None]] = {
+    "in the producer after it was hashed": in_the_producer_after_it_was_hashed,
+    "in a message of a put": partial(on_the_way, "grpc", put_over="requests"),
+    "in a message of a read": partial(on_the_way, "grpc", read_over="answers"),
+    "on the line of a put": partial(on_the_way, "direct", put_over="requests"),
+    "on the line of a read": partial(on_the_way, "direct", read_over="answers"),
+    "in shared memory by another client": in_shared_memory_by_another_client,
+    "in shared memory after a write-back": in_shared_memory_after_a_write_back,
+    "in a value that a group shares": in_a_value_that_a_group_shares,
+    "in a put that the server hashes": in_a_put_that_the_server_hashes,
+    "in the arena between two servers": partial(restarted, change=lambda data: flip_in(data / "arena")),
+    "in the log": partial(restarted, change=in_the_log),
+    "in a snapshot": in_a_snapshot,
+}
 
 
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
 def test_one_changed_byte_is_refused_by_name(place: Callable[[Path], None], tmp_path: Path) -> None:
     with pytest.raises((CorruptedError, RecoveryError)) as caught:
         place(tmp_path)
