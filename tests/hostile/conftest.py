@@ -24,7 +24,7 @@ def target(start_for_all: Start, tmp_path_factory: pytest.TempPathFactory) -> It
     address, port = f"unix://{tmp_path_factory.mktemp('hostile')}/dataplane.sock", "127.0.0.1:0"
     command = start_for_all("--listen", address, "--http", port, "--direct", port)
     with connect(address, transport="grpc", timeout_s=120.0) as client:
-        target = Target(command.process.pid, address, client, command.http.removeprefix("http://"))
+        target = Target(command.process.pid, address, client, command.http_address)
         target.fill()
         memory, descriptors = target.own_bytes, target.descriptors
         yield target

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from prometheus_client import Metric
-from prometheus_client.parser import text_string_to_metric_families
+from tests.scraping import families, samples, total
 from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient, connect
@@ -42,17 +41,6 @@ def flow(server: ServerThread, transport: TransportChoice) -> Iterator[DataPlane
     with connect(server.addresses[0], timeout_s=20.0, transport=transport) as client:
         client.register_partition("p", ["x", "y"], 4, ["train"])
         yield client
-
-
-def families(server: ServerThread) -> dict[str, Metric]:
-    with urllib.request.urlopen(f"http://{server.http_address}/metrics", timeout=20) as response:
-        return {family.name: family for family in text_string_to_metric_families(response.read().decode())}
-
-
-def value(server: ServerThread, name: str, **labels: str) -> float:
-    """The sample of these labels, 0 where there is none."""
-    samples = [sample for family in families(server).values() for sample in family.samples]
-    return sum(sample.value for sample in samples if (sample.name, sample.labels) == (name, labels))
 
 
 @pytest.fixture
@@ -126,8 +114,8 @@ OF_CALLS: list[tuple[str, dict[str, str], float]] = [
 
 
 def test_the_calls_show(after_traffic: ServerThread, transport: TransportChoice) -> None:
-    samples = [sample for family in families(after_traffic).values() for sample in family.samples]
-    told = {(sample.name, *sorted(sample.labels.items())): sample.value for sample in samples}
+    found = samples(after_traffic)
+    told = {(sample.name, *sorted(sample.labels.items())): sample.value for sample in found}
     wanted = [*MOVED, *((name, {**labels, "transport": transport}, moved) for name, labels, moved in OF_CALLS)]
     expected = {(name, *sorted(labels.items())): moved for name, labels, moved in wanted}
     assert {key: told.get(key, 0) for key in expected} == expected
@@ -150,10 +138,10 @@ def test_rows_that_are_gone_are_counted_by_why(server: ServerThread, flow: DataP
     flow.set_policies("p", {"train": TaskPolicy(max_staleness=1, when_stale="drop")})
     flow.put_samples(["h", "i"], "p", tags=[{"weight_version": 4, "std": 0}] * 2)
     flow.set_policies("p", {"train": TaskPolicy(where="std > 0", when_excluded="drop")})
-    removed = {why: value(server, "dataplane_rows_removed_total", partition="p", reason=why) for why in WHYS}
+    removed = {why: total(server, "dataplane_rows_removed_total", partition="p", reason=why) for why in WHYS}
     gone = {"consumed": 0, "cleared": 2, "rolled_back": 3, "retired": 1, "stale": 1, "filtered": 2, "failed": 1}
     assert removed == gone
-    ended = {how: value(server, "dataplane_groups_ended_total", partition="p", how=how) for how in HOWS}
+    ended = {how: total(server, "dataplane_groups_ended_total", partition="p", how=how) for how in HOWS}
     assert ended == {"committed": 0, "partial": 1, "aborted": 1, "late": 0}
 
 
@@ -163,20 +151,19 @@ def test_sessions_and_groups_are_counted_while_they_live(
     groups = [flow.reserve_group("p", "prompt", ["e"])]
     with connect(server.addresses[0], transport=transport) as other:
         groups.append(other.reserve_group("p", "another", ["f"]))
-        assert (value(server, "dataplane_sessions"), value(server, "dataplane_open_groups", partition="p")) == (2, 2)
-    eventually(lambda: value(server, "dataplane_sessions") == 1)
+        assert (total(server, "dataplane_sessions"), total(server, "dataplane_open_groups", partition="p")) == (2, 2)
+    eventually(lambda: total(server, "dataplane_sessions") == 1)
     groups[0].abort()
-    assert value(server, "dataplane_open_groups", partition="p") == 0
+    assert total(server, "dataplane_open_groups", partition="p") == 0
 
 
 def test_the_time_of_a_task_goes_to_the_state_that_it_is_in(server: ServerThread, flow: DataPlaneClient) -> None:
     """A task that holds rows serves, and nothing else goes on."""
 
     def spent() -> dict[str, float]:
-        name = "dataplane_task_state_seconds_total"
-        samples = [sample for family in families(server).values() for sample in family.samples if sample.name == name]
-        assert {sample.labels["task"] for sample in samples} == {"train"}
-        return {sample.labels["state"]: sample.value for sample in samples}
+        found = samples(server, "dataplane_task_state_seconds_total")
+        assert {sample.labels["task"] for sample in found} == {"train"}
+        return {sample.labels["state"]: sample.value for sample in found}
 
     flow.put_samples(IDS, "p", FIELDS)
     claim = flow.claim("p", "train", ["x"], 4)
@@ -189,28 +176,27 @@ def test_the_time_of_a_task_goes_to_the_state_that_it_is_in(server: ServerThread
 
 
 def test_clients_that_map_the_memory_are_counted(server: ServerThread, flow: DataPlaneClient) -> None:
-    assert value(server, "dataplane_attached_clients") == (1 if flow.transport == "shm" else 0)
+    assert total(server, "dataplane_attached_clients") == (1 if flow.transport == "shm" else 0)
     flow.close()
-    eventually(lambda: value(server, "dataplane_attached_clients") == 0)
+    eventually(lambda: total(server, "dataplane_attached_clients") == 0)
 
 
 def test_waiting_claims_show_while_they_wait_and_their_wait_is_measured(
     server: ServerThread, flow: DataPlaneClient, threads: ThreadPoolExecutor
 ) -> None:
     claim = threads.submit(flow.claim, "p", "train", ["x"], 4)
-    eventually(lambda: value(server, "dataplane_waiting_claims") == 1)
+    eventually(lambda: total(server, "dataplane_waiting_claims") == 1)
     flow.put_samples(IDS, "p", FIELDS)
     claim.result(20)
-    assert value(server, "dataplane_waiting_claims") == 0
-    assert value(server, "dataplane_open_claims") == 1
-    assert value(server, "dataplane_claim_wait_seconds_sum") > 0
-    assert value(server, "dataplane_task_claim_wait_seconds_total", partition="p", task="train") > 0
+    assert total(server, "dataplane_waiting_claims") == 0
+    assert total(server, "dataplane_open_claims") == 1
+    assert total(server, "dataplane_claim_wait_seconds_sum") > 0
+    assert total(server, "dataplane_task_claim_wait_seconds_total", partition="p", task="train") > 0
 
 
 def test_a_dropped_partition_takes_its_series_with_it(after_traffic: ServerThread, flow: DataPlaneClient) -> None:
     flow.drop_partition("p")
-    left = [sample for family in families(after_traffic).values() for sample in family.samples]
-    assert [sample.name for sample in left if sample.labels.get("partition") == "p"] == []
+    assert samples(after_traffic, partition="p") == []
 
 
 def test_names_of_callers_make_no_series_unless_they_are_registered(
@@ -221,14 +207,13 @@ def test_names_of_callers_make_no_series_unless_they_are_registered(
             flow.put_samples(["a"], f"unknown-{number}")
         with pytest.raises(NotFoundError):
             flow.claim("p", f"unknown-{number}", [], 1)
-    labels = [str(sample.labels) for family in families(server).values() for sample in family.samples]
+    labels = [str(sample.labels) for sample in samples(server)]
     assert [text for text in labels if "unknown" in text] == []
 
 
 def test_ages_grow_and_are_absent_when_there_is_nothing_to_be_old(server: ServerThread, flow: DataPlaneClient) -> None:
     def age(of: str = "dataplane_task_oldest_untaken_age_seconds", **task: str) -> float | None:
-        samples = [sample for family in families(server).values() for sample in family.samples if sample.name == of]
-        return next((sample.value for sample in samples if sample.labels == {"partition": "p", **task}), None)
+        return next((sample.value for sample in samples(server, of, partition="p", **task)), None)
 
     assert (age(task="train"), age("dataplane_oldest_row_age_seconds")) == (None, None)
     flow.put_samples(IDS, "p", FIELDS)
@@ -245,19 +230,19 @@ def test_the_lag_is_that_of_the_oldest_weights_among_rows_that_a_task_has_not_ta
     flow.put_samples(["b"], "p", {"x": torch.zeros(1, 10)}, tags=[{"weight_version": 7}])
     flow.put_samples(["c"], "p", {"x": torch.zeros(1, 10)}, tags=[{"source": "math"}])
     labels = {"partition": "p", "task": "train"}
-    assert value(server, "dataplane_newest_weight_version", partition="p") == 7
-    assert value(server, "dataplane_task_weight_version_lag", **labels) == 4
+    assert total(server, "dataplane_newest_weight_version", partition="p") == 7
+    assert total(server, "dataplane_task_weight_version_lag", **labels) == 4
     flow.set_weight_version("p", 8)
-    assert value(server, "dataplane_weight_version", partition="p") == 8
+    assert total(server, "dataplane_weight_version", partition="p") == 8
     claim = flow.claim("p", "train", ["x"], 1)
-    assert value(server, "dataplane_task_weight_version_lag", **labels) == 1
-    assert value(server, "dataplane_row_deliveries_versioned_total", **labels) == 1
-    assert value(server, "dataplane_row_deliveries_versions_behind_total", **labels) == 5
+    assert total(server, "dataplane_task_weight_version_lag", **labels) == 1
+    assert total(server, "dataplane_row_deliveries_versioned_total", **labels) == 1
+    assert total(server, "dataplane_row_deliveries_versions_behind_total", **labels) == 5
     group = flow.reserve_group("p", "prompt", ["d"], weight_version=5)
     group.put(["d"], {"x": torch.zeros(1, 10)})
     group.commit(weight_version=9)
-    assert value(server, "dataplane_newest_weight_version", partition="p") == 9
-    assert value(server, "dataplane_task_weight_version_lag", **labels) == 3
+    assert total(server, "dataplane_newest_weight_version", partition="p") == 9
+    assert total(server, "dataplane_task_weight_version_lag", **labels) == 3
     assert claim.state == "open"
 
 
@@ -267,25 +252,25 @@ def test_puts_that_wait_for_space_show_while_they_wait_and_their_wait_is_measure
     half = {"x": torch.zeros(1, 150_000)}
     flow.put_samples(["a"], "p", half)
     waiting = threads.submit(flow.put_samples, ["b"], "p", half)
-    eventually(lambda: value(server, "dataplane_longest_put_wait_seconds") > 0)
-    assert value(server, "dataplane_waiting_puts") == 1
+    eventually(lambda: total(server, "dataplane_longest_put_wait_seconds") > 0)
+    assert total(server, "dataplane_waiting_puts") == 1
     flow.clear_samples(["a"], "p")
     waiting.result(20)
-    assert value(server, "dataplane_longest_put_wait_seconds") == 0
-    assert value(server, "dataplane_put_wait_seconds_count") == 1
-    assert value(server, "dataplane_put_wait_seconds_sum") > 0
+    assert total(server, "dataplane_longest_put_wait_seconds") == 0
+    assert total(server, "dataplane_put_wait_seconds_count") == 1
+    assert total(server, "dataplane_put_wait_seconds_sum") > 0
 
 
 def test_the_event_loop_is_timed_while_nobody_calls(server: ServerThread) -> None:
-    before = value(server, "dataplane_event_loop_lag_seconds_count")
-    eventually(lambda: value(server, "dataplane_event_loop_lag_seconds_count") > before)
+    before = total(server, "dataplane_event_loop_lag_seconds_count")
+    eventually(lambda: total(server, "dataplane_event_loop_lag_seconds_count") > before)
 
 
 def test_names_with_any_character_are_told_as_they_are(server: ServerThread, flow: DataPlaneClient) -> None:
     name = 'a "quoted" \\ % name\nof {two} lines'
     flow.register_partition(name, ["x"], 0, [name])
-    assert value(server, "dataplane_rows", partition=name) == 0
-    assert value(server, "dataplane_task_rows", partition=name, task=name, state="dead") == 0
+    assert total(server, "dataplane_rows", partition=name) == 0
+    assert total(server, "dataplane_task_rows", partition=name, task=name, state="dead") == 0
 
 
 _KINDS = {"counter", "gauge", "histogram"}

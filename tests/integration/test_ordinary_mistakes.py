@@ -29,9 +29,9 @@ from tests.integration.test_stall_lab import (
     of_page,
     open_lab,
     rows_are_too_stale,
-    series,
     the_consumer_has_gone,
 )
+from tests.scraping import samples
 from tests.waiting import eventually
 
 from dataplane_client.client import connect
@@ -149,11 +149,11 @@ def test_call_page_metric_and_alert_name_the_party(
 
     if at_rest:
         (task,) = of_page(lab.server, "partition p")["tasks"]
-        assert (task["state"], series(lab.server, "dataplane_waiting_cause")) == ("waiting_for_consumers", [])
+        assert (task["state"], samples(lab.server, "dataplane_waiting_cause")) == ("waiting_for_consumers", [])
     else:
         says = of_page(lab.server, "waits", lambda says: says["waits"] and says["waits"][0]["summary"])
         assert says["waits"][0]["causes"][0]["cause"] == told.cause
-        causes = {one.labels["cause"] for one in series(lab.server, "dataplane_waiting_cause")}
+        causes = {one.labels["cause"] for one in samples(lab.server, "dataplane_waiting_cause")}
         assert causes == {told.cause}
 
     promtool = find_command("promtool")
@@ -166,9 +166,9 @@ def test_call_page_metric_and_alert_name_the_party(
 
 def alerts(server: ServerThread, promtool: Path, folder: Path) -> list[tuple[str, dict[str, str]]]:
     """The alerts that ring if the server's series go on for 15 minutes as now, with the labels that name a party."""
-    values = [(one.name, one.labels, f"{one.value:.0f}x20") for name in FACTS for one in series(server, name)]
-    before = {one.labels["state"]: one.value for one in series(server, SECONDS)}
-    spent = [(one.value - before[one.labels["state"]], one.labels) for one in series(server, SECONDS)]
+    values = [(one.name, one.labels, f"{one.value:.0f}x20") for name in FACTS for one in samples(server, name)]
+    before = {one.labels["state"]: one.value for one in samples(server, SECONDS)}
+    spent = [(one.value - before[one.labels["state"]], one.labels) for one in samples(server, SECONDS)]
     now = max(spent, key=lambda pair: pair[0])[1]["state"]
     values += [(SECONDS, labels, "0+60x20" if labels["state"] == now else "0x20") for _, labels in spent]
     case = {

@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 from tests.client.cli.reading import run
+from tests.scraping import samples
 from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient, connect
@@ -150,15 +149,8 @@ STALLS: list[tuple[Callable[[Lab], None], str, str]] = [
 
 
 def waiting_causes(server: ServerThread) -> dict[tuple[str, str, str], float]:
-    found = series(server, "dataplane_waiting_cause")
+    found = samples(server, "dataplane_waiting_cause")
     return {(one.labels["partition"], one.labels["task"], one.labels["cause"]): one.value for one in found}
-
-
-def series(server: ServerThread, name: str) -> list[Sample]:
-    """The series of a metric."""
-    with urllib.request.urlopen(f"http://{server.http_address}/metrics", timeout=20) as response:
-        families = text_string_to_metric_families(response.read().decode())
-        return [sample for family in families for sample in family.samples if sample.name == name]
 
 
 def test_a_healthy_flow_has_nothing_that_waits(lab: Lab) -> None:
@@ -201,7 +193,7 @@ def test_a_server_that_is_not_healthy_says_so_to_all_who_ask(lab: Lab) -> None:
         """The verdict of the status, of /healthz, and of the metric."""
         with urllib.request.urlopen(f"http://{lab.server.http_address}/healthz", timeout=20) as answer:
             health = answer.read().decode()
-        found = {one.labels["reason"] for one in series(lab.server, "dataplane_unhealthy") if one.value}
+        found = {one.labels["reason"] for one in samples(lab.server, "dataplane_unhealthy") if one.value}
         return engineer.server_status().unhealthy, health, found
 
     assert (told(), of_page(lab.server, "server")["unhealthy"]) == (((), "ok\n", set()), [])

@@ -80,8 +80,8 @@ def under_attack(name: str, server: Command, address: str) -> Iterator[None]:
     """A block during which a process of the lowest priority attacks; it must have taken a step."""
     context = get_context("forkserver")
     asked, theirs = context.Pipe()
-    http = server.http.removeprefix("http://")
-    process = context.Process(target=attacking, args=(name, server.process.pid, address, http, theirs), daemon=True)
+    attack = (name, server.process.pid, address, server.http_address, theirs)
+    process = context.Process(target=attacking, args=attack, daemon=True)
     process.start()
     theirs.close()
     try:

@@ -19,7 +19,7 @@ COMMAND = Path(sys.executable).parent / "dataplane-server"
 
 
 class Command:
-    """A running server process. addresses, http, health: as it printed them when it served."""
+    """A running server process. addresses, http_address, health: as it printed them when it served."""
 
     def __init__(self, arguments: list[str], log: Path) -> None:
         self._log = log
@@ -35,7 +35,7 @@ class Command:
         serving = json.loads(line)
         assert serving["event"] == "serving"
         self.addresses: list[str] = serving["listen"]
-        self.http = f"http://{serving['http']}"
+        self.http_address: str = serving["http"]
         self.health: str = serving["health"]
 
     @property

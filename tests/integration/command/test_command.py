@@ -116,19 +116,19 @@ def test_reflection_lists_and_describes_the_service(command: Command, transport:
 
 
 def test_health_and_metrics_answer_and_other_paths_are_not_found(command: Command) -> None:
-    with fetch(f"{command.http}/healthz") as response:
+    with fetch(f"http://{command.http_address}/healthz") as response:
         assert (response.status, response.read()) == (200, b"ok\n")
-    with fetch(f"{command.http}/metrics") as response:
+    with fetch(f"http://{command.http_address}/metrics") as response:
         assert response.headers["Content-Type"].startswith("text/plain")
     with pytest.raises(HTTPError) as caught:
-        fetch(f"{command.http}/secrets")
+        fetch(f"http://{command.http_address}/secrets")
     caught.value.close()
     assert caught.value.code == 404
 
 
 def test_a_grpc_client_on_the_http_port_is_one_line_of_the_log(start_command: Start, tmp_path: Path) -> None:
     command = start_command("--listen", f"unix://{tmp_path}/a.sock", "--http", "127.0.0.1:0")
-    with grpc.insecure_channel(command.http.removeprefix("http://")) as channel:
+    with grpc.insecure_channel(command.http_address) as channel:
         check: Any = health_pb2_grpc.HealthStub(channel).Check
         with pytest.raises(grpc.RpcError):
             check(health_pb2.HealthCheckRequest(), timeout=120)

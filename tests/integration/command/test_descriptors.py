@@ -42,7 +42,7 @@ def serving(start_command: Start, tmp_path: Path) -> tuple[Command, str, int]:
     """A server, its socket, and its port for HTTP."""
     path = f"{tmp_path}/dataplane.sock"
     command = start_command("--listen", f"unix://{path}", "--http", "127.0.0.1:0")
-    return command, path, int(command.http.rpartition(":")[2])
+    return command, path, int(command.http_address.rpartition(":")[2])
 
 
 def test_a_server_without_descriptors_logs_once_and_serves_when_there_are_some(

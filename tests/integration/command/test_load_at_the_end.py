@@ -14,12 +14,12 @@ from urllib.error import HTTPError
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from prometheus_client.parser import text_string_to_metric_families
 from tests.forked import FORKS
 from tests.integration.command.conftest import Command, Start
 from tests.integration.command.held_put import HeldPut
 from tests.integration.command.load import THREADS, Tally, load, register
 from tests.integration.failpoints.lives import errors_in
+from tests.scraping import total
 from tests.waiting import eventually
 
 from dataplane_client.client import connect
@@ -35,7 +35,7 @@ class Outside:
     """What a server tells people and machines that watch it from outside, also while it drains."""
 
     def __init__(self, command: Command, channel: grpc.Channel) -> None:
-        self._http = command.http
+        self._command = command
         self._check: Any = health_pb2_grpc.HealthStub(channel).Check
 
     def health(self, service: str) -> int:
@@ -43,7 +43,7 @@ class Outside:
 
     def healthz(self) -> int:
         try:
-            with urllib.request.urlopen(f"{self._http}/healthz", timeout=120) as response:  # noqa: S310  # our server's
+            with urllib.request.urlopen(f"http://{self._command.http_address}/healthz", timeout=120) as response:
                 return int(response.status)
         except HTTPError as error:
             error.close()
@@ -51,10 +51,7 @@ class Outside:
 
     def total(self, name: str, **labels: str) -> float:
         """The sum of a counter over the series that have these labels."""
-        with urllib.request.urlopen(f"{self._http}/metrics", timeout=120) as response:  # noqa: S310  # likewise
-            families = text_string_to_metric_families(response.read().decode())
-        samples = [sample for family in families for sample in family.samples if sample.name == name]
-        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+        return total(self._command, name, **labels)
 
 
 @pytest.fixture

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.faults.proxy import FaultProxy
+from tests.scraping import total
 from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient, connect
@@ -133,12 +132,4 @@ def test_a_refused_call_is_made_once(start_server: Callable[..., ServerThread], 
         client.register_partition("p", ["a"], 0, ["train"])
         with pytest.raises(kind):
             call(client)
-    assert ended_calls(server, verb, code) == 1
-
-
-def ended_calls(server: ServerThread, verb: str, code: str) -> float:
-    with urllib.request.urlopen(f"http://{server.http_address}/metrics") as response:
-        families = text_string_to_metric_families(response.read().decode())
-        samples = [sample for family in families for sample in family.samples]
-    labels = {"verb": verb, "code": code, "transport": "grpc"}
-    return sum(s.value for s in samples if s.name == "dataplane_calls_total" and s.labels == labels)
+    assert total(server, "dataplane_calls_total", verb=verb, code=code, transport="grpc") == 1

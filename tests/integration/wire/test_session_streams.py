@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.integration.wire.session_peer import SessionPeer, opening
+from tests.scraping import total
 
 from dataplane_server.config import ServerConfig
 from dataplane_server.testing import ServerThread
@@ -180,8 +180,7 @@ def test_a_stream_is_measured_until_it_is_open(start_server: Callable[..., Serve
         stream.open()
         stub: Any = pb_grpc.DataPlaneServiceStub(channel)
         stub.GetServerStatus(pb.GetServerStatusRequest(), timeout=120)
-        with urllib.request.urlopen(f"http://{server.http_address}/metrics", timeout=120) as response:
-            lines = response.read().decode().splitlines()
+        of_streams = {"transport": "grpc", "verb": "Session"}
+        assert total(server, "dataplane_calls_total", code="OK", **of_streams) == 1
+        assert total(server, "dataplane_call_seconds_count", **of_streams) == 1
         stream.break_off()
-    assert 'dataplane_calls_total{code="OK",transport="grpc",verb="Session"} 1.0' in lines
-    assert 'dataplane_call_seconds_count{transport="grpc",verb="Session"} 1.0' in lines
