@@ -39,7 +39,9 @@ def test_a_reset_of_all_rows_starts_the_task_from_the_beginning(flow: DataPlaneC
     with pytest.raises(ClaimFencedError, match="reset"):
         held.commit()
     assert held.state == "fenced"
-    assert again.commit() == 2
+    again.release(reason="failed")
+    assert flow.reset("p", "train") == 0
+    assert flow.claim("p", "train", ["a"], 2, timeout_s=0).deliveries == [1, 1]
 
 
 def test_leaving_a_block_whose_claim_was_fenced_raises(flow: DataPlaneClient) -> None:
