@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from ray.cluster_utils import Cluster as RayCluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.records.descriptions import NodeDescription
@@ -53,8 +54,7 @@ class ThreeNodes:
     def wait(self) -> None:
         """Wait until all nodes have an arena."""
         with self.outside() as client:
-            while sum(node.up for node in client.server_status().nodes) < len(self.nodes):
-                time.sleep(0.05)
+            eventually(lambda: sum(node.up for node in client.server_status().nodes) == len(self.nodes))
 
     def check(self) -> None:
         """Check the core's invariants. Raises AssertionError if one is broken."""

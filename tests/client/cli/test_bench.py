@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
 import torch
 from tests import commands
 from tests.client.cli.reading import DATAPLANE, read, run, run_json
+from tests.waiting import eventually
 
 from dataplane_client import DataPlaneClient, connect
 from dataplane_server.testing import running_server
@@ -31,11 +31,9 @@ def client() -> Iterator[DataPlaneClient]:
 
 def begun(client: DataPlaneClient) -> str:
     """The partition of a bench, as soon as rows were put."""
-    while True:
-        for partition in client.partitions():
-            if partition.partition_id != "p" and partition.rows_put_total:
-                return partition.partition_id
-        time.sleep(0.05)
+    return eventually(
+        lambda: next((p.partition_id for p in client.partitions() if p.partition_id != "p" and p.rows_put_total), "")
+    )
 
 
 @pytest.mark.parametrize("clients", [1, 3])

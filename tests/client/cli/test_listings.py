@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from tests.client.cli.reading import read, run, run_json
+from tests.waiting import eventually
 
 from dataplane_client import DataPlaneClient, connect
 from dataplane_client.records.meta import Tag
@@ -93,8 +94,7 @@ def test_claims_show_who_holds_rows_and_who_waits_for_what(client: DataPlaneClie
     wait = threading.Thread(target=_claim_in_vain, args=(client,))
     wait.start()
     try:
-        while not (listed := client.claims()).waiting:
-            assert listed.open
+        eventually(lambda: client.claims().waiting)
         code, text = run("claims", "p", "train", "-s", client.target)
         watched = [
             run("why", *flags, "-s", client.target)[0] for flags in ([], ["--fail-after", "0"], ["--fail-after", "60"])

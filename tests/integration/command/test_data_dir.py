@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -129,12 +128,10 @@ def test_checkpoints_replace_the_log_while_the_server_serves(tmp_path: Path) -> 
     thread = ServerThread(config)
     with connect(thread.addresses[0]) as client:
         client.register_partition("p", ["x"], 0, ["train"])
-        deadline = time.monotonic() + 120
-        while not list((tmp_path / "d").glob("checkpoint-*[0-9]")) and time.monotonic() < deadline:
-            client.put_samples(["a"], "p", {"x": [1.0]})
+        eventually(lambda: client.put_samples(["a"], "p", {"x": [1.0]}) and list(data.glob("checkpoint-*[0-9]")))
         put_total = client.partition("p").rows_put_total
     thread.stop()
-    checkpoint = max((tmp_path / "d").glob("checkpoint-*[0-9]"))
+    checkpoint = max(data.glob("checkpoint-*[0-9]"))
     thread = ServerThread(config)
     with connect(thread.addresses[0]) as client:
         assert (client.partition("p").rows, client.partition("p").rows_put_total) == (1, put_total)
