@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dataplane_server.config import ServerConfig
-from dataplane_server.core.calls.limits import Limits
-from dataplane_server.testing import ServerThread
+from dataplane_server.testing import running_server
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +23,7 @@ def folder() -> Iterator[Path]:
 def socket(folder: Path) -> Iterator[Path]:
     """The socket of a server. Its mode and that of the memory socket beside it are 0600."""
     path = folder / "dataplane.sock"
-    server = ServerThread(ServerConfig(listen=(f"unix://{path}",), limits=Limits(memory_bytes=1 << 20)))
-    for file in folder.iterdir():
-        file.chmod(0o600)
-    yield path
-    server.stop()
+    with running_server(listen=f"unix://{path}", memory_bytes=1 << 20):
+        for file in folder.iterdir():
+            file.chmod(0o600)
+        yield path

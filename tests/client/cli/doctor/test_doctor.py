@@ -13,16 +13,11 @@ from tests.client.cli.reading import read, run, run_json
 from dataplane_client import connect
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.testing import ServerThread
+from dataplane_server.testing import ServerThread, running_server
 
 
 def checks(document: dict[str, Any]) -> dict[str, dict[str, str]]:
     return {check["name"]: check for check in document["checks"]}
-
-
-def start_server(*listen: str, share_memory: bool = True) -> ServerThread:
-    limits = Limits(memory_bytes=1 << 20)
-    return ServerThread(ServerConfig(listen=listen, share_memory=share_memory, limits=limits))
 
 
 def test_a_healthy_setup_has_no_problems(socket: Path) -> None:
@@ -96,7 +91,7 @@ def test_a_volume_that_is_not_mounted_and_a_file_in_the_place_of_the_socket_are_
     ids=["shared", "not shared"],
 )
 def test_shared_memory_is_found_through_a_port_of_this_host(shares: bool, outcome: str, found: str) -> None:
-    server = start_server("127.0.0.1:0", share_memory=shares)
+    server = ServerThread(ServerConfig(("127.0.0.1:0",), share_memory=shares, limits=Limits(memory_bytes=1 << 20)))
     checked = checks(run_json("doctor", "-s", server.addresses[0]))
     server.stop()
     assert (checked["shared memory"]["outcome"], "socket file" in checked) == (outcome, False)
@@ -104,11 +99,9 @@ def test_shared_memory_is_found_through_a_port_of_this_host(shares: bool, outcom
 
 
 def test_the_reasons_of_status_are_warnings() -> None:
-    server = ServerThread(ServerConfig(limits=Limits(memory_bytes=1 << 20, max_rows=1), listen=("127.0.0.1:0",)))
-    with connect(server.addresses[0]) as client:
+    with running_server(limits=Limits(memory_bytes=1 << 20, max_rows=1)) as address, connect(address) as client:
         client.register_partition("p", ["x"], 0, ["train"])
         client.put_samples(["a"], "p", {"x": torch.zeros(1, 1)})
-    found = checks(run_json("doctor", "-s", server.addresses[0]))
-    server.stop()
+        found = checks(run_json("doctor", "-s", address))
     assert found["health"]["outcome"] == "warning"
     assert found["health"]["found"].startswith("it holds 1 of at most 1 rows")
