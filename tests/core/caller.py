@@ -86,6 +86,12 @@ class Caller:
     def apply(self, call: Call[A]) -> A:
         return self.plane.apply(call, self.now)
 
+    def answer(self, kind: type[A], call: Call[object]) -> A:
+        """What a call is answered, which is of this kind."""
+        answer = self.apply(call)
+        assert isinstance(answer, kind), answer
+        return answer
+
     def register(
         self,
         fields: Sequence[str] = ("a", "b"),
@@ -126,15 +132,11 @@ class Caller:
 
     def begin(self, write: PutSamples | CommitClaim) -> Reservation:
         """A write that has space at once."""
-        reservation = self.apply(write)
-        assert isinstance(reservation, Reservation), reservation
-        return reservation
+        return self.answer(Reservation, write)
 
     def wait(self, call: Call[object]) -> int:
         """The ticket of a call that has to wait."""
-        waiting = self.apply(call)
-        assert isinstance(waiting, Waiting), waiting
-        return waiting.ticket
+        return self.answer(Waiting, call).ticket
 
     def effect(self, kind: type[E]) -> E:
         """What was told to a caller that waited, the only one that was told anything."""
@@ -188,9 +190,7 @@ class Caller:
 
     def take(self, *required_fields: str, **more: object) -> Grant:
         """Claim rows that are there."""
-        grant = self.apply(self.claim_call(*required_fields, **more))  # type: ignore[arg-type]
-        assert isinstance(grant, Grant)
-        return grant
+        return self.answer(Grant, self.claim_call(*required_fields, **more))  # type: ignore[arg-type]
 
     def shard_call(
         self,
@@ -209,9 +209,7 @@ class Caller:
 
     def take_shard(self, *required_fields: str, **more: object) -> Grant:
         """Claim a shard of rows that are there."""
-        grant = self.apply(self.shard_call(*required_fields, **more))  # type: ignore[arg-type]
-        assert isinstance(grant, Grant)
-        return grant
+        return self.answer(Grant, self.shard_call(*required_fields, **more))  # type: ignore[arg-type]
 
     def draw_call(
         self,
@@ -227,14 +225,10 @@ class Caller:
         return DrawSamples(*of_call, required_fields=required_fields, **more)  # type: ignore[arg-type]
 
     def draw(self, *required_fields: str, **more: object) -> Drawn:
-        drawn = self.apply(self.draw_call(*required_fields, **more))  # type: ignore[arg-type]
-        assert isinstance(drawn, Drawn)
-        return drawn
+        return self.answer(Drawn, self.draw_call(*required_fields, **more))  # type: ignore[arg-type]
 
     def commit(self, claim_id: str) -> CommitResult:
-        result = self.apply(CommitClaim(self.request_id(), claim_id))
-        assert isinstance(result, CommitResult)
-        return result
+        return self.answer(CommitResult, CommitClaim(self.request_id(), claim_id))
 
     def commit_call(self, claim_id: str, lengths: Mapping[str, Sequence[int]]) -> CommitClaim:
         columns = [ColumnSpec(name, BYTES, int64(of_rows)) for name, of_rows in lengths.items()]
@@ -291,9 +285,7 @@ class Caller:
         return ReserveGroup(self.request_id(), "p", group_id, sample_ids, session_id, **more)  # type: ignore[arg-type]
 
     def reserve(self, group_id: str, sample_ids: Sequence[str], session_id: str = "", **more: object) -> Reserved:
-        reserved = self.apply(self.reserve_call(group_id, sample_ids, session_id, **more))
-        assert isinstance(reserved, Reserved)
-        return reserved
+        return self.answer(Reserved, self.reserve_call(group_id, sample_ids, session_id, **more))
 
     def add_call(
         self, reservation_id: str, sample_ids: Sequence[str], lengths: Mapping[str, Sequence[int]], **more: object

@@ -4,50 +4,35 @@ from __future__ import annotations
 
 import pytest
 from tests.core.caller import Caller
+from tests.core.test_ended_claims import ended
 
-from dataplane_server.core.calls.answers import DeadLetter, Grant, ReleaseResult, ResetResult
+from dataplane_server.core.calls.answers import DeadLetter, ReleaseResult, ResetResult
 from dataplane_server.core.calls.refusal import Reason
 
-WAYS = ["committed", "released", "expired", "reset", "cleared", "abandoned", "registered anew"]
 
-
-def end_one(caller: Caller, how: str) -> None:
-    """Hand s1 and s2 to train, and end that."""
-    request = caller.claim_call("a", batch_size=2, session_id=caller.open_session(5.0))
-    grant = caller.apply(request)
-    assert isinstance(grant, Grant)
-    claim_id = grant.claim_id
-    if how == "committed":
-        caller.commit(claim_id)
-    elif how == "released":
-        caller.release(claim_id)
-    elif how == "expired":
-        caller.pass_time(5.0)
-    elif how == "reset":
-        caller.reset()
-    elif how == "cleared":
-        caller.clear(["s1", "s2"])
-    elif how == "abandoned":
-        caller.abandon_request(request.request_id)
-    else:
-        caller.register(tasks=("train", "score"))
-    caller.plane.take_effects()
-
-
-@pytest.mark.parametrize("how", WAYS)
-def test_every_delivery_is_counted_once_where_it_ended(caller: Caller, how: str) -> None:
-    caller.put_rows(["s1", "s2"], "a")
-    end_one(caller, how)
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("committed", "committed"),
+        ("released", "released"),
+        ("session closed", "released"),
+        ("session died", "expired"),
+        ("task reset", "reset"),
+        ("registered anew", "reset"),
+        ("cleared", "cleared"),
+        ("abandoned", "abandoned"),
+    ],
+)
+def test_every_delivery_is_counted_once_where_it_ended(caller: Caller, how: str, told: str) -> None:
+    ended(caller, how, "s1", "s2")
     train = caller.task()
-    told = "reset" if how == "registered anew" else how
     assert {way: rows for way, rows in train.ended_deliveries.items() if rows} == {told: 2}
     assert (train.delivered_rows_total, train.claimed_rows) == (2, 0)
 
 
-@pytest.mark.parametrize(("how", "told"), [("released", 1), ("abandoned", 1), ("reset", 1), ("expired", 2)])
+@pytest.mark.parametrize(("how", "told"), [("released", 1), ("abandoned", 1), ("task reset", 1), ("session died", 2)])
 def test_only_a_delivery_that_failed_counts(caller: Caller, how: str, told: int) -> None:
-    caller.put_rows(["s1", "s2"], "a")
-    end_one(caller, how)
+    ended(caller, how, "s1", "s2")
     assert caller.take("a", batch_size=2).deliveries.tolist() == [told, told]
 
 

@@ -9,40 +9,38 @@ from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import CommitResult, Grant, Reservation
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import CloseSession, DropPartition, ReleaseClaim
+from dataplane_server.core.calls.requests import ClaimSamples, CloseSession, DropPartition, ReleaseClaim
 
 BY_SERVER = ["session died", "row reset", "task reset", "registered anew", "dropped"]
 BY_CALLER = ["committed", "released", "abandoned", "session closed"]
 
 
-def ended(caller: Caller, how: str) -> str:
-    """The id of a claim on s1 that has ended, after which s1 is there for others."""
+def drop_and_put_again(caller: Caller, *_: object) -> None:
+    caller.apply(DropPartition(caller.request_id(), "p"))
+    caller.register()
     caller.put_rows(["s1"], "a")
-    session_id = caller.open_session(5.0)
-    request = caller.claim_call("a", session_id=session_id)
-    grant = caller.apply(request)
-    assert isinstance(grant, Grant)
-    claim_id = grant.claim_id
-    if how == "session died":
-        caller.pass_time(5.0)
-    elif how == "row reset":
-        caller.reset(["s1"])
-    elif how == "task reset":
-        caller.reset()
-    elif how == "registered anew":
-        caller.register(tasks=("train",))
-    elif how == "dropped":
-        caller.apply(DropPartition(caller.request_id(), "p"))
-        caller.register()
-        caller.put_rows(["s1"], "a")
-    elif how == "committed":
-        caller.commit(claim_id)
-    elif how == "released":
-        caller.release(claim_id)
-    elif how == "abandoned":
-        caller.abandon_request(request.request_id)
-    else:
-        caller.apply(CloseSession(session_id))
+
+
+WAYS: dict[str, Callable[[Caller, ClaimSamples, str], object]] = {
+    "session died": lambda caller, *_: caller.pass_time(5.0),
+    "row reset": lambda caller, *_: caller.reset(["s1"]),
+    "task reset": lambda caller, *_: caller.reset(),
+    "registered anew": lambda caller, *_: caller.register(tasks=("train",)),
+    "dropped": drop_and_put_again,
+    "cleared": lambda caller, *_: caller.clear(),
+    "committed": lambda caller, _, claim_id: caller.commit(claim_id),
+    "released": lambda caller, _, claim_id: caller.release(claim_id),
+    "abandoned": lambda caller, call, _: caller.abandon_request(call.request_id),
+    "session closed": lambda caller, call, _: caller.apply(CloseSession(call.session_id)),
+}
+
+
+def ended(caller: Caller, how: str, *sample_ids: str) -> str:
+    """The id of a claim on rows (s1 if none are named) that has ended."""
+    caller.put_rows(sample_ids or ["s1"], "a")
+    call = caller.claim_call("a", batch_size=len(sample_ids) or 1, session_id=caller.open_session(5.0))
+    claim_id = caller.answer(Grant, call).claim_id
+    WAYS[how](caller, call, claim_id)
     caller.plane.take_effects()
     return claim_id
 
@@ -177,9 +175,8 @@ def test_an_adopted_claim_ends_with_its_new_session(caller: Caller) -> None:
 
 def test_a_claim_on_a_partition_that_was_dropped_is_told_that_its_rows_are_gone(caller: Caller) -> None:
     caller.put_rows(["s1"], "a")
-    grant = caller.apply(caller.claim_call("a"))
-    assert isinstance(grant, Grant)
+    claim_id = caller.take("a").claim_id
     caller.apply(DropPartition(caller.request_id(), "p"))
     caller.plane.take_effects()
     with caller.refuses(Reason.CLAIM_FENCED, "its partition was dropped", "its rows are gone"):
-        caller.commit(grant.claim_id)
+        caller.commit(claim_id)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Grant, Reservation
+from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.life_calls import Recover
 from dataplane_server.core.calls.listings import Holder
 from dataplane_server.core.calls.refusal import Reason
@@ -54,9 +54,7 @@ def test_what_is_lent_to_a_put_is_held_until_it_ends(small: Caller) -> None:
 
 def test_what_is_lent_to_a_commit_is_held_by_the_client_of_its_session(small: Caller) -> None:
     session = small.apply(OpenSession("", "trainer-1", None)).session_id
-    claim = small.apply(small.claim_call("a", session_id=session))
-    assert isinstance(claim, Grant)
-    small.apply(small.commit_call(claim.claim_id, {"b": [7]}))
+    small.apply(small.commit_call(small.take("a", session_id=session).claim_id, {"b": [7]}))
     assert small.plane.holders(10) == [Holder("trainer-1", lent_bytes=7)]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Admitted, Failed, Grant
+from dataplane_server.core.calls.answers import Admitted, Failed
 from dataplane_server.core.calls.life_calls import Recover, Settle
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.node_calls import AddNode, LoseNode, SetMirror
@@ -272,9 +272,7 @@ def test_a_mirror_may_itself_live_on_in_one(mirrored: Caller) -> None:
 
 
 def claim(caller: Caller, node: int, size: int, **more: object) -> list[str]:
-    grant = caller.apply(caller.claim_call("a", batch_size=size, min_size=1, node=node, **more))  # type: ignore[arg-type]
-    assert isinstance(grant, Grant)
-    return list(grant.sample_ids)
+    return list(caller.take("a", batch_size=size, min_size=1, node=node, **more).sample_ids)
 
 
 def test_a_claim_takes_the_first_row_and_then_those_of_its_node(cluster: Caller) -> None:
@@ -315,9 +313,7 @@ def put_group(caller: Caller, name: str, *nodes: int, size: int = 8, tokens: int
 
 def claim_groups(caller: Caller, node: int, size: int, **more: object) -> list[str]:
     """The names of the groups; all of their rows are in the claim, side by side."""
-    call = caller.claim_call("a", batch_size=size, min_size=1, node=node, whole_groups=True, **more)  # type: ignore[arg-type]
-    grant = caller.apply(call)
-    assert isinstance(grant, Grant)
+    grant = caller.take("a", batch_size=size, min_size=1, node=node, whole_groups=True, **more)
     ids = iter(grant.sample_ids)
     assert all(next(ids) == f"{part.group_id}.{row}" for part in grant.groups for row in range(part.rows))
     return [part.group_id for part in grant.groups]

@@ -68,9 +68,7 @@ def test_a_put_tells_which_rows_are_new_which_existed_and_which_of_these_a_task_
     again = caller.put_call(["s3", "s2", "s1"], {"a": [1, 1, 1]})
     first = caller.put(again)
     assert tuple(first.outcomes) == (ROW_CREATED, ROW_REPLACED, ROW_CONSUMED)
-    repeated = caller.apply(again)
-    assert isinstance(repeated, PutResult)
-    assert repeated.outcomes == first.outcomes
+    assert caller.answer(PutResult, again).outcomes == first.outcomes
     claim_id = caller.take("a").claim_id
     assert caller.write_back(claim_id, ["s2"], {"a": [5]}).outcomes == b""
 
