@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 from tests.ranks import environment, free_port
-from tests.trainer_adapter.worker.plain_policy import logits_alone, logprobs_of, model_alone
-from tests.trainer_adapter.worker.worker_cases import TEMPERATURE, Layout, batch, config, save_model, shard
+from tests.trainer_adapter.worker.plain_policy import logprobs_alone
+from tests.trainer_adapter.worker.worker_cases import Layout, batch, config, save_model, shard
 
 from dataplane_client import ClaimLoader, DataPlaneClient, KVBatchMeta, connect, kv_first_write
 from dataplane_client.batched_data_dict import BatchedDataDict
@@ -217,9 +217,7 @@ def main(folder: Path, which: str) -> None:
 
 
 def _play_alone(phases: Phases, folder: Path) -> None:
-    with torch.no_grad():
-        plain = logprobs_of(logits_alone(model_alone(folder / "model"), TEMPERATURE))
-    phases.facts["plain logprobs"] = plain.tolist()
+    phases.facts["plain logprobs"] = logprobs_alone(folder / "model").tolist()
     cuda.start()
     play_with_a_server(phases, folder)
     play_packed(phases, folder)

@@ -17,8 +17,8 @@ from scripts.page_blocks import ADDRESS, ROOT, programs_of
 from tests.rank_pool import RankPool
 from tests.trainer_adapter.data_plane.replica_cases import counters
 from tests.trainer_adapter.worker import worker_cases
-from tests.trainer_adapter.worker.plain_policy import grpo_loss, logits_alone, logprobs_of, model_alone
-from tests.trainer_adapter.worker.worker_cases import LENGTHS, TEMPERATURE, Layout, batch
+from tests.trainer_adapter.worker.plain_policy import grpo_loss, logprobs_alone, model_alone
+from tests.trainer_adapter.worker.worker_cases import LENGTHS, Layout, batch
 from torch import Tensor
 
 from dataplane_client import kv_first_write
@@ -159,8 +159,7 @@ def columns_of(client: DataPlaneClient, sample_id: str) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", ["prev_logprobs", "reference_policy_logprobs"])
 def test_columns_read_back_are_those_of_a_plain_forward_row_by_row(folder: Path, played: Played, name: str) -> None:
-    with torch.no_grad():
-        expected = logprobs_of(logits_alone(model_alone(folder / "model"), TEMPERATURE))
+    expected = logprobs_alone(folder / "model")
     for row, sample_id in enumerate(IDS):
         found = played.columns[sample_id][name]
         torch.testing.assert_close(found, expected[row, : LENGTHS[row]], rtol=1e-5, atol=1e-5)
@@ -177,11 +176,10 @@ def test_leaders_alone_write_and_read_and_each_stage_consumes_every_row(played: 
 def test_losses_are_those_of_one_process(folder: Path, played: Played) -> None:
     model = model_alone.__wrapped__(folder / "model")
     rows = batch()
-    with torch.no_grad():
-        rows["prev_logprobs"] = logprobs_of(logits_alone(model, TEMPERATURE))
+    rows["prev_logprobs"] = logprobs_alone(folder / "model")
     optimizer = torch.optim.SGD(model.parameters(), lr=worker_cases.LEARNING_RATE)
     for report in played.reports:
-        loss = grpo_loss(logprobs_of(logits_alone(model, TEMPERATURE)), rows)
+        loss = grpo_loss(model, rows)
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), worker_cases.MAX_GRAD_NORM)

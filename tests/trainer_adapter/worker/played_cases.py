@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from tests.trainer_adapter.worker import worker_cases
-from tests.trainer_adapter.worker.plain_policy import grpo_loss, logits_alone, logprobs_of, model_alone
-from tests.trainer_adapter.worker.worker_cases import TEMPERATURE, Layout, Played, batch
+from tests.trainer_adapter.worker.plain_policy import grpo_loss, logprobs_alone
+from tests.trainer_adapter.worker.worker_cases import Layout, Played, batch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 def trained_alone(folder: Path, max_grad_norm: float) -> tuple[float, float, dict[str, Tensor]]:
     """Loss, gradient norm before clipping, and weights after one step of SGD."""
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
-    loss = grpo_loss(logprobs_of(logits_alone(model, TEMPERATURE)), batch())
+    loss = grpo_loss(model, batch())
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
     torch.optim.SGD(model.parameters(), lr=worker_cases.LEARNING_RATE).step()
@@ -36,8 +36,7 @@ def whole(played: Played, case: str, layout: Layout, name: str) -> Tensor:
 
 
 def assert_logprobs(played: Played, case: str, layout: Layout) -> None:
-    with torch.no_grad():
-        expected = logprobs_of(logits_alone(model_alone(played.folder / "model"), TEMPERATURE))
+    expected = logprobs_alone(played.folder / "model")
     torch.testing.assert_close(whole(played, case, layout, "logprobs"), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 from tests.rank_pool import RankPool
+from tests.trainer_adapter.automodel.tiny_policy import logits_of_row
 from tests.trainer_adapter.worker import worker_cases
-from tests.trainer_adapter.worker.plain_policy import IS_TOKEN, logits_alone, logprobs_of, model_alone
+from tests.trainer_adapter.worker.plain_policy import logprobs_alone, model_alone
 from tests.trainer_adapter.worker.played_cases import (
     assert_logprobs,
     assert_one_step,
@@ -23,7 +24,16 @@ from tests.trainer_adapter.worker.played_cases import (
     trained_alone,
     whole,
 )
-from tests.trainer_adapter.worker.worker_cases import EVERYWHERE, MAX_GRAD_NORM, TEMPERATURE, Layout, Played
+from tests.trainer_adapter.worker.worker_cases import (
+    EVERYWHERE,
+    LENGTHS,
+    MAX_GRAD_NORM,
+    TEMPERATURE,
+    WIDTH,
+    Layout,
+    Played,
+    batch,
+)
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -55,13 +65,15 @@ def played(rank_pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Pla
 def test_logprobs_largest_logits_and_one_step_are_those_of_a_single_process(
     played: Played, layout: Layout, packing: str
 ) -> None:
-    case = f"{layout}_{packing}"
+    case, model = f"{layout}_{packing}", model_alone(played.folder / "model")
+    is_token = torch.arange(WIDTH) < torch.tensor(LENGTHS)[:, None]
     assert_logprobs(played, case, layout)
     with torch.no_grad():
-        values, ids = logits_alone(model_alone(played.folder / "model"), TEMPERATURE).topk(3, dim=-1)
-    found = whole(played, case, layout, "topk_logits")[IS_TOKEN]
-    torch.testing.assert_close(found, values[IS_TOKEN], rtol=1e-5, atol=1e-5)
-    assert torch.equal(whole(played, case, layout, "topk_indices")[IS_TOKEN], ids[IS_TOKEN])
+        logits = torch.cat([logits_of_row(model, batch(), row) for row in range(len(LENGTHS))])
+    values, ids = (logits / TEMPERATURE).topk(3, dim=-1)
+    found = whole(played, case, layout, "topk_logits")[is_token]
+    torch.testing.assert_close(found, values, rtol=1e-5, atol=1e-5)
+    assert torch.equal(whole(played, case, layout, "topk_indices")[is_token], ids)
     assert_one_step(played, case)
 
 
@@ -74,9 +86,7 @@ def test_without_a_limit_too_a_step_that_is_not_finite_changes_nothing(played: P
 
 
 def test_ranks_in_16_bits_differ_from_a_plain_model_by_rounding_only(played: Played) -> None:
-    with torch.no_grad():
-        expected = logprobs_of(logits_alone(model_alone(played.folder / "model"), TEMPERATURE))
-    error = (whole(played, "in_16_bits", Layout(dp=2), "logprobs") - expected).abs()
+    error = (whole(played, "in_16_bits", Layout(dp=2), "logprobs") - logprobs_alone(played.folder / "model")).abs()
     assert 1e-3 < error.max().item() < 0.25
     assert error.mean().item() < 0.025
     loss, norm, _ = trained_alone(played.folder, MAX_GRAD_NORM)
