@@ -9,8 +9,9 @@ deals them out, and every position's results are compared; the model and the rec
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ LONG = {
     "ring qwen3",
 }
 Seen = list[tuple[dict[str, Tensor], dict[str, Any]]]
+Played = Callable[[str], Seen]
+"""What each rank of a case saw; a case is played when it is first asked for."""
 
 
 def param(name: str, *values: object) -> Any:
@@ -53,35 +56,26 @@ def param(name: str, *values: object) -> Any:
     )
 
 
-class Played:
-    """What each rank of a case saw; a case is played when it is first asked for."""
-
-    def __init__(self, pool: RankPool, folder: Path) -> None:
-        self._pool, self._folder = pool, folder
-        self._seen: dict[str, Seen] = {}
-
-    def __getitem__(self, name: str) -> Seen:
-        if name not in self._seen:
-            ranks = (CASES | GPU_CASES)[name].ranks
-            self._seen[name] = self._pool.play(divided_cases.play, self._folder, name, ranks=ranks)
-        return self._seen[name]
+def played_by(pool: RankPool, folder: Path) -> Played:
+    return functools.cache(
+        lambda name: pool.play(divided_cases.play, folder, name, ranks=(CASES | GPU_CASES)[name].ranks)
+    )
 
 
 @pytest.fixture(scope="module")
 def played(rank_pool: RankPool, folder: Path) -> Played:
-    return Played(rank_pool, folder)
+    return played_by(rank_pool, folder)
 
 
 @pytest.fixture(scope="module")
 def played_on_gpus(folder: Path) -> Iterator[Played]:
-    pool = RankPool(gpus=True)
-    yield Played(pool, folder)
-    pool.close()
+    with contextlib.closing(RankPool(gpus=True)) as pool:
+        yield played_by(pool, folder)
 
 
 @pytest.mark.parametrize("name", [param(name) for name in CASES])
 def test_ranks_infer_and_train_as_one_process_does(folder: Path, played: Played, name: str) -> None:
-    assert_as_expected(folder, name, played[name])
+    assert_as_expected(folder, name, played(name))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +90,7 @@ def test_ranks_infer_and_train_as_one_process_does(folder: Path, played: Played,
 def test_rows_that_cannot_be_divided_are_refused_on_all_ranks(
     played: Played, name: str, text: str, multiple: int
 ) -> None:
-    for _, said in played[name]:
+    for _, said in played(name):
         (refusal,) = said["refused"]
         assert refusal.startswith(text)
         assert refusal.endswith(f"set make_sequence_length_divisible_by to a multiple of {multiple}")
@@ -106,7 +100,7 @@ def test_rows_that_cannot_be_divided_are_refused_on_all_ranks(
     "name", [param("context llama"), param("context x4 llama"), param("context x tensors qwen3 packed")]
 )
 def test_torchs_own_attention_would_get_the_same_positions_and_pass_keys_around(played: Played, name: str) -> None:
-    for _, said in played[name]:
+    for _, said in played(name):
         torchs, own, travel = said["torch deals"]
         assert (torchs, travel) == (own, "ALL_TO_ALL")
 
@@ -125,7 +119,7 @@ def test_keys_travel_with_their_own_heads(rank_pool: RankPool, ranks: int, kv_he
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("name", GPU_CASES)
 def test_ranks_on_gpus_infer_and_train_as_one_process_does(folder: Path, played_on_gpus: Played, name: str) -> None:
-    assert_as_expected(folder, name, played_on_gpus[name])
+    assert_as_expected(folder, name, played_on_gpus(name))
 
 
 # --- the expected results ---

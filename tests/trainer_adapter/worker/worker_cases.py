@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -337,8 +337,7 @@ class Played:
 
     def __init__(self, pool: RankPool, folder: Path, warning: WarningAction = "error") -> None:
         self.folder = folder
-        self._pool, self._warning = pool, warning
-        self._seen: dict[str, list[tuple[Tensors, dict[str, Any]]]] = {}
+        self._of = cache(lambda name: pool.play(play, name, folder, ranks=CASES[name][0], warning=warning))
 
     def ranks(self, name: str) -> list[dict[str, Any]]:
         """What each rank saw."""
@@ -347,12 +346,6 @@ class Played:
     def tensors(self, name: str) -> list[Tensors]:
         """What each rank computed."""
         return [tensors for tensors, _ in self._of(name)]
-
-    def _of(self, name: str) -> list[tuple[Tensors, dict[str, Any]]]:
-        if name not in self._seen:
-            ranks = CASES[name][0]
-            self._seen[name] = self._pool.play(play, name, self.folder, ranks=ranks, warning=self._warning)
-        return self._seen[name]
 
 
 def play(rank: int, name: str, folder: Path) -> tuple[Tensors, dict[str, Any]]:
