@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.core.replayed import RecordedPlane
 
+from dataplane_server.core.calls import requests
 from dataplane_server.core.calls.answers import (
     ClearResult,
     CommitResult,
@@ -38,31 +39,6 @@ from dataplane_server.core.calls.flow import FlowPolicy
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.policies import TaskPolicy, TaskPolicyOf
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import (
-    AbandonRequest,
-    AbortGroup,
-    AdoptClaim,
-    Advance,
-    BeginRead,
-    Call,
-    ClaimSamples,
-    ClaimShard,
-    ClearSamples,
-    ClosePartition,
-    CommitClaim,
-    DrawSamples,
-    ExtendPartition,
-    FinishGroup,
-    FinishWrite,
-    OpenSession,
-    PutSamples,
-    RegisterPartition,
-    ReleaseClaim,
-    ReserveGroup,
-    ResetTask,
-    SetPolicies,
-    SetWeightVersion,
-)
 from dataplane_server.core.calls.values import Balance, Definition, Int64Array, Tags
 from dataplane_server.core.rows.shared_payloads import DIGEST_SIZE
 
@@ -83,10 +59,10 @@ class Caller:
         self._requests += 1
         return f"request-{self._requests}"
 
-    def apply(self, call: Call[A]) -> A:
+    def apply(self, call: requests.Call[A]) -> A:
         return self.plane.apply(call, self.now)
 
-    def answer(self, kind: type[A], call: Call[object]) -> A:
+    def answer(self, kind: type[A], call: requests.Call[object]) -> A:
         """What a call is answered, which is of this kind."""
         answer = self.apply(call)
         assert isinstance(answer, kind), answer
@@ -103,14 +79,14 @@ class Caller:
     ) -> PartitionInfo:
         """Define a partition, in place of what it is, if it is there."""
         definition = Definition(partition_id, tuple(fields), tuple(tasks), **more)  # type: ignore[arg-type]
-        return self.apply(RegisterPartition(self.request_id(), definition, replace)).partition
+        return self.apply(requests.RegisterPartition(self.request_id(), definition, replace)).partition
 
     def extend(self, **more: object) -> PartitionInfo:
-        return self.apply(ExtendPartition(self.request_id(), "p", **more))  # type: ignore[arg-type]
+        return self.apply(requests.ExtendPartition(self.request_id(), "p", **more))  # type: ignore[arg-type]
 
     def close(self) -> int:
         """How many claims that wait end."""
-        return self.apply(ClosePartition(self.request_id(), "p")).ended_claims
+        return self.apply(requests.ClosePartition(self.request_id(), "p")).ended_claims
 
     def put_call(
         self,
@@ -123,18 +99,18 @@ class Caller:
         partition_id: str = "p",
         generations: Int64Array | None = None,
         **more: object,
-    ) -> PutSamples:
+    ) -> requests.PutSamples:
         """A put of byte columns, jagged, of the given lengths, and of the other columns."""
         jagged = [ColumnSpec(name, BYTES, int64(of_rows)) for name, of_rows in (lengths or {}).items()]
         given = None if sequence_lengths is None else int64(sequence_lengths)
         of_call = (self.request_id(), partition_id, sample_ids, [*jagged, *columns], tags, given, generations)
-        return PutSamples(*of_call, **more)  # type: ignore[arg-type]
+        return requests.PutSamples(*of_call, **more)  # type: ignore[arg-type]
 
-    def begin(self, write: PutSamples | CommitClaim) -> Reservation:
+    def begin(self, write: requests.PutSamples | requests.CommitClaim) -> Reservation:
         """A write that has space at once."""
         return self.answer(Reservation, write)
 
-    def wait(self, call: Call[object]) -> int:
+    def wait(self, call: requests.Call[object]) -> int:
         """The ticket of a call that has to wait."""
         return self.answer(Waiting, call).ticket
 
@@ -152,9 +128,9 @@ class Caller:
         assert [word for word in words if word not in caught.value.message] == []
 
     def finish(self, ticket: int, digests: bytes = b"") -> PutResult | CommitResult:
-        return self.apply(FinishWrite(ticket, digests=digests))
+        return self.apply(requests.FinishWrite(ticket, digests=digests))
 
-    def put(self, put: PutSamples) -> PutResult:
+    def put(self, put: requests.PutSamples) -> PutResult:
         """Begin and finish a put that has room at once."""
         result = self.finish(self.begin(put).ticket)
         assert isinstance(result, PutResult)
@@ -183,10 +159,10 @@ class Caller:
         partition_id: str = "p",
         consume: bool = False,
         **more: object,
-    ) -> ClaimSamples:
+    ) -> requests.ClaimSamples:
         least = batch_size if min_size is None else min_size
         of_call = (self.request_id(), partition_id, task, required_fields, batch_size, least, consume)
-        return ClaimSamples(*of_call, **more)  # type: ignore[arg-type]
+        return requests.ClaimSamples(*of_call, **more)  # type: ignore[arg-type]
 
     def take(self, *required_fields: str, **more: object) -> Grant:
         """Claim rows that are there."""
@@ -202,10 +178,10 @@ class Caller:
         min_size: int | None = None,
         balance: Balance = "rows",
         **more: object,
-    ) -> ClaimShard:
+    ) -> requests.ClaimShard:
         least = batch_size if min_size is None else min_size
         of_step = (step, dp_rank, dp_world, required_fields, batch_size, least, balance)
-        return ClaimShard(self.request_id(), "p", "train", *of_step, **more)  # type: ignore[arg-type]
+        return requests.ClaimShard(self.request_id(), "p", "train", *of_step, **more)  # type: ignore[arg-type]
 
     def take_shard(self, *required_fields: str, **more: object) -> Grant:
         """Claim a shard of rows that are there."""
@@ -219,60 +195,60 @@ class Caller:
         partition_id: str = "p",
         seed: int = 0,
         **more: object,
-    ) -> DrawSamples:
+    ) -> requests.DrawSamples:
         least = batch_size if min_size is None else min_size
         of_call = (self.request_id(), partition_id, batch_size, least, seed)
-        return DrawSamples(*of_call, required_fields=required_fields, **more)  # type: ignore[arg-type]
+        return requests.DrawSamples(*of_call, required_fields=required_fields, **more)  # type: ignore[arg-type]
 
     def draw(self, *required_fields: str, **more: object) -> Drawn:
         return self.answer(Drawn, self.draw_call(*required_fields, **more))  # type: ignore[arg-type]
 
     def commit(self, claim_id: str) -> CommitResult:
-        return self.answer(CommitResult, CommitClaim(self.request_id(), claim_id))
+        return self.answer(CommitResult, requests.CommitClaim(self.request_id(), claim_id))
 
-    def commit_call(self, claim_id: str, lengths: Mapping[str, Sequence[int]]) -> CommitClaim:
+    def commit_call(self, claim_id: str, lengths: Mapping[str, Sequence[int]]) -> requests.CommitClaim:
         columns = [ColumnSpec(name, BYTES, int64(of_rows)) for name, of_rows in lengths.items()]
-        return CommitClaim(self.request_id(), claim_id, columns)
+        return requests.CommitClaim(self.request_id(), claim_id, columns)
 
     def write_back(self, claim_id: str, sample_ids: Sequence[str], lengths: Mapping[str, Sequence[int]]) -> PutResult:
         return self.put(self.put_call(sample_ids, lengths, claim_id=claim_id))
 
     def release(self, claim_id: str, *, delay_s: float = 0.0, reason: str = "") -> ReleaseResult:
-        return self.apply(ReleaseClaim(self.request_id(), claim_id, delay_s, reason))
+        return self.apply(requests.ReleaseClaim(self.request_id(), claim_id, delay_s, reason))
 
     def abandon_request(self, claim_request_id: str) -> ReleaseResult:
-        return self.apply(AbandonRequest(self.request_id(), claim_request_id))
+        return self.apply(requests.AbandonRequest(self.request_id(), claim_request_id))
 
     def adopt(self, claim_id: str, session_id: str) -> None:
-        self.apply(AdoptClaim(self.request_id(), claim_id, session_id))
+        self.apply(requests.AdoptClaim(self.request_id(), claim_id, session_id))
 
     def reset(self, sample_ids: Sequence[str] | None = None, task: str = "train") -> ResetResult:
-        return self.apply(ResetTask(self.request_id(), "p", task, sample_ids))
+        return self.apply(requests.ResetTask(self.request_id(), "p", task, sample_ids))
 
     def clear(
         self, sample_ids: Sequence[str] | None = None, partition_id: str = "p", generations: Int64Array | None = None
     ) -> ClearResult:
-        return self.apply(ClearSamples(self.request_id(), partition_id, sample_ids, generations))
+        return self.apply(requests.ClearSamples(self.request_id(), partition_id, sample_ids, generations))
 
     def open_session(self, grace_s: float | None = None) -> str:
         """The id of a new session."""
-        return self.apply(OpenSession("", "client", grace_s)).session_id
+        return self.apply(requests.OpenSession("", "client", grace_s)).session_id
 
     def pass_time(self, seconds: float) -> list[Effect]:
         """Let time pass, and what is due by then happen. What callers that wait were told."""
         self.now += seconds
-        self.apply(Advance())
+        self.apply(requests.Advance())
         return [effect for effect in self.plane.take_effects() if not isinstance(effect, SessionExpired)]
 
     def set_version(self, version: int, retire_below: int | None = None) -> Retired:
-        return self.apply(SetWeightVersion(self.request_id(), "p", version, retire_below))
+        return self.apply(requests.SetWeightVersion(self.request_id(), "p", version, retire_below))
 
     def set_policy(self, max_staleness: int | None = None, *, task: str = "train", **more: object) -> PartitionInfo:
         policy = TaskPolicy(max_staleness, **more)  # type: ignore[arg-type]
-        return self.apply(SetPolicies(self.request_id(), "p", (TaskPolicyOf(task, policy),)))
+        return self.apply(requests.SetPolicies(self.request_id(), "p", (TaskPolicyOf(task, policy),)))
 
     def set_flow(self, **flow: object) -> PartitionInfo:
-        return self.apply(SetPolicies(self.request_id(), "p", (), FlowPolicy(**flow)))  # type: ignore[arg-type]
+        return self.apply(requests.SetPolicies(self.request_id(), "p", (), FlowPolicy(**flow)))  # type: ignore[arg-type]
 
     def put_versions(self, **versions: int | None) -> None:
         """Put a row for each name, of a weight version (None: of an unknown one)."""
@@ -281,15 +257,15 @@ class Caller:
 
     def reserve_call(
         self, group_id: str, sample_ids: Sequence[str], session_id: str = "", **more: object
-    ) -> ReserveGroup:
-        return ReserveGroup(self.request_id(), "p", group_id, sample_ids, session_id, **more)  # type: ignore[arg-type]
+    ) -> requests.ReserveGroup:
+        return requests.ReserveGroup(self.request_id(), "p", group_id, sample_ids, session_id, **more)  # type: ignore[arg-type]
 
     def reserve(self, group_id: str, sample_ids: Sequence[str], session_id: str = "", **more: object) -> Reserved:
         return self.answer(Reserved, self.reserve_call(group_id, sample_ids, session_id, **more))
 
     def add_call(
         self, reservation_id: str, sample_ids: Sequence[str], lengths: Mapping[str, Sequence[int]], **more: object
-    ) -> PutSamples:
+    ) -> requests.PutSamples:
         """A put of byte columns that adds rows to a group."""
         return self.put_call(sample_ids, lengths, reservation_id=reservation_id, add_to_group=True, **more)  # type: ignore[arg-type]
 
@@ -299,10 +275,10 @@ class Caller:
         return self.put(self.put_call([], lengths, reservation_id=reservation_id, shared=True))
 
     def finish_group(self, reservation_id: str, weight_version: int | None = None) -> GroupFinished:
-        return self.apply(FinishGroup(self.request_id(), reservation_id, weight_version))
+        return self.apply(requests.FinishGroup(self.request_id(), reservation_id, weight_version))
 
     def abort_group(self, reservation_id: str, reason: str = "") -> GroupAborted:
-        return self.apply(AbortGroup(self.request_id(), reservation_id, reason))
+        return self.apply(requests.AbortGroup(self.request_id(), reservation_id, reason))
 
     def put_group(self, group_id: str, sample_ids: Sequence[str], *fields: str) -> str:
         """A group that is finished, with a byte in each of the fields of each row; the id of its reservation."""
@@ -326,7 +302,7 @@ class Caller:
         self, sample_ids: Sequence[str], *fields: str, tokens: tuple[Sequence[int], Sequence[int]] | None = None
     ) -> ReadPlan:
         starts, ends = (None, None) if tokens is None else map(int64, tokens)
-        return self.apply(BeginRead("p", sample_ids, fields, token_starts=starts, token_ends=ends))
+        return self.apply(requests.BeginRead("p", sample_ids, fields, token_starts=starts, token_ends=ends))
 
     @property
     def used(self) -> int:
