@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import signal
@@ -83,13 +84,16 @@ def test_a_rank_that_cannot_write_fails_the_save_of_all_when_it_is_asked_for_and
 
 
 def die_while_saving(rank: int, port: int, folder: Path, saved: Path) -> None:
-    """After one checkpoint, as soon as the first file of the next one appears."""
+    """After one checkpoint and two further losses, as soon as the first file of the next one appears."""
     os.environ.update(environment(rank, 2, port))
     manager = CheckpointManager()
     with set_up(scheduled(folder)) as state:
         train_step(state, rank, 2)
         save(manager, state, saved / "former")
         manager.finish_checkpoint()
+        losses = [train_step(state, rank, 2)[0] for _ in range(2)]
+        if rank == 0:
+            (saved / "losses.json").write_text(json.dumps(losses))
         threading.Thread(target=_die_at_first_file, args=(saved / "torn",), daemon=True).start()
         with contextlib.suppress(RuntimeError):  # the other rank may die first
             save(manager, state, saved / "torn")
@@ -111,14 +115,16 @@ def refuse(rank: int, folder: Path, saved: Path) -> str:
     return "loaded"
 
 
-def test_a_kill_while_files_are_written_leaves_the_former_checkpoint_and_none_that_is_half(
+def test_after_a_kill_while_files_are_written_training_goes_on_from_the_former_checkpoint_and_none_is_half(
     folder: Path, tmp_path: Path, rank_pool: RankPool
 ) -> None:
     port = free_port()
     run_ranks(die_while_saving, [(rank, port, folder, tmp_path) for rank in range(2)], exit_codes=[-9, -9])
     assert not (tmp_path / "torn" / "weights" / "model").exists()
     assert (tmp_path / "torn" / "weights" / "model.unfinished").exists()
-    first, second = rank_pool.play(losses_from, folder, tmp_path / "former")
-    assert first == second
+    expected = json.loads((tmp_path / "losses.json").read_text())
+    for tp in (1, 2):
+        for losses in rank_pool.play(losses_from, folder, tmp_path / "former", tp):
+            assert losses == pytest.approx(expected, rel=1e-6)
     for said in rank_pool.play(refuse, folder, tmp_path / "torn"):
         assert "contains no weights" in said

@@ -125,23 +125,6 @@ def test_all_ranks_refuse_rows_that_one_of_them_has_too_few_of(played: Played, c
         assert re.search(told, rank["told"])
 
 
-@pytest.fixture(scope="module")
-def losses(played: Played) -> list[float]:
-    """Of ranks that were killed after four steps and had written a checkpoint after two."""
-    return worker_cases.kill_ranks(played.folder)
-
-
-@pytest.mark.parametrize(
-    "layout", [Layout(dp=2), pytest.param(Layout(tp=2), marks=long), pytest.param(Layout(), marks=soak)], ids=str
-)
-def test_after_a_kill_the_next_steps_are_those_of_the_run_that_went_on(
-    played: Played, losses: list[float], layout: Layout
-) -> None:
-    for rank in played.ranks(f"resumed_{layout}"):
-        assert rank["losses"] == pytest.approx(losses[2:], rel=1e-6)
-    assert losses[2] != pytest.approx(losses[1], rel=1e-3)
-
-
 @pytest.mark.parametrize(
     ("layout", "seeds"), [(Layout(dp=2), [40, 41]), (Layout(cp=2), [40, 41]), (Layout(tp=2), [40, 40])]
 )

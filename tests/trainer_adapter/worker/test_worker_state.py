@@ -115,8 +115,9 @@ def steps(worker: AutomodelPolicyWorker, count: int = 2) -> list[float]:
     return [worker.train(batch(), ClippedPolicyGradientLoss())["global_loss"].item() for _ in range(count)]
 
 
-def test_a_resumed_run_drops_out_what_the_first_one_did(make_worker: MakeWorker, tmp_path: Path) -> None:
-    changes = {"hf_config_overrides": {"attention_dropout": 0.5}, "optimizer": ADAM}
+def test_a_resumed_run_drops_out_and_warms_up_as_the_first_one_did(make_worker: MakeWorker, tmp_path: Path) -> None:
+    warm_up = {"name": "torch.optim.lr_scheduler.LinearLR", "kwargs": {"start_factor": 0.25, "total_iters": 4}}
+    changes = {"hf_config_overrides": {"attention_dropout": 0.5}, "optimizer": ADAM, "scheduler": warm_up}
     paths = {f"{part}_path": str(tmp_path / part) for part in ("weights", "optimizer")}
     worker = make_worker(changes=changes)
     steps(worker)

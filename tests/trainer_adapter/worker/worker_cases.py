@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -15,7 +12,7 @@ import pytest
 import torch
 import torch.distributed
 from tests.rank_pool import RankPool
-from tests.ranks import WarningAction, environment, free_port, run_ranks
+from tests.ranks import WarningAction
 from tests.trainer_adapter.automodel.setup_cases import SHAPE, policy_config, whole_weights
 from tokenizers import Tokenizer, models
 from torch.distributed.tensor import DTensor
@@ -271,37 +268,6 @@ def seeded(layout: Layout) -> Case:
 
 
 ADAM = {"name": "torch.optim.AdamW", "kwargs": {"lr": 0.01}}
-WARM_UP = {"name": "torch.optim.lr_scheduler.LinearLR", "kwargs": {"start_factor": 0.25, "total_iters": 4}}
-
-
-def killed_after_a_checkpoint(rank: int, folder: Path) -> None:
-    """Two steps, a checkpoint, and two further steps; then the process is killed."""
-    layout = Layout(dp=2)
-    made = AutomodelPolicyWorker(config(folder / "model", layout, optimizer=ADAM, scheduler=WARM_UP))
-    losses = [train_once(made, rank, layout) for _ in range(2)]
-    saved = folder / "saved"
-    made.save_checkpoint(str(saved / "weights"), str(saved / "optimizer"), str(saved / "tokenizer"), {})
-    losses += [train_once(made, rank, layout) for _ in range(2)]
-    if rank == 0:
-        (folder / "killed.json").write_text(json.dumps(losses))
-    torch.distributed.barrier()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def resumed(layout: Layout) -> Case:
-    def play(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
-        paths = {"weights_path": str(folder / "saved/weights"), "optimizer_path": str(folder / "saved/optimizer")}
-        given = config(folder / "model", layout, optimizer=ADAM, scheduler=WARM_UP)
-        with worker(given, init_reference_model=False, **paths) as made:
-            return {}, {"losses": [train_once(made, rank, layout) for _ in range(2)]}
-
-    return play
-
-
-def train_once(made: AutomodelPolicyWorker, rank: int, layout: Layout) -> float:
-    report = made.train(shard(rank, layout), ClippedPolicyGradientLoss())
-    return float(report["global_loss"])
-
 
 CASES: dict[str, tuple[int, Case]] = {
     "in_16_bits": (2, in_16_bits),
@@ -311,7 +277,6 @@ CASES: dict[str, tuple[int, Case]] = {
     "uneven_and_not_packed": (2, refused("none", (5, 3), gbs=8)),
     "uneven_in_two_steps": (2, refused("sequence", (6, 2), gbs=4)),
     **{f"communicated_{deferred}": (2, communicated(deferred)) for deferred in (True, False)},
-    **{f"resumed_{layout}": (layout.ranks, resumed(layout)) for layout in (Layout(dp=2), Layout(tp=2), Layout())},
     **{f"{layout}_{packing}": (layout.ranks, asked_and_trained(layout, packing)) for layout, packing in EVERYWHERE},
     **{f"seeded_{layout}": (layout.ranks, seeded(layout)) for layout in TWO_RANKS},
     **{f"unlimited_{layout}": (layout.ranks, trained_without_limit(layout)) for layout in TWO_RANKS},
@@ -351,17 +316,3 @@ class Played:
 def play(rank: int, name: str, folder: Path) -> tuple[Tensors, dict[str, Any]]:
     disable_progress_bar()
     return CASES[name][1](rank, folder)
-
-
-def kill_ranks(folder: Path) -> list[float]:
-    """The losses of ranks that ended with `killed_after_a_checkpoint`."""
-    port = free_port()
-    arguments = [(rank, folder, port) for rank in range(2)]
-    run_ranks(_be_killed, arguments, exit_codes=[-signal.SIGKILL] * 2, timeout_s=500.0)
-    losses: list[float] = json.loads((folder / "killed.json").read_text())
-    return losses
-
-
-def _be_killed(rank: int, folder: Path, port: int) -> None:
-    os.environ.update(environment(rank, 2, port))
-    killed_after_a_checkpoint(rank, folder)
