@@ -122,7 +122,8 @@ def test_a_resumed_run_drops_out_and_warms_up_as_the_first_one_did(make_worker: 
     worker = make_worker(changes=changes)
     steps(worker)
     worker.get_logprobs(batch())  # leaves weights that FSDP holds whole
-    worker.save_checkpoint(**paths, checkpointing_cfg={})
+    worker.save_checkpoint(**paths, tokenizer_path=str(tmp_path / "tokenizer"), checkpointing_cfg={})
+    assert (tmp_path / "tokenizer" / "tokenizer.json").exists()
     expected = steps(worker)
     torch.manual_seed(99)
     assert steps(make_worker(changes=changes, **paths)) == expected
