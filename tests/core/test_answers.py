@@ -11,20 +11,11 @@ import numpy as np
 import pytest
 from tests.core.caller import BYTES, Caller, int64
 
+from dataplane_server.core.calls import requests
 from dataplane_server.core.calls.answers import Granted, PutResult, Reservation
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import (
-    ClaimSamples,
-    ClearSamples,
-    CommitClaim,
-    ExtendPartition,
-    PutSamples,
-    RegisterPartition,
-    ReleaseClaim,
-    RepeatableCall,
-)
 from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.state.answers import Answers
 
@@ -66,7 +57,7 @@ def busy(new_caller: Callable[..., Caller]) -> Caller:
 
 
 def test_a_claim_that_waited_is_answered_as_its_effect_was(busy: Caller) -> None:
-    waiting = ClaimSamples("again", "p", "train", ("b",), 1, 1)
+    waiting = requests.ClaimSamples("again", "p", "train", ("b",), 1, 1)
     busy.apply(waiting)
     busy.put_rows(["s2"], "b")
     assert repr(busy.apply(waiting)) == repr(busy.effect(Granted).grant)
@@ -74,14 +65,14 @@ def test_a_claim_that_waited_is_answered_as_its_effect_was(busy: Caller) -> None
 
 
 A, B = (ColumnSpec(name, BYTES, int64([3, 4])) for name in "ab")
-PUT = PutSamples("again", "p", ["s1", "new"], [A])
-COMMIT = CommitClaim("again", "c-2", [ColumnSpec("b", BYTES, int64([2]))])
-CLAIM, RELEASE = ClaimSamples("again", "p", "train", ("a",), 2, 1), ReleaseClaim("again", "c-2")
-CLEAR = ClearSamples("again", "p", ["s1", "nothing"])
-REGISTER = RegisterPartition("again", Definition("p", ("a", "b"), ("train",)))
-OTHERS: dict[str, tuple[RepeatableCall[Any], RepeatableCall[Any]]] = {
-    "partition": (REGISTER, RegisterPartition("again", Definition("p", ("a", "b", "c"), ("train",)))),
-    "fields": (ExtendPartition("again", "p", ("c",)), ExtendPartition("again", "p", ("d",))),
+PUT = requests.PutSamples("again", "p", ["s1", "new"], [A])
+COMMIT = requests.CommitClaim("again", "c-2", [ColumnSpec("b", BYTES, int64([2]))])
+CLAIM, RELEASE = requests.ClaimSamples("again", "p", "train", ("a",), 2, 1), requests.ReleaseClaim("again", "c-2")
+CLEAR = requests.ClearSamples("again", "p", ["s1", "nothing"])
+REGISTER = requests.RegisterPartition("again", Definition("p", ("a", "b"), ("train",)))
+OTHERS: dict[str, tuple[requests.RepeatableCall[Any], requests.RepeatableCall[Any]]] = {
+    "partition": (REGISTER, requests.RegisterPartition("again", Definition("p", ("a", "b", "c"), ("train",)))),
+    "fields": (requests.ExtendPartition("again", "p", ("c",)), requests.ExtendPartition("again", "p", ("d",))),
     "samples of a put": (PUT, replace(PUT, sample_ids=["s1", "other"])),
     "lengths": (PUT, replace(PUT, columns=[ColumnSpec("a", BYTES, int64([4, 3]))])),
     "field of a put": (PUT, replace(PUT, columns=[B])),
@@ -96,14 +87,14 @@ OTHERS: dict[str, tuple[RepeatableCall[Any], RepeatableCall[Any]]] = {
 }
 
 
-def done(caller: Caller, call: RepeatableCall[Any]) -> object:
+def done(caller: Caller, call: requests.RepeatableCall[Any]) -> object:
     answer = caller.apply(call)
     return caller.finish(answer.ticket) if isinstance(answer, Reservation) else answer
 
 
 @pytest.mark.parametrize(("call", "other"), OTHERS.values(), ids=OTHERS)
 def test_another_call_under_a_request_id_that_was_answered_is_refused_and_changes_nothing(
-    busy: Caller, call: RepeatableCall[Any], other: RepeatableCall[Any]
+    busy: Caller, call: requests.RepeatableCall[Any], other: requests.RepeatableCall[Any]
 ) -> None:
     first = done(busy, call)
     after = busy.state()
@@ -114,19 +105,21 @@ def test_another_call_under_a_request_id_that_was_answered_is_refused_and_change
 
 
 def test_a_call_may_be_repeated_by_another_session_and_caller_and_from_another_node(busy: Caller) -> None:
-    first = busy.apply(ClaimSamples("again", "p", "train", ("a",), 1, 1, session_id=busy.open_session()))
-    again = busy.apply(ClaimSamples("again", "p", "train", ("a",), 1, 1, session_id=busy.open_session(), node=1))
+    first = busy.apply(requests.ClaimSamples("again", "p", "train", ("a",), 1, 1, session_id=busy.open_session()))
+    again = busy.apply(
+        requests.ClaimSamples("again", "p", "train", ("a",), 1, 1, session_id=busy.open_session(), node=1)
+    )
     assert repr(again) == repr(first)
-    put_first = busy.put(PutSamples("put", "p", ["s3"], tags=[{"nan": math.nan}], caller="a"))
-    put_again = busy.apply(PutSamples("put", "p", ["s3"], tags=[{"nan": math.nan}], caller="b"))
+    put_first = busy.put(requests.PutSamples("put", "p", ["s3"], tags=[{"nan": math.nan}], caller="a"))
+    put_again = busy.apply(requests.PutSamples("put", "p", ["s3"], tags=[{"nan": math.nan}], caller="b"))
     assert repr(put_again) == repr(put_first)
 
 
 def test_a_digest_stands_for_the_whole_call(busy: Caller) -> None:
-    first = busy.put(PutSamples("again", "p", ["s3"], [ColumnSpec("a", BYTES, int64([3]))], digest=b"x"))
-    again = busy.apply(PutSamples("again", "p", ["s3"], [ColumnSpec("a", BYTES, int64([9]))], digest=b"x"))
+    first = busy.put(requests.PutSamples("again", "p", ["s3"], [ColumnSpec("a", BYTES, int64([3]))], digest=b"x"))
+    again = busy.apply(requests.PutSamples("again", "p", ["s3"], [ColumnSpec("a", BYTES, int64([9]))], digest=b"x"))
     assert repr(again) == repr(first)
     with busy.refuses(Reason.REQUEST_ID_USED, "'again'"):
-        busy.apply(PutSamples("again", "p", ["s3"], [ColumnSpec("a", BYTES, int64([3]))], digest=b"y"))
+        busy.apply(requests.PutSamples("again", "p", ["s3"], [ColumnSpec("a", BYTES, int64([3]))], digest=b"y"))
     with busy.refuses(Reason.INVALID_REQUEST, "64", "65"):
-        busy.apply(PutSamples("later", "p", ["s3"], digest=b"x" * 65))
+        busy.apply(requests.PutSamples("later", "p", ["s3"], digest=b"x" * 65))

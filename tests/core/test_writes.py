@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller, int64
 
-from dataplane_server.core.calls.answers import (
-    ROW_CONSUMED,
-    ROW_CREATED,
-    ROW_REPLACED,
-    Failed,
-    PutResult,
-)
+from dataplane_server.core.calls import answers
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import AbortWrite, GiveUpClaim, PutSamples, ShareReservation
@@ -29,7 +23,7 @@ def test_a_repeated_put_that_is_refused_has_ended_the_one_under_way(caller: Call
         reservation = caller.begin(put)
         with pytest.raises(Refusal):
             caller.apply(other)
-        failed = caller.effect(Failed)
+        failed = caller.effect(answers.Failed)
         assert (failed.ticket, failed.refusal.reason) == (reservation.ticket, Reason.SUPERSEDED)
         assert caller.used == 0
         caller.fails(Reason.SUPERSEDED, reservation.ticket)
@@ -67,8 +61,8 @@ def test_a_put_tells_which_rows_are_new_which_existed_and_which_of_these_a_task_
     caller.commit(caller.take("a").claim_id)
     again = caller.put_call(["s3", "s2", "s1"], {"a": [1, 1, 1]})
     first = caller.put(again)
-    assert tuple(first.outcomes) == (ROW_CREATED, ROW_REPLACED, ROW_CONSUMED)
-    assert caller.answer(PutResult, again).outcomes == first.outcomes
+    assert tuple(first.outcomes) == (answers.ROW_CREATED, answers.ROW_REPLACED, answers.ROW_CONSUMED)
+    assert caller.answer(answers.PutResult, again).outcomes == first.outcomes
     claim_id = caller.take("a").claim_id
     assert caller.write_back(claim_id, ["s2"], {"a": [5]}).outcomes == b""
 

@@ -21,18 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils.logging import disable_progress_bar
 
 from dataplane_client.batched_data_dict import BatchedDataDict
+from trainer_adapter.automodel import train
 from trainer_adapter.automodel.config import DistributedContext, TrainingSamplingParams
 from trainer_adapter.automodel.data import ProcessedMicrobatch, get_microbatch_iterator, process_global_batch
 from trainer_adapter.automodel.parallel.context import context_parallel_contexts, positions_of_ranks
 from trainer_adapter.automodel.parallel.ring_attention import attend_in_ring, ring_attention
 from trainer_adapter.automodel.rank import rank_device
-from trainer_adapter.automodel.train import (
-    LogprobsPostProcessor,
-    LossPostProcessor,
-    TopkLogitsPostProcessor,
-    automodel_forward_backward,
-    clip_grad_norm,
-)
 from trainer_adapter.losses import NLLLoss
 
 LENGTHS = [7, 2, 8, 5]
@@ -156,7 +150,7 @@ class Rank:
         found = []
         microbatches = self.microbatches()
         how: dict[str, Any] = {"sampling_params": params, "train_context_fn": self.contexts}
-        for result, _ in automodel_forward_backward(self.state.model, microbatches, processor, True, **how):
+        for result, _ in train.automodel_forward_backward(self.state.model, microbatches, processor, True, **how):
             parts = result if isinstance(result, tuple) else (result,)
             found.append([_widened(part) for part in parts])
         rows = torch.cat([microbatch.data_dict["row"] for microbatch in microbatches])
@@ -176,10 +170,10 @@ class Rank:
         counted = process_global_batch(self.shard, loss, group, batch_idx=0, batch_size=self.shard.size)
         how = {key: counted[key] for key in ("global_valid_seqs", "global_valid_toks")}
         how |= {"dp_size": self.context.dp_size, "cp_size": self.context.cp_size, "train_context_fn": self.contexts}
-        processor = self.processor(LossPostProcessor, loss_fn=loss, dp_size=self.context.dp_size)
+        processor = self.processor(train.LossPostProcessor, loss_fn=loss, dp_size=self.context.dp_size)
         model, microbatches = self.state.model, self.microbatches()
-        results = automodel_forward_backward(model, microbatches, processor, sampling_params=SAMPLING, **how)
-        norm = clip_grad_norm(self.state.model.parameters(), max_norm=1e9)
+        results = train.automodel_forward_backward(model, microbatches, processor, sampling_params=SAMPLING, **how)
+        norm = train.clip_grad_norm(self.state.model.parameters(), max_norm=1e9)
         self.state.optimizer.step()
         total = torch.stack([value for value, _ in results]).sum()
         torch.distributed.all_reduce(total, group=group)
@@ -207,9 +201,9 @@ def play(_rank: int, folder: Path, name: str) -> tuple[dict[str, torch.Tensor], 
     rank = prepared(folder, case)
     before = rank.shard["input_ids"].clone()
     rank.state.model.eval()
-    rows, logprobs = rank.inferred(rank.processor(LogprobsPostProcessor), SAMPLING)
-    filtered = rank.inferred(rank.processor(LogprobsPostProcessor, sampling_params=FILTER), FILTER)[1]
-    values, ids = rank.inferred(rank.processor(TopkLogitsPostProcessor, k=3), SAMPLING)[1:]
+    rows, logprobs = rank.inferred(rank.processor(train.LogprobsPostProcessor), SAMPLING)
+    filtered = rank.inferred(rank.processor(train.LogprobsPostProcessor, sampling_params=FILTER), FILTER)[1]
+    values, ids = rank.inferred(rank.processor(train.TopkLogitsPostProcessor, k=3), SAMPLING)[1:]
     refused = [*_refused(rank, name)]
     rank.state.model.train()
     loss, norm = rank.step(LOSSES[case.loss])
@@ -261,6 +255,6 @@ def _refused(rank: Rank, name: str) -> Iterator[str]:
     odd["token_mask"] = microbatch["token_mask"][:, :7]
     plain = Rank(rank.config, rank.context, rank.state, odd)
     try:
-        plain.inferred(plain.processor(LogprobsPostProcessor), SAMPLING)
+        plain.inferred(plain.processor(train.LogprobsPostProcessor), SAMPLING)
     except ValueError as error:
         yield str(error)

@@ -17,18 +17,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from trainer_adapter.automodel import setup
 from trainer_adapter.automodel.config import DistributedContext, RuntimeConfig
 from trainer_adapter.automodel.packages import is_installed
 from trainer_adapter.automodel.parallel.fsdp import fsdp2_config
 from trainer_adapter.automodel.parallel.tensor import parallelize_tensors
-from trainer_adapter.automodel.setup import (
-    build_optimizer,
-    build_scheduler,
-    setup_distributed,
-    setup_model_and_optimizer,
-    setup_reference_model_state,
-    validate_and_prepare_config,
-)
 from trainer_adapter.automodel.setup._distributed import choose_gpu
 
 pytestmark = pytest.mark.usefixtures("only_rank")
@@ -82,10 +75,10 @@ def test_offloaded_weights_are_in_pinned_memory_beside_a_gpu(backend: str, setti
 
 def test_the_reference_is_a_copy_that_training_leaves_alone(folder: Path) -> None:
     with set_up(policy_config(folder / "llama")) as state:
-        reference = setup_reference_model_state(state.model)
+        reference = setup.setup_reference_model_state(state.model)
         before = {name: value.clone() for name, value in reference.items()}
         setup_cases.train_step(state, 0, 1)
-        after = setup_reference_model_state(state.model)
+        after = setup.setup_reference_model_state(state.model)
     assert reference.keys() == before.keys() == after.keys()
     assert not any(isinstance(value, DTensor) or value.requires_grad for value in reference.values())
     assert all(torch.equal(reference[name], value) for name, value in before.items())
@@ -137,8 +130,8 @@ def test_without_a_gpu_nothing_is_trained_unless_the_configuration_says_so(folde
 
 def prepared(folder: Path, **dtensor_cfg: Any) -> tuple[Any, RuntimeConfig, DistributedContext]:
     config = policy_config(folder / "llama", **dtensor_cfg)
-    runtime = validate_and_prepare_config(config, None, 0)
-    context = setup_distributed(config, runtime)
+    runtime = setup.validate_and_prepare_config(config, None, 0)
+    context = setup.setup_distributed(config, runtime)
     torch.distributed.destroy_process_group()  # what is refused is refused before any collective
     return config, runtime, context
 
@@ -159,14 +152,14 @@ def test_ways_to_divide_sequences_are_refused_in_the_documented_order(
     runtime.model_config.model_type = model_type
     context = context._replace(tp_size=sizes[0], cp_size=sizes[1])
     with pytest.raises(AssertionError, match=text):
-        setup_model_and_optimizer(config, setup_cases.TOKENIZER, runtime, context, None, is_vlm=is_vlm)
+        setup.setup_model_and_optimizer(config, setup_cases.TOKENIZER, runtime, context, None, is_vlm=is_vlm)
 
 
 def test_the_sequences_of_a_reward_model_are_not_divided(folder: Path) -> None:
     config, runtime, context = prepared(folder)
     runtime = runtime._replace(is_reward_model=True)
     with pytest.raises(NotImplementedError):
-        setup_model_and_optimizer(config, setup_cases.TOKENIZER, runtime, context._replace(cp_size=2), None)
+        setup.setup_model_and_optimizer(config, setup_cases.TOKENIZER, runtime, context._replace(cp_size=2), None)
 
 
 @pytest.mark.skipif(is_installed(), reason="nemo_automodel is installed")
@@ -229,8 +222,8 @@ def test_a_plan_of_ones_own_is_made_of_styles(plan: Any) -> None:
     ],
 )
 def test_the_learning_rate_follows_the_configured_schedules(config: Any, rates: list[float]) -> None:
-    optimizer = build_optimizer(torch.nn.Linear(1, 1), {"name": "torch.optim.SGD", "kwargs": {"lr": 1.0}})
-    scheduler = build_scheduler(optimizer, config)
+    optimizer = setup.build_optimizer(torch.nn.Linear(1, 1), {"name": "torch.optim.SGD", "kwargs": {"lr": 1.0}})
+    scheduler = setup.build_scheduler(optimizer, config)
     seen = []
     for _ in rates:
         seen.append(optimizer.param_groups[0]["lr"])
@@ -252,6 +245,6 @@ def test_the_learning_rate_follows_the_configured_schedules(config: Any, rates: 
     ],
 )
 def test_a_schedule_that_cannot_be_built_is_refused(config: Any, error: type[Exception], text: str) -> None:
-    optimizer = build_optimizer(torch.nn.Linear(1, 1), setup_cases.SGD)
+    optimizer = setup.build_optimizer(torch.nn.Linear(1, 1), setup_cases.SGD)
     with pytest.raises(error, match=text):
-        build_scheduler(optimizer, config)
+        setup.build_scheduler(optimizer, config)

@@ -18,16 +18,9 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.distributed.tensor.debug import CommDebugMode
 
 from dataplane_client.batched_data_dict import BatchedDataDict
+from trainer_adapter.automodel import train
 from trainer_adapter.automodel.config import TrainingSamplingParams
 from trainer_adapter.automodel.data import ProcessedMicrobatch, get_microbatch_iterator, process_global_batch
-from trainer_adapter.automodel.train import (
-    LogprobsPostProcessor,
-    LossPostProcessor,
-    ScorePostProcessor,
-    TopkLogitsPostProcessor,
-    aggregate_training_statistics,
-    clip_grad_norm,
-)
 from trainer_adapter.losses import LossType, NLLLoss
 
 LENGTHS = [7, 2, 8]
@@ -53,17 +46,17 @@ def logits_of(microbatch: ProcessedMicrobatch, vocab: int) -> Tensor:
 def loss_of(
     logits: Tensor, microbatch: ProcessedMicrobatch, loss: str, packed: bool, temperature: float = 1.0
 ) -> Tensor:
-    processor = LossPostProcessor(LOSSES[loss], {}, None, None, None, 1, 1, enable_seq_packing=packed)
+    processor = train.LossPostProcessor(LOSSES[loss], {}, None, None, None, 1, 1, enable_seq_packing=packed)
     return processor(logits, microbatch, *COUNTS, temperature)[0]
 
 
 def logprobs_of(logits: Tensor, microbatch: ProcessedMicrobatch, packed: bool, **settings: Any) -> Tensor:
     cfg = {"logprob_chunk_size": settings.pop("chunk_size", None)}
-    return LogprobsPostProcessor(cfg, None, None, None, 1, packed, **settings)(logits, microbatch)
+    return train.LogprobsPostProcessor(cfg, None, None, None, 1, packed, **settings)(logits, microbatch)
 
 
 def topk_of(logits: Tensor, microbatch: ProcessedMicrobatch, k: int, packed: bool) -> tuple[Tensor, Tensor]:
-    return TopkLogitsPostProcessor({}, None, None, None, 1, k, packed)(logits, microbatch)
+    return train.TopkLogitsPostProcessor({}, None, None, None, 1, k, packed)(logits, microbatch)
 
 
 # --- the vocabulary sharded ---
@@ -99,7 +92,7 @@ def other_layouts(mesh: DeviceMesh) -> dict[str, Any]:
         found = loss_of(logits, microbatch, "older", packed=False, temperature=0.7)
         result[name] = [logprobs_of(logits, microbatch, packed=False).tolist(), found.item()]
     scores = distribute_tensor(torch.tensor([[1.0], [2.0], [3.0]]), mesh, [Shard(0)])
-    return {**result, "scores": ScorePostProcessor({})(scores).tolist()}
+    return {**result, "scores": train.ScorePostProcessor({})(scores).tolist()}
 
 
 # --- gradients and statistics ---
@@ -121,7 +114,7 @@ def mixed_parameters(mesh: DeviceMesh | None, other: DeviceMesh | None) -> list[
 def clipping_case(mesh: DeviceMesh, other: DeviceMesh, max_norm: float) -> dict[str, Any]:
     parameters = mixed_parameters(mesh, other)
     with CommDebugMode() as collectives:
-        norm = clip_grad_norm(parameters, max_norm)
+        norm = train.clip_grad_norm(parameters, max_norm)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     whole = [grad.full_tensor() if isinstance(grad, DTensor) else grad for grad in gradients]
     found = {"norm": norm.item(), "gradients": [gradient.tolist() for gradient in whole]}
@@ -129,7 +122,7 @@ def clipping_case(mesh: DeviceMesh, other: DeviceMesh, max_norm: float) -> dict[
 
 
 def statistics_case(mesh: DeviceMesh, rank: int) -> dict[str, Any]:
-    found = aggregate_training_statistics(
+    found = train.aggregate_training_statistics(
         losses=[torch.tensor(1.5), 10.0 * rank],
         all_mb_metrics=[{"loss": torch.tensor(0.25), "lr": 0.1}, {"loss": rank}],
         grad_norm=torch.tensor(2.0),

@@ -23,14 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from trainer_adapter.refit import (
-    WeightCollective,
-    WeightPublisher,
-    load_weights,
-    receive_streamed_weights,
-    refit_info,
-    stream_endpoint,
-)
+from trainer_adapter import refit
 from trainer_adapter.refit._endpoints import own_folder
 
 CPU = torch.device("cpu")
@@ -126,7 +119,7 @@ def trainer(rank: int, folder: Path, port: int) -> dict[str, Any]:
         for name, dtype in DTYPES.items():
             model = TinyModel(adapter=True)
             fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-            publisher = WeightPublisher(model, dtype, CPU, rank, timeout_s=TIMEOUT_S, endpoint_folder=folder)
+            publisher = refit.WeightPublisher(model, dtype, CPU, rank, timeout_s=TIMEOUT_S, endpoint_folder=folder)
             stack.callback(publisher.close)
             seen[f"{name}_info"] = [
                 [key, list(shape), str(kind)] for key, (shape, kind) in publisher.prepare_refit_info().items()
@@ -135,7 +128,7 @@ def trainer(rank: int, folder: Path, port: int) -> dict[str, Any]:
             publisher.stream_weights_via_ipc_zmq()
             seen["one_engine_refused"] = told(publisher.stream_weights_via_ipc_zmq)
             publisher.close()
-        publisher = WeightPublisher(model, torch.float32, CPU, rank, timeout_s=TIMEOUT_S, endpoint_folder=folder)
+        publisher = refit.WeightPublisher(model, torch.float32, CPU, rank, timeout_s=TIMEOUT_S, endpoint_folder=folder)
         publisher.init_collective("127.0.0.1", port, 3, train_world_size=2)
         publisher.broadcast_weights_for_collective()
         seen["refused_in_collective"] = told(publisher.broadcast_weights_for_collective)
@@ -145,12 +138,12 @@ def trainer(rank: int, folder: Path, port: int) -> dict[str, Any]:
         seen["engine_died"] = told(publisher.broadcast_weights_for_collective)
         seen["collective_closed"] = told(publisher.broadcast_weights_for_collective)
         publisher.close()
-        publisher = WeightPublisher(model, torch.float32, CPU, rank, timeout_s=0.5, endpoint_folder=folder)
+        publisher = refit.WeightPublisher(model, torch.float32, CPU, rank, timeout_s=0.5, endpoint_folder=folder)
         seen["no_engine"] = told(publisher.stream_weights_via_ipc_zmq)
         tempfile.tempdir = str(folder / f"rank{rank}")
         Path(tempfile.tempdir).mkdir()
         own_folder(Path(tempfile.tempdir)).chmod(0o700 if rank == 0 else 0o755)
-        publisher = WeightPublisher(model, torch.float32, CPU, rank, timeout_s=0.5)
+        publisher = refit.WeightPublisher(model, torch.float32, CPU, rank, timeout_s=0.5)
         seen["no_folder"] = told(publisher.stream_weights_via_ipc_zmq)
     torch.distributed.destroy_process_group()
     return seen
@@ -161,8 +154,8 @@ def engine(folder: Path, port: int) -> None:
     with ThreadPoolExecutor(2) as pool:
         for name in DTYPES:
             list(pool.map(streamed_engine, range(2), [name] * 2, [folder] * 2))
-    info = refit_info(TinyModel(), torch.float32)
-    collective = WeightCollective("127.0.0.1", port, 3, 2, CPU, timeout_s=TIMEOUT_S)
+    info = refit.refit_info(TinyModel(), torch.float32)
+    collective = refit.WeightCollective("127.0.0.1", port, 3, 2, CPU, timeout_s=TIMEOUT_S)
     for attempt in ("collective", "refused", "collective_again"):
         model = empty_model(torch.float32)
         if attempt == "refused":
@@ -177,12 +170,14 @@ def engine(folder: Path, port: int) -> None:
 
 def streamed_engine(rank: int, name: str, folder: Path) -> None:
     """Takes weights from small buffers, from large ones, and refuses the third time if it is rank 1's."""
-    info = refit_info(TinyModel(), DTYPES[name])
+    info = refit.refit_info(TinyModel(), DTYPES[name])
     for attempt in ("small", "large", "refused"):
         model = empty_model(DTYPES[name])
         if attempt == "refused" and rank == 1:
             model.gate = nn.Linear(8, 4)
-        source = receive_streamed_weights(stream_endpoint(CPU, rank, folder), info, CPU, timeout_s=TIMEOUT_S)
+        source = refit.receive_streamed_weights(
+            refit.stream_endpoint(CPU, rank, folder), info, CPU, timeout_s=TIMEOUT_S
+        )
         outcome = told(partial(load_from, source, model, info))
         (folder / f"{name}_{attempt}{rank}.txt").write_text(outcome)
         save_model(model, folder / f"{name}_{attempt}{rank}.safetensors")
@@ -190,7 +185,7 @@ def streamed_engine(rank: int, name: str, folder: Path) -> None:
 
 def load_from(source: Any, model: nn.Module, info: Any) -> None:
     with source as weights:
-        load_weights(model, info, weights)
+        refit.load_weights(model, info, weights)
 
 
 def save_model(model: nn.Module, path: Path) -> None:
@@ -200,9 +195,9 @@ def save_model(model: nn.Module, path: Path) -> None:
 
 def gpu_engine(endpoint: str, folder: Path, name: str) -> None:
     device = torch.device("cuda", 0)
-    info = refit_info(TinyModel(), DTYPES[name])
+    info = refit.refit_info(TinyModel(), DTYPES[name])
     model = empty_model(DTYPES[name]).to(device)
-    load_from(receive_streamed_weights(endpoint, info, device, timeout_s=60), model, info)
+    load_from(refit.receive_streamed_weights(endpoint, info, device, timeout_s=60), model, info)
     save_model(model, folder / "gpu.safetensors")
 
 

@@ -15,15 +15,8 @@ import pytest
 import torch
 from tests.rank_pool import RankPool
 from tests.trainer_adapter.automodel.tiny_policy import logits_of_row
-from tests.trainer_adapter.worker import worker_cases
+from tests.trainer_adapter.worker import played_cases, worker_cases
 from tests.trainer_adapter.worker.plain_policy import logprobs_alone, model_alone
-from tests.trainer_adapter.worker.played_cases import (
-    assert_logprobs,
-    assert_one_step,
-    assert_only_the_sound_step_was_applied,
-    trained_alone,
-    whole,
-)
 from tests.trainer_adapter.worker.worker_cases import (
     EVERYWHERE,
     LENGTHS,
@@ -67,14 +60,14 @@ def test_logprobs_largest_logits_and_one_step_are_those_of_a_single_process(
 ) -> None:
     case, model = f"{layout}_{packing}", model_alone(played.folder / "model")
     is_token = torch.arange(WIDTH) < torch.tensor(LENGTHS)[:, None]
-    assert_logprobs(played, case, layout)
+    played_cases.assert_logprobs(played, case, layout)
     with torch.no_grad():
         logits = torch.cat([logits_of_row(model, batch(), row) for row in range(len(LENGTHS))])
     values, ids = (logits / TEMPERATURE).topk(3, dim=-1)
-    found = whole(played, case, layout, "topk_logits")[is_token]
+    found = played_cases.whole(played, case, layout, "topk_logits")[is_token]
     torch.testing.assert_close(found, values, rtol=1e-5, atol=1e-5)
-    assert torch.equal(whole(played, case, layout, "topk_indices")[is_token], ids)
-    assert_one_step(played, case)
+    assert torch.equal(played_cases.whole(played, case, layout, "topk_indices")[is_token], ids)
+    played_cases.assert_one_step(played, case)
 
 
 @pytest.mark.parametrize(
@@ -82,14 +75,16 @@ def test_logprobs_largest_logits_and_one_step_are_those_of_a_single_process(
 )
 def test_without_a_limit_too_a_step_that_is_not_finite_changes_nothing(played: Played, layout: Layout) -> None:
     """Ranks that differ in their rows differ most: one alone has the gradient that is not finite."""
-    assert_only_the_sound_step_was_applied(played, f"unlimited_{layout}")
+    played_cases.assert_only_the_sound_step_was_applied(played, f"unlimited_{layout}")
 
 
 def test_ranks_in_16_bits_differ_from_a_plain_model_by_rounding_only(played: Played) -> None:
-    error = (whole(played, "in_16_bits", Layout(dp=2), "logprobs") - logprobs_alone(played.folder / "model")).abs()
+    error = (
+        played_cases.whole(played, "in_16_bits", Layout(dp=2), "logprobs") - logprobs_alone(played.folder / "model")
+    ).abs()
     assert 1e-3 < error.max().item() < 0.25
     assert error.mean().item() < 0.025
-    loss, norm, _ = trained_alone(played.folder, MAX_GRAD_NORM)
+    loss, norm, _ = played_cases.trained_alone(played.folder, MAX_GRAD_NORM)
     for rank in played.ranks("in_16_bits"):
         assert (*rank["loss"], rank["grad_norm"]) == pytest.approx((loss, norm), rel=0.05)
 
@@ -107,8 +102,8 @@ def test_ranks_may_have_different_numbers_of_packed_microbatches(played: Played)
 
 
 def test_ranks_may_have_different_numbers_of_rows_if_these_are_packed(played: Played) -> None:
-    assert_logprobs(played, "uneven", Layout(dp=2))
-    assert_one_step(played, "uneven")
+    played_cases.assert_logprobs(played, "uneven", Layout(dp=2))
+    played_cases.assert_one_step(played, "uneven")
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,9 @@ def test_a_resumed_run_drops_out_and_warms_up_as_the_first_one_did(make_worker: 
     expected = steps(worker)
     torch.manual_seed(99)
     assert steps(make_worker(changes=changes, **paths)) == expected
+    loaded = make_worker(changes=changes)
+    loaded.load_checkpoint(**paths)
+    assert steps(loaded) == expected
 
 
 def test_a_save_before_the_first_step_changes_nothing(make_worker: MakeWorker, tmp_path: Path) -> None:
