@@ -7,6 +7,7 @@ from itertools import count
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import SampleEvent
 from dataplane_server.core.state.state import Fact
@@ -90,3 +91,18 @@ def test_calls_on_whole_partitions_are_forgotten_as_calls_of_eight_rows() -> Non
     assert whats(history, "a") == ["put", "reset"]
     history.note(Fact("reset", "q", None), 3.0)
     assert whats(history, "a") == []
+
+
+# -- on a data plane ---------------------------------------------------------------------------------------------------
+
+
+def test_the_story_outlives_the_row_and_goes_on_with_the_next_of_its_id(caller: Caller) -> None:
+    first = caller.put_rows(["s"], "a").generations
+    caller.clear(["s"])
+    gone = caller.plane.sample("p", "s")
+    assert (gone.resident, [event.what for event in gone.events]) == (None, ["put", "cleared"])
+    second = caller.put_rows(["s"], "a").generations
+    again = caller.plane.sample("p", "s")
+    assert again.resident is not None
+    assert again.resident.generation == int(second[0]) > int(first[0])
+    assert [event.what for event in again.events] == ["put", "cleared", "put"]
