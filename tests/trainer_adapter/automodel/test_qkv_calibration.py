@@ -1,14 +1,16 @@
-"""Scales of keys and values on one process, compared with values computed row by row; see qkv_cases.py."""
+"""Scales of keys and values, by one process and by ranks, are those computed row by row; see qkv_cases.py."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tests.trainer_adapter.automodel import qkv_cases, setup_cases
+from tests.rank_pool import RankPool
+from tests.trainer_adapter.automodel import qkv_cases, rank_processes, setup_cases
 from tests.trainer_adapter.automodel.qkv_cases import MARGIN, PERCENTILE, batches, calibrated_model, expected_scales
 from tests.trainer_adapter.automodel.tiny_policy import batch_of, processed
 from torch import Tensor, nn
@@ -30,7 +32,7 @@ def calibrate(model: Any, microbatches: list[ProcessedMicrobatch], *settings: An
 def assert_scales(found: dict[str, dict[str, float]], expected: dict[str, dict[str, float]]) -> None:
     assert found.keys() == expected.keys()
     for layer, scales in expected.items():
-        assert found[layer] == pytest.approx(scales, rel=1e-4)
+        assert found[layer] == pytest.approx(scales, rel=1e-5)
 
 
 # --- one layer whose numbers are known ---
@@ -182,3 +184,17 @@ def test_models_whose_attention_is_not_registered_are_refused_by_name() -> None:
     for model in (OfOldForCausalLM(LlamaConfig(**setup_cases.SHAPE)), eager):
         with pytest.raises(ValueError, match=type(model).__name__):
             QkvCalibration(model)
+
+
+# --- two real ranks on gloo ---
+
+
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize("case", qkv_cases.CASES)
+def test_all_ranks_find_the_scales_of_one_process(rank_pool: RankPool, tmp_path: Path, case: str) -> None:
+    model = calibrated_model("qwen3")
+    model.save_pretrained(tmp_path / "qwen3")
+    first, second = (rank[case] for rank in rank_processes.play_cases(rank_pool, qkv_cases.__name__, tmp_path))
+    assert first == second
+    assert first["num_samples"] == len(qkv_cases.LENGTHS)
+    assert_scales(first["layers"], expected_scales(model))
