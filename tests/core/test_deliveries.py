@@ -61,15 +61,6 @@ def test_every_row_that_is_gone_is_counted_by_why(caller: Caller, consumed_by: t
     assert info.rows_put_total == info.rows + sum(info.removed_rows.values()) == 3
 
 
-def test_rows_that_every_task_has_consumed_are_removed_as_consumed(caller: Caller) -> None:
-    caller.put_rows(["s1", "s2", "s3"], "a")
-    for task in ("train", "score"):
-        caller.take("a", batch_size=2, task=task, consume=True)
-    caller.clear()
-    info = caller.plane.partition_info("p")
-    assert (info.removed_rows["consumed"], info.removed_rows["cleared"], info.rows_cleared_total) == (2, 1, 3)
-
-
 def test_more_rows_than_are_cleared_in_one_step_are_counted_by_what_became_of_each(caller: Caller) -> None:
     ids = [f"s{i}" for i in range(40_000)]
     caller.put(caller.put_call(ids, tags=[{}] * len(ids)))

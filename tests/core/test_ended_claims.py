@@ -11,7 +11,7 @@ from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import CommitResult, Grant, Reservation
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import ClaimSamples, CloseSession, DropPartition, EndRead, ReleaseClaim
+from dataplane_server.core.calls.requests import ClaimSamples, CloseSession, DropPartition, EndRead
 
 BY_SERVER = ["session died", "row reset", "task reset", "registered anew", "dropped"]
 BY_CALLER = ["committed", "released", "abandoned", "session closed"]
@@ -134,15 +134,6 @@ def test_a_commit_that_is_repeated_is_answered_as_the_first_time_and_applied_onc
     assert caller.state() == before
 
 
-def test_repeating_the_call_that_ended_a_claim_is_answered_as_the_first_time(caller: Caller) -> None:
-    caller.put_rows(["s1"], "a")
-    grant = caller.take("a")
-    first = caller.apply(ReleaseClaim("again", grant.claim_id, reason="failed"))
-    caller.take("a")
-    assert caller.apply(ReleaseClaim("again", grant.claim_id, reason="failed")) == first
-    assert caller.task().claimed_rows == 1
-
-
 @pytest.mark.parametrize("how", ["session died", "committed"])
 def test_a_claim_that_ended_long_ago_is_fenced(new_caller: Callable[..., Caller], how: str) -> None:
     caller = new_caller(remembered_claims=3)
@@ -187,24 +178,13 @@ def test_a_claim_on_a_partition_that_was_dropped_is_told_that_its_rows_are_gone(
 # -- rows that were cleared and put again ------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def claim_id(caller: Caller) -> str:
-    """A claim on s1 and s2 for train, both of which were then cleared and put again."""
-    caller.put_rows(["s1", "s2"], "a", size=1)
-    grant = caller.take("a", batch_size=2)
-    caller.clear(["s1", "s2"])
-    caller.put_rows(["s1", "s2"], "a", size=5)
-    return grant.claim_id
-
-
-def test_a_commit_does_not_consume_rows_that_were_put_again(caller: Caller, claim_id: str) -> None:
-    assert caller.commit(claim_id) == CommitResult(0)
-    assert caller.take("a", batch_size=2).sample_ids == ("s1", "s2")
-
-
-def test_a_commit_does_not_write_to_rows_that_were_put_again(caller: Caller, claim_id: str) -> None:
+def test_a_commit_does_not_write_to_rows_that_were_put_again(caller: Caller) -> None:
+    caller.put_rows(["s1"], "a")
+    claim_id = caller.take("a").claim_id
+    caller.clear(["s1"])
+    caller.put_rows(["s1"], "a")
     with caller.refuses(Reason.SAMPLE_NOT_FOUND, "'s1'", "was cleared"):
-        caller.apply(caller.commit_call(claim_id, {"b": [1, 1]}))
+        caller.apply(caller.commit_call(claim_id, {"b": [1]}))
     assert caller.plane.partition_info("p").fields[1].rows == 0
 
 

@@ -9,13 +9,6 @@ from hypothesis import strategies as st
 from dataplane_server.core.rows.generations import GenerationClock
 
 
-def test_generations_ascend_and_none_is_given_twice() -> None:
-    clock = GenerationClock(5)
-    assert clock.take(3).tolist() == [5, 6, 7]
-    assert clock.take(0).tolist() == []
-    assert clock.take(2).tolist() == [8, 9]
-
-
 def test_a_row_whose_creation_was_not_recorded_has_no_age() -> None:
     clock = GenerationClock()
     (generation,) = clock.take(1).tolist()

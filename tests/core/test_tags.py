@@ -8,21 +8,12 @@ import pytest
 from tests.core.caller import Caller
 
 from dataplane_server.core.calls.values import Tags
-from dataplane_server.core.rows.tags import TagPool
 
 
 def granted(caller: Caller, *tags: Tags) -> tuple[Tags, ...]:
     ids = [f"s{row}" for row in range(len(tags))]
     caller.put(caller.put_call(ids, {"a": [1] * len(ids)}, tags=tags))
     return caller.take("a", batch_size=len(ids)).tags
-
-
-def test_equal_tags_are_kept_once_whatever_calls_brought_them() -> None:
-    pool = TagPool()
-    brought: list[Tags] = [{"version": 7, "source": "x"} for _ in range(3)]
-    kept = [pool.own(tags)[0] for tags in brought]
-    assert kept[0] == {"version": 7, "source": "x"}
-    assert kept[0] is kept[1] is kept[2]
 
 
 def test_the_callers_dict_is_not_kept(caller: Caller) -> None:
