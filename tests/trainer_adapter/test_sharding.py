@@ -81,6 +81,13 @@ def test_every_row_goes_to_one_rank_with_its_length_and_tags_and_comes_back_in_o
         assert restored == [(f"s{row}", length, {"row": row}) for row, length in enumerate(lengths)], seed
 
 
+def test_a_row_without_tokens_is_not_packed_and_is_the_last_to_be_short_of_a_position() -> None:
+    with pytest.raises(ValueError, match="sample 's1' has no tokens"):
+        shard_meta_for_dp(meta_of([3, 0]), dp_world=2, sequence_packing_args=PACKING)
+    for meta in shard_meta_for_dp(meta_of([0, 0]), dp_world=2, dynamic_batching_args=DYNAMIC)[0]:
+        assert meta.extra_info["micro_batch_lengths"] == [[4]]
+
+
 def test_packing_and_dynamic_batching_exclude_each_other() -> None:
     with pytest.raises(ValueError, match="exclude"):
         shard_meta_for_dp(meta_of([1, 2]), dp_world=2, sequence_packing_args=PACKING, dynamic_batching_args=DYNAMIC)

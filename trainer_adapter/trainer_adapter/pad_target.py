@@ -16,7 +16,8 @@ from dataplane_client.records.meta import PAD_TARGET_KEY, KVBatchMeta
 def with_pad_target(meta: KVBatchMeta, *, pad_to_multiple: int, sequence_length_round: int = 1) -> KVBatchMeta:
     """Return the meta with the width, in tokens, to which all its rows are padded. Call it before the meta is sharded.
 
-    The width is the longest row, rounded up to the least common multiple of both arguments. pad_to_multiple: what the
+    The width is the longest row, at least one token, rounded up to the least common multiple of both arguments: models
+    cannot run rows of no position. pad_to_multiple: what the
     model's ranks divide a sequence by. sequence_length_round: that of dynamic batching, which rounds the widths of its
     microbatches but never beyond the width of the batch.
 
@@ -29,7 +30,7 @@ def with_pad_target(meta: KVBatchMeta, *, pad_to_multiple: int, sequence_length_
     if not meta.sequence_lengths:
         missing = "rows" if meta.size == 0 else "sequence_lengths"
         raise ValueError(f"partition {meta.partition_id!r}: the meta has no {missing}, so its width is unknown")
-    width = rounded_up(max(*meta.sequence_lengths, pad_target(meta) or 0), multiple)
+    width = rounded_up(max(*meta.sequence_lengths, pad_target(meta) or 1), multiple)
     return replace(meta, extra_info={**meta.extra_info, PAD_TARGET_KEY: width})
 
 

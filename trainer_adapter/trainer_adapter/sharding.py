@@ -40,8 +40,8 @@ def shard_meta_for_dp(
     rows, one rank after the other, are in the order of the meta. Otherwise, for results concatenated by rank,
     `[results[position] for position in unsorted]` is in the order of the meta.
 
-    Raises ValueError for a meta without rows or lengths and for both kinds of arguments at once, AssertionError if the
-    rows cannot be divided evenly.
+    Raises ValueError for a meta without rows or lengths, for a row without tokens that is to be packed and for both
+    kinds of arguments at once, AssertionError if the rows cannot be divided evenly.
     """
     if meta.size == 0:
         raise ValueError(f"partition {meta.partition_id!r}: the meta has no rows to shard")
@@ -49,6 +49,9 @@ def shard_meta_for_dp(
         raise ValueError(f"partition {meta.partition_id!r}: sharding needs the meta's sequence_lengths")
     if sequence_packing_args is not None and dynamic_batching_args is not None:
         raise ValueError("sequence_packing_args and dynamic_batching_args exclude each other; pass at most one")
+    if sequence_packing_args is not None and 0 in meta.sequence_lengths:
+        empty = meta.sample_ids[meta.sequence_lengths.index(0)]
+        raise ValueError(f"partition {meta.partition_id!r}: sample {empty!r} has no tokens, so it cannot be packed")
     args = MicrobatchArgs(sequence_packing_args, dynamic_batching_args)
     shards, _ = args.shard(_skeleton(meta.sequence_lengths, args), dp_world, batch_size)
     rows = [shard["meta_idx"].tolist() for shard in shards]
@@ -66,7 +69,7 @@ def _skeleton(lengths: list[int], args: MicrobatchArgs) -> BatchedDataDict[torch
     if args.packing is not None:
         rows[args.packing["input_lengths_key"]] = torch.tensor(lengths)
     if args.dynamic is not None:
-        width = rounded_up(max(lengths), args.dynamic["sequence_length_round"])
+        width = rounded_up(max(*lengths, 1), args.dynamic["sequence_length_round"])
         rows[args.dynamic["input_lengths_key"]] = torch.tensor(lengths)
         rows[args.dynamic["input_key"]] = torch.empty(len(lengths), width, 0)
     return rows

@@ -21,7 +21,7 @@ def meta_of(lengths: list[int] | None, **extra_info: Any) -> KVBatchMeta:
 def test_the_width_is_the_least_that_holds_the_longest_row_and_that_both_multiples_divide() -> None:
     for longest, multiple, rounding in itertools.product((0, 1, 7, 8, 13, 65), (1, 4, 6, 8, 64), (1, 4, 8, 64)):
         meta = with_pad_target(meta_of([0, longest]), pad_to_multiple=multiple, sequence_length_round=rounding)
-        least = next(width for width in itertools.count(longest) if width % multiple == width % rounding == 0)
+        least = next(width for width in itertools.count(max(longest, 1)) if width % multiple == width % rounding == 0)
         assert meta.extra_info[KEY] == least, (longest, multiple, rounding)
 
 

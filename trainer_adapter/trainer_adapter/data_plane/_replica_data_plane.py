@@ -166,7 +166,7 @@ class ReplicaDataPlane:
         return materialize(TensorDict(ragged.get_dict(), batch_size=[meta.size]), "padded", self._pad_values, width)
 
     def _width(self, longest: int, dp_group: ProcessGroup | None) -> int:
-        return rounded_up(agree_on_longest(longest, dp_group, self._device), self._pad_multiple)
+        return rounded_up(max(agree_on_longest(longest, dp_group, self._device), 1), self._pad_multiple)
 
     # --- writing ---
 
