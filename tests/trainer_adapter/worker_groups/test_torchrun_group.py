@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.rank_pool import RankPool
+from tests.ranks import free_port, run_ranks
 from tests.trainer_adapter.automodel import rank_processes
 from tests.trainer_adapter.worker_groups import torchrun_cases
 
@@ -77,6 +79,12 @@ def test_a_failure_in_the_midst_of_a_collective_call_keeps_nobody_for_ever(ranks
     assert "(rank(s) 0 did not finish)" in failed["failed"]
     assert waiting["failed"].startswith("WorkerFailed: fail_alone: ")  # it may have been told by then which rank it was
     assert max(waiting["seconds"], failed["seconds"]) < 20
+
+
+def test_a_rank_that_lost_another_one_does_not_blame_itself(tmp_path: Path) -> None:
+    port = free_port()
+    run_ranks(torchrun_cases.outlive, [(rank, tmp_path, port) for rank in range(2)], exit_codes=[0, -9])
+    assert (tmp_path / "told").read_text().startswith("WorkerFailed: be_killed: another rank is gone: ")
 
 
 def test_a_driver_that_is_gone_while_others_wait_for_its_value_breaks_the_group(ranks: Seen) -> None:

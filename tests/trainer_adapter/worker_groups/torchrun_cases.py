@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.ranks import environment
 from tests.trainer_adapter.automodel.rank_processes import Case
 from tests.trainer_adapter.worker_groups.gloo_worker import GlooWorker
 
@@ -141,6 +143,13 @@ def left_by_the_driver(rank: int, _folder: Path) -> dict[str, Any]:
             "waited": outcome_of(lambda: group.from_driver(None)),
             "afterwards": outcome_of(lambda: group.run_everywhere("nothing")),
         }
+
+
+def outlive(rank: int, folder: Path, port: int) -> None:
+    """Rank 1 is killed in the midst of a call; rank 0 writes down what it is told."""
+    os.environ.update(environment(rank, 2, port))
+    with group_of(grace_s=1) as group:
+        (folder / "told").write_text(outcome_of(lambda: group.run_everywhere("be_killed", rank=1)))
 
 
 WHOLE = [dealt, replicated, everywhere, agreed, disagreeing, refused]

@@ -50,8 +50,8 @@ def agree_on_outcome(error: Exception | None, method: str, group: ProcessGroup, 
     try:
         records = _gather(_encode_record(own.get(rank)), group, grace_s if own else None)
     except RuntimeError as lost:
-        if not own:
-            raise lost_rank_error(method, lost) from lost
+        if error is None or own[rank].lost_a_rank:
+            raise lost_rank_error(method, error or lost) from lost
         others = [other for other in range(group.size()) if other != rank]
         raise failed_error(method, own, others) from error
     reported = {
