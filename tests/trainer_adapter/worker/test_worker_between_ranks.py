@@ -112,6 +112,7 @@ def test_ranks_may_have_different_numbers_of_rows_if_these_are_packed(played: Pl
         ("trained_without_rows", "ranks have 0 to 8 rows .* at least 1 "),
         ("asked_without_rows", "a data-parallel rank has no rows"),
         ("uneven_and_not_packed", "ranks have 3 to 5 rows .* at least 4 "),
+        ("asked_uneven_and_not_packed", "ranks have 3 to 5 rows"),
         ("uneven_in_two_steps", "ranks have 2 to 6 rows .* at least 4 "),
     ],
 )

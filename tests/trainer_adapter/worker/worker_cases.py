@@ -275,6 +275,7 @@ CASES: dict[str, tuple[int, Case]] = {
     "trained_without_rows": (2, refused("sequence", (8, 0), gbs=8)),
     "asked_without_rows": (2, refused("sequence", (8, 0))),
     "uneven_and_not_packed": (2, refused("none", (5, 3), gbs=8)),
+    "asked_uneven_and_not_packed": (2, refused("none", (5, 3))),
     "uneven_in_two_steps": (2, refused("sequence", (6, 2), gbs=4)),
     **{f"communicated_{deferred}": (2, communicated(deferred)) for deferred in (True, False)},
     **{f"{layout}_{packing}": (layout.ranks, asked_and_trained(layout, packing)) for layout, packing in EVERYWHERE},

@@ -5,8 +5,8 @@ directly plans for itself. Planning reorders rows, so it also returns the order,
 batch's order before they are returned.
 
 Ranks must agree on the number of forward passes. Packed microbatches may differ in number, because dummies make up the
-difference. Microbatches of dynamic shapes have no dummies: all ranks plan them together, from the longest p-th row of
-all ranks.
+difference. Other microbatches have no dummies, so all ranks have as many rows, and plan dynamic shapes together, from
+the longest p-th row of all ranks.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from dataplane_client.batched_data_dict import BatchedDataDict, DynamicBatchingArgs
+from trainer_adapter._exchange import extremes_over
 from trainer_adapter.automodel.rank import compute_device
 from trainer_adapter.microbatch_args import Stage, microbatch_args
 
@@ -35,8 +36,8 @@ def plan_microbatches(
     batch_size: rows of a global batch on this rank; None: all. Data with a plan is returned as it is, and so is all
     data if neither dynamic batching nor sequence packing is enabled.
 
-    With dynamic batching and several ranks this is a collective call. ValueError on all ranks if their batches differ
-    in rows or width.
+    Without a plan and without packing this is a collective call. ValueError on all ranks if their batches differ in
+    rows or, with dynamic batching, in width.
     """
     if data.micro_batch_indices is not None:
         return data, None
@@ -44,6 +45,7 @@ def plan_microbatches(
     if args.dynamic is not None:
         return _plan_dynamic_together(data, args.dynamic, dp_group, batch_size)
     if args.packing is None:
+        _check_same(data.size, "rows", dp_group)
         return data, None
     shards, order = args.shard(data, 1, batch_size)
     return shards[0], order
@@ -53,11 +55,10 @@ def _plan_dynamic_together(
     data: BatchedDataDict[Any], args: DynamicBatchingArgs, dp_group: ProcessGroup | None, batch_size: int | None
 ) -> tuple[BatchedDataDict[Any], list[int]]:
     rows, width = data[args["input_key"]].shape[:2]
-    is_alone = dp_group is None or dp_group.size() == 1
-    if not is_alone:
-        _check_same_shape(rows, width, dp_group)
+    _check_same(rows, "rows", dp_group)
+    _check_same(width, "positions", dp_group)
     (shard,), order = data.shard_by_batch_size(1, batch_size=batch_size, dynamic_batching_args=args)
-    if is_alone:
+    if dp_group is None or dp_group.size() == 1:
         return shard, order
     longest = shard[args["input_lengths_key"]].to(device=compute_device(), copy=True)
     torch.distributed.all_reduce(longest, op=torch.distributed.ReduceOp.MAX, group=dp_group)
@@ -70,12 +71,11 @@ def _plan_dynamic_together(
     return shard, order
 
 
-def _check_same_shape(rows: int, width: int, dp_group: ProcessGroup | None) -> None:
-    extremes = torch.tensor([rows, -rows, width, -width], device=compute_device())
-    torch.distributed.all_reduce(extremes, op=torch.distributed.ReduceOp.MAX, group=dp_group)
-    most, fewest, widest, narrowest = extremes.tolist()
-    if most != -fewest or widest != -narrowest:
+def _check_same(count: int, unit: str, dp_group: ProcessGroup | None) -> None:
+    """Ranks that differ would run different numbers of forward passes, or passes of different shapes."""
+    is_alone = dp_group is None or dp_group.size() == 1
+    fewest, most = (count, count) if is_alone else extremes_over(count, dp_group, compute_device())
+    if fewest != most:
         raise ValueError(
-            f"dynamic batching needs equal batches on all ranks, but they have {-fewest} to {most} rows and "
-            f"{-narrowest} to {widest} positions; this rank has {rows} rows and {width} positions"
+            f"data-parallel ranks have {fewest} to {most} {unit}, this one has {count}; only packed batches may differ"
         )
