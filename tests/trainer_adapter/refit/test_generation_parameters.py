@@ -5,12 +5,16 @@ entry is sent, in order and cast; test_refit_between_processes has sharded model
 from __future__ import annotations
 
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from tests.trainer_adapter.automodel.setup_cases import EXPERTS, SHAPE
 from tests.trainer_adapter.refit.refit_cases import TinyModel, add_adapter
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer_adapter.refit import generation_parameters, load_weights, refit_info
 
@@ -55,6 +59,21 @@ def test_entries_become_what_the_models_adapter_makes_of_them() -> None:
     assert part.is_contiguous()
     assert torch.equal(part, model.layers[3].weight[4:].T.bfloat16())
     assert {name: (value.shape, value.dtype) for name, value in sent.items()} == refit_info(model, torch.bfloat16)
+
+
+@pytest.mark.parametrize(("kind", "experts"), [("qwen3_moe", EXPERTS), ("mixtral", {"num_local_experts": 4})])
+def test_experts_that_transformers_fuses_are_sent_as_files_have_them_and_fused_again_by_an_engine(
+    tmp_path: Path, kind: str, experts: dict[str, Any]
+) -> None:
+    model, engine = (AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SHAPE, **experts)) for _ in "ab")
+    model.save_pretrained(tmp_path)
+    sent, info = dict(generation_parameters(model, torch.float32)), refit_info(model, torch.float32)
+    assert {name: (value.shape, value.dtype) for name, value in sent.items()} == info
+    expected = load_file(tmp_path / "model.safetensors")
+    assert sent.keys() == expected.keys()
+    load_weights(engine, info, sent.items())
+    for found, whole in ((sent, expected), (engine.state_dict(), model.state_dict())):
+        assert [name for name, value in whole.items() if not torch.equal(found[name], value)] == []
 
 
 def test_no_weight_is_kept_when_the_next_one_is_made() -> None:

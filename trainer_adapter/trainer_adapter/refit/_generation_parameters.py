@@ -4,13 +4,18 @@ The entries of the model's state dict are sent one by one, in its order. Tied em
 under both names: an engine that ties them too writes equal values twice, and one that does not still has equal weights.
 Floating-point entries are cast; all others keep their dtype.
 
+Transformers fuses the experts of a layer into one entry when it reads a model's files. Engines know the names in the
+files, so experts are sent one by one again.
+
 Only one parameter is whole at a time. The iterator drops it when the next one is requested; callers should too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TypeAlias, cast
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +23,9 @@ from torch.distributed.tensor import DTensor
 
 RefitInfo: TypeAlias = Mapping[str, tuple[torch.Size, torch.dtype]]
 """Full shape and dtype of every weight that is sent, by its name, in the order of sending."""
+
+Split: TypeAlias = Callable[[str, Tensor], Iterable[tuple[str, Tensor]]]
+"""From an entry of a state dict to the weights that engines get of it, by their names."""
 
 EXTRA_STATE = "_extra_state"
 
@@ -27,7 +35,7 @@ def generation_parameters(model: nn.Module, dtype: torch.dtype) -> Iterator[tupl
 
     Gathering sharded weights is a collective: all ranks of the model iterate together and to the end, and each gets all
     weights. A layer X with an adapter yields X.weight + lora_B.weight @ lora_A.weight * X.scale, added in float32 or
-    wider. A model with a `state_dict_adapter` (NeMo AutoModel) yields the adapter's translation of each entry.
+    wider.
     """
     return _entries(model, dtype, _gather)
 
@@ -38,29 +46,49 @@ def refit_info(model: nn.Module, dtype: torch.dtype) -> dict[str, tuple[torch.Si
 
 
 def _entries(model: nn.Module, dtype: torch.dtype, gather: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    state = model.state_dict()
-    for name in state:
-        if _is_sent(name):
-            yield from _convert_entry(model, state, name, dtype, gather)  # its locals are freed before the next entry
+    state, split = model.state_dict(), splitter(model)
+    for name in filter(_is_sent, state):
+        # Its locals are freed before the next entry.
+        yield from _cast(split(name, _merge_adapter(model, state, name, gather)), dtype)
 
 
 def _is_sent(name: str) -> bool:
     return not name.endswith(EXTRA_STATE) and not {"lora_A", "lora_B"} & set(name.split("."))
 
 
-def _convert_entry(
-    model: nn.Module, state: Mapping[str, Tensor], name: str, dtype: torch.dtype, gather: Callable[[Tensor], Tensor]
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the entry in the engine's names; several tensors if its layout differs."""
-    value = _merge_adapter(model, state, name, gather)
+def _cast(parts: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    for name, part in parts:
+        yield name, part.to(dtype if part.is_floating_point() else part.dtype).contiguous()
+
+
+def splitter(model: nn.Module) -> Split:
+    """By the model's `state_dict_adapter` (NeMo AutoModel), or by what transformers does when it writes experts."""
     adapter = getattr(model, "state_dict_adapter", None)
-    entries: list[tuple[str, Tensor]] = [(name, value)]
     if adapter is not None:
-        exclude = f".*{EXTRA_STATE}.*"
-        entries = adapter.convert_single_tensor_to_hf(name, value, exclude_key_regex=exclude, quantization=False)
-    del value
-    for sent_name, part in entries:
-        yield sent_name, part.to(dtype if part.is_floating_point() else part.dtype).contiguous()
+        options = {"exclude_key_regex": f".*{EXTRA_STATE}.*", "quantization": False}
+        return lambda name, value: adapter.convert_single_tensor_to_hf(name, value, **options)
+    steps = _fusing_steps(model) if "transformers" in sys.modules else []  # whoever has a model of it has imported it
+    if not steps:
+        return lambda name, value: [(name, value)]
+    from transformers.core_model_loading import revert_weight_conversion
+
+    files: Any = SimpleNamespace(config=model.config, _weight_conversions=steps)
+    return lambda name, value: revert_weight_conversion(files, {name: value}).items()
+
+
+def _fusing_steps(model: Any) -> list[Any]:
+    """What transformers does with the files of a model with experts. Nothing if one weight in a file becomes several
+    entries, because an entry alone does not give it back.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import MergeModulelist, WeightConverter, WeightRenaming
+
+    found = get_model_conversion_mapping(model, add_legacy=False)
+    fusing = [step for step in found if isinstance(step, WeightConverter)]
+    has_experts = any(isinstance(operation, MergeModulelist) for step in fusing for operation in step.operations)
+    if not has_experts or any(len(step.target_patterns) > 1 for step in fusing):
+        return []
+    return [step for step in found if type(step) in (WeightConverter, WeightRenaming)]  # no prefixes of other models
 
 
 def _merge_adapter(
