@@ -8,9 +8,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.waiting import eventually
+from tests.tensors import objects
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_http.tests.asking import Ask, new_id
@@ -39,9 +39,7 @@ def test_a_put_as_json_is_the_put_of_the_python_client(client: DataPlaneClient, 
     answer = ask("POST", SAMPLES, {"samples": samples(COLUMNS)})
     assert (answer.status, answer.body["created_rows"]) == (200, 3)
     client.register_partition("q", list(COLUMNS), 0, ["train"], per_token_fields=["input_ids", "logprobs"])
-    objects = np.empty(3, object)
-    objects[:] = COLUMNS["answer"]
-    client.put_samples(IDS, "q", {**COLUMNS, "answer": objects}, TAGS, sequence_lengths=[3, 0, 1])
+    client.put_samples(IDS, "q", {**COLUMNS, "answer": objects(*COLUMNS["answer"])}, TAGS, sequence_lengths=[3, 0, 1])
 
     def described(name: str) -> object:
         return [(field.name, field.kind, field.dtype, field.row_shape) for field in client.partition(name).fields]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.tensors import jagged, objects, raw, some
 
 from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 from dataplane_client.codec import WIRE_DTYPES
@@ -32,26 +33,14 @@ def scalar_of(rng: random.Random, _depth: int) -> Any:
 
 def tensor_of(rng: random.Random, _depth: int) -> torch.Tensor:
     shape = [rng.choice([0, 1, 2, 3]) for _ in range(rng.randint(0, 3))]
-    dtype = rng.choice(WIRE_DTYPES)
-    tensor = random_tensor(rng, shape, dtype.torch_dtype, dtype.item_size)
+    tensor = some(rng.choice(WIRE_DTYPES).torch_dtype, *shape, seed=rng.getrandbits(30))
     return tensor.transpose(0, -1) if tensor.dim() > 1 and rng.random() < 0.3 else tensor
-
-
-def random_tensor(rng: random.Random, shape: list[int], dtype: torch.dtype, item_size: int) -> torch.Tensor:
-    """Any bits, NaNs with payloads among them."""
-    entries = int(np.prod(shape))
-    if dtype is torch.bool:
-        return torch.tensor([rng.random() < 0.5 for _ in range(entries)], dtype=dtype).reshape(shape)
-    data = bytearray(rng.randbytes(entries * item_size))
-    flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-    return flat.view(dtype).reshape(shape)
 
 
 def jagged_of(rng: random.Random, _depth: int) -> torch.Tensor:
     lengths = [rng.randint(0, 4) for _ in range(rng.randint(1, 4))]
-    values = random_tensor(rng, [sum(lengths), *rng.choice([[], [2]])], torch.bfloat16, 2)
-    offsets = torch.tensor([0, *lengths]).cumsum(0)
-    return torch.nested.nested_tensor_from_jagged(values, offsets, min_seqlen=min(lengths), max_seqlen=max(lengths))
+    values = some(torch.bfloat16, sum(lengths), *rng.choice([[], [2]]), seed=rng.getrandbits(30))
+    return jagged(values, lengths)
 
 
 def list_of(rng: random.Random, depth: int) -> list[Any]:
@@ -63,10 +52,7 @@ def dict_of(rng: random.Random, depth: int) -> dict[Any, Any]:
 
 
 def objects_of(rng: random.Random, depth: int) -> Any:
-    objects = np.empty(rng.randint(0, 3), object)
-    for row in range(len(objects)):
-        objects[row] = value_of(rng, depth + 1)
-    return objects
+    return objects(*list_of(rng, depth))
 
 
 def packed_of(rng: random.Random, _depth: int) -> PackedTensor:
@@ -98,8 +84,4 @@ def equal_tensors(got: torch.Tensor, expected: torch.Tensor) -> bool:
     if expected.is_nested:
         rows, wanted = list(got.unbind()), list(expected.unbind())
         return len(rows) == len(wanted) and all(map(equal_tensors, rows, wanted))
-    return got.shape == expected.shape and bytes_of(got) == bytes_of(expected)
-
-
-def bytes_of(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return got.shape == expected.shape and raw(got) == raw(expected)

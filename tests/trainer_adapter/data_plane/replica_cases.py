@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed
 from prometheus_client.parser import text_string_to_metric_families
+from tests.tensors import objects
 from tests.trainer_adapter.data_plane.exchanged_values import equal, mapping_of
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -44,8 +45,7 @@ def first_batch() -> dict[str, Any]:
     ids, mask = torch.full((8, 7), PAD), torch.zeros(8, 7, dtype=torch.bool)
     for row, length in enumerate(LENGTHS):
         ids[row, :length], mask[row, :length] = torch.tensor(tokens(row)), True
-    notes = np.empty(8, object)
-    notes[:] = [{"row": row, "tools": ["x"] * row} for row in range(8)]
+    notes = objects(*({"row": row, "tools": ["x"] * row} for row in range(8)))
     given = {"sample_mask": torch.ones(8), "input_lengths": torch.tensor(LENGTHS), "notes": notes}
     return {"input_ids": ids, "token_mask": mask, **given}
 
@@ -213,8 +213,7 @@ def claimed(here: Rank, name: str) -> Any:
         ids = claim.meta.sample_ids
         rows = [IDS.index(sample_id) for sample_id in ids]
         results = wait_for_results(here, rows)
-        notes = np.empty(len(rows), object)
-        notes[:] = [{"by": here.rank} for _ in rows]
+        notes = objects(*({"by": here.rank} for _ in rows))
         count = claim.commit({"prev_logprobs": results["logprobs"].detach(), "notes": notes})
         again = raised(claim.commit)
     return {"ids": ids, "known": claim.meta.sequence_lengths, "rows": count, "state": claim.state, "again": again}
