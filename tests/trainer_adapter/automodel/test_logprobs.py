@@ -153,7 +153,5 @@ def test_the_largest_logits_of_packed_rows_are_zero_behind_their_last_token(mode
 
 @pytest.mark.parametrize("number", [0, -1])
 def test_numbers_of_nothing_are_refused(number: int) -> None:
-    with pytest.raises(ValueError, match="logprob_chunk_size"):
-        LogprobsPostProcessor({"logprob_chunk_size": number}, None, None, None, 1)
     with pytest.raises(ValueError, match=r"\bk\b"):
         TopkLogitsPostProcessor({}, None, None, None, 1, k=number)

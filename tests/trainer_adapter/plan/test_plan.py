@@ -186,19 +186,10 @@ def test_a_job_that_cannot_be_divided_is_refused(
         planned(model, ranks, changes, row_tokens)
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "text"),
-    [
-        ({"dynamic_batching": ON, "sequence_packing": ON}, AssertionError, "both enabled"),
-        ({"sequence_packing": ON | {"train_mb_tokens": 0}}, ValueError, "sequence_packing.train_mb_tokens .* not 0"),
-        ({"train_micro_batch_size": 0}, ValueError, "train_micro_batch_size .* not 0"),
-    ],
-)
-def test_microbatches_that_the_worker_refuses_are_refused(
-    model: Path, changes: dict[str, Any], error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
-        read_layout(settings(model, "none", 2, False, "bfloat16") | changes, 1, WIDTH)
+def test_microbatches_that_the_worker_refuses_are_refused(model: Path) -> None:
+    both = {"dynamic_batching": ON, "sequence_packing": ON}
+    with pytest.raises(AssertionError, match="both enabled"):
+        read_layout(settings(model, "none", 2, False, "bfloat16") | both, 1, WIDTH)
 
 
 def test_a_model_with_other_layers_is_refused(tmp_path: Path) -> None:
@@ -219,4 +210,4 @@ def test_the_command_tells_a_layout_or_the_reason_against_it(
     assert told["host"]["reference"] == told["device"]["with_checkpointing"]["weights"]
     with pytest.raises(SystemExit, match="2"):
         main([*command, "--ranks", "3"])
-    assert "train_global_batch_size=4 is not a positive multiple of the 3 data-parallel" in capsys.readouterr().err
+    assert "train_global_batch_size=4 is not a multiple of the 3 data-parallel" in capsys.readouterr().err

@@ -38,12 +38,14 @@ def required(config: Mapping[str, Any], path: str) -> Any:
 
 
 def check_types(config: Mapping[str, Any], kind: Any = None, block: str = "") -> None:
-    """Raise ValueError naming the first key whose value has another type than in kind (None: PolicyConfig); absent keys
-    are allowed.
+    """Raise ValueError naming the first key whose value has another type than in kind (None: PolicyConfig), or is a
+    number that is not positive but must be; absent keys are allowed.
     """
     for key, wanted in get_type_hints(kind or PolicyConfig).items():
         if key in config:
             _check_type(config[key], wanted, block + key)
+            if key.endswith(_POSITIVE) and config[key] is not None and not config[key] > 0:
+                raise ValueError(f"{block}{key} must be positive, not {config[key]}")
 
 
 def _check_type(value: Any, wanted: Any, path: str) -> None:
@@ -54,8 +56,8 @@ def _check_type(value: Any, wanted: Any, path: str) -> None:
         raise ValueError(f"{path} must be {' or '.join(name for _, name in rules)}, not {value!r}")
     if is_typeddict(kind):
         check_types(value, kind, f"{path}.")
-    if get_origin(kind) is list:
-        (inner,) = get_args(kind)
+    if get_origin(kind) in (list, tuple):
+        inner, *_ = get_args(kind)
         for place, item in enumerate(value):
             _check_type(item, inner, f"{path}[{place}]")
 
@@ -68,12 +70,17 @@ def _rule(kind: Any) -> tuple[Callable[[Any], bool], str]:
     return (lambda value: isinstance(value, types) and (kind is bool or not isinstance(value, bool))), name
 
 
+_SIZES = ("_size", "_tokens", "_divisible_by", "_round", "dim")
+_POSITIVE = (*_SIZES, "_timeout_s", "max_grad_norm", "temperature", "alpha")
+"""How the keys of positive numbers end. With a negative max_grad_norm training would go the other way."""
+
 _KINDS: dict[Any, tuple[Any, str]] = {
     bool: (bool, "true or false"),
     int: (Integral, "an integer"),
     float: (Real, "a number"),
     str: ((str, os.PathLike), "a string"),
     list: ((list, tuple), "a list"),
+    tuple: ((list, tuple), "a list"),
     dict: (Mapping, "a mapping"),
     Mapping: (Mapping, "a mapping"),
     NoneType: (NoneType, "null"),

@@ -111,22 +111,15 @@ def _work(config: PolicyConfig, runtime: RuntimeConfig, sizes: ParallelSizes, ro
 
 def _rows_of_rank(config: PolicyConfig, dp: int) -> int:
     rows = int(config["train_global_batch_size"])
-    if rows < 1 or rows % dp:
-        raise ValueError(f"train_global_batch_size={rows} is not a positive multiple of the {dp} data-parallel ranks")
+    if rows % dp:
+        raise ValueError(f"train_global_batch_size={rows} is not a multiple of the {dp} data-parallel ranks")
     return rows // dp
 
 
 def _rows_at_once(config: PolicyConfig) -> int:
     """Of a fixed microbatch. Others have fewer rows than a step unless it has a single one."""
     is_fixed = not (is_enabled(config, "dynamic_batching") or is_enabled(config, "sequence_packing"))
-    return _positive(config, "train_micro_batch_size") if is_fixed else 1
-
-
-def _positive(config: PolicyConfig, path: str) -> int:
-    found = int(required(config, path))
-    if found < 1:
-        raise ValueError(f"{path} must be positive, not {found}")
-    return found
+    return int(required(config, "train_micro_batch_size")) if is_fixed else 1
 
 
 def _tokens(config: PolicyConfig, sizes: ParallelSizes, row_tokens: int | None) -> tuple[int, int]:
@@ -135,13 +128,13 @@ def _tokens(config: PolicyConfig, sizes: ParallelSizes, row_tokens: int | None) 
     parts = 2 * sizes.cp if sizes.cp > 1 else sizes.tp if layout["sequence_parallel"] else 1
     for block in ("dynamic_batching", "sequence_packing"):
         if is_enabled(config, block):
-            tokens = rounded_up(max(_positive(config, f"{block}.train_mb_tokens"), row_tokens or 0), parts)
+            tokens = rounded_up(max(required(config, f"{block}.train_mb_tokens"), row_tokens or 0), parts)
             return tokens, tokens
     if row_tokens is None:
         raise ValueError("the number of tokens of a row is unknown: pass --row-tokens, those of the longest row")
     if row_tokens < 1:
         raise ValueError(f"--row-tokens must be positive, not {row_tokens}")
-    width = rounded_up(row_tokens, _positive(config, "make_sequence_length_divisible_by"))
+    width = rounded_up(row_tokens, required(config, "make_sequence_length_divisible_by"))
     if width % parts:
         into = f"context_parallel_size={sizes.cp} into an early and a late stretch each"
         over = into if sizes.cp > 1 else f"tensor_parallel_size={sizes.tp} with sequence_parallel"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
@@ -36,16 +36,13 @@ class RayGroupOptions:
 
     def validate(self) -> None:
         """Raises ValueError naming the field and the rule."""
-        for name in ("num_workers", "cpus_per_worker"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, value in vars(self).items():
+            if name not in ("gpus_per_worker", "strategy") and value <= 0:
+                raise ValueError(f"{name} must be positive, got {value}")
         if self.gpus_per_worker not in (0, 1):
             raise ValueError(f"gpus_per_worker must be 0 or 1, got {self.gpus_per_worker}")
         if self.strategy not in get_args(Strategy):
             raise ValueError(f"strategy must be one of {', '.join(get_args(Strategy))}, got {self.strategy!r}")
-        for field in fields(self):
-            if field.name.endswith("_s") and getattr(self, field.name) <= 0:
-                raise ValueError(f"{field.name} must be positive, got {getattr(self, field.name)}")
 
     @property
     def bundle(self) -> dict[str, float]:

@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from trainer_adapter.automodel.config import is_enabled
-
-_INITIAL_VALUES = ("xavier", "uniform", "kaiming")
+from trainer_adapter.automodel.config import check_types, is_enabled
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class PeftConfig:
     target_modules: tuple[str, ...] = ()
     exclude_modules: tuple[str, ...] = ()
     match_all_linear: bool = False
-    lora_A_init: str = "xavier"  # noqa: N815  # as in NeMo Automodel
+    lora_A_init: Literal["xavier", "uniform", "kaiming"] = "xavier"  # noqa: N815  # as in NeMo Automodel
 
     @classmethod
     def from_dict(cls, lora_cfg: Mapping[str, Any]) -> PeftConfig:
@@ -49,10 +47,13 @@ class PeftConfig:
         settings = {key: value for key, value in lora_cfg.items() if key not in ("enabled", "use_triton", "lora_dtype")}
         check_keys(settings, cls)
         _check_unchangeable(lora_cfg)
-        for key in ("target_modules", "exclude_modules"):
-            settings[key] = _check_names(key, settings.get(key))
-        config = cls(**settings)
-        _check_values(config)
+        names = {key: settings.get(key) or () for key in ("target_modules", "exclude_modules")}
+        check_types(settings | names, cls, "dtensor_cfg.lora_cfg.")
+        config = cls(**settings | {key: tuple(value) for key, value in names.items()})
+        if not (config.match_all_linear or config.target_modules):
+            raise ValueError("dtensor_cfg.lora_cfg must name target_modules or set match_all_linear")
+        if not 0 <= config.dropout < 1:
+            raise ValueError(f"dtensor_cfg.lora_cfg.dropout must be at least 0 and below 1, not {config.dropout}")
         return config
 
 
@@ -102,26 +103,3 @@ def _check_unchangeable(lora_cfg: Mapping[str, Any]) -> None:
             f"dtensor_cfg.lora_cfg.lora_dtype must be float32, not {lora_cfg['lora_dtype']}: weights are kept in "
             "float32, and layers compute in the policy's precision"
         )
-
-
-def _check_names(key: str, value: object) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) for name in value):
-        raise ValueError(f"dtensor_cfg.lora_cfg.{key} must be a list of names, got {value!r}")
-    return tuple(value)
-
-
-def _check_values(config: PeftConfig) -> None:
-    if not (config.match_all_linear or config.target_modules):
-        raise ValueError("dtensor_cfg.lora_cfg must name target_modules or set match_all_linear")
-    checks = {
-        "dim": (type(config.dim) is int and config.dim >= 1, "an integer of at least 1"),
-        "alpha": (type(config.alpha) in (int, float) and config.alpha > 0, "a positive number"),
-        "dropout": (type(config.dropout) in (int, float) and 0 <= config.dropout < 1, "at least 0 and below 1"),
-        "dropout_position": (config.dropout_position in ("pre", "post"), "pre or post"),
-        "lora_A_init": (config.lora_A_init in _INITIAL_VALUES, f"one of {_INITIAL_VALUES}"),
-    }
-    for key, (is_right, rule) in checks.items():
-        if not is_right:
-            raise ValueError(f"dtensor_cfg.lora_cfg.{key} must be {rule}, got {getattr(config, key)!r}")

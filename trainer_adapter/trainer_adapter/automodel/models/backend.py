@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer_adapter.automodel.choices import _choice
 from trainer_adapter.automodel.packages import from_package, is_installed, require_transformers
 
 _IMAGE_TEXT_MODELS = frozenset(
@@ -26,8 +25,7 @@ def require_model_backend(config: Mapping[str, Any]) -> str:
 
     Does not import nemo_automodel, which takes 6 s.
     """
-    backends = ("automodel", "transformers") if is_installed() else ("transformers", "automodel")
-    backend = _choice(config, "model_backend", backends)
+    backend = str(config["dtensor_cfg"].get("model_backend", "automodel" if is_installed() else "transformers"))
     require_transformers()
     if backend == "automodel" and not is_installed():
         raise ImportError(
@@ -38,17 +36,10 @@ def require_model_backend(config: Mapping[str, Any]) -> str:
 
 def resolve_model_class(model_type: str, backend: str = "transformers") -> Any:
     """The backend's class whose from_pretrained loads models of this type; the case of letters is ignored."""
-    return _auto_class(_CLASSES.get(model_type.lower(), "AutoModelForCausalLM"), backend)
+    return auto_class(_CLASSES.get(model_type.lower(), "AutoModelForCausalLM"), backend)
 
 
-def reward_model_class(reward_model_type: str, backend: str = "transformers") -> Any:
-    """The backend's class for models that output one score for each sequence. ValueError for an unknown type."""
-    if reward_model_type != "bradley_terry":
-        raise ValueError(f"Unknown reward model type: {reward_model_type}; it must be bradley_terry")
-    return _auto_class("AutoModelForSequenceClassification", backend)
-
-
-def _auto_class(name: str, backend: str) -> Any:
+def auto_class(name: str, backend: str) -> Any:
     if backend == "automodel":
         return from_package(f"NeMo{name}")
     return getattr(require_transformers(), name)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
 
 import torch
 from torch.distributed import distributed_c10d
@@ -32,7 +30,7 @@ def setup_distributed(config: PolicyConfig, runtime_config: RuntimeConfig) -> Di
     """
     device = device_type(config)
     backend = "gloo" if device == "cpu" else "cuda:nccl,cpu:gloo" if runtime_config.cpu_offload else "nccl"
-    timeout = _timeout(config["dtensor_cfg"])
+    timeout = timedelta(seconds=config["dtensor_cfg"].get("collective_timeout_s", 1800))
     _start_process_group(device, backend, timeout)
     world_size = torch.distributed.get_world_size()
     required(config, "dtensor_cfg.sequence_parallel")
@@ -60,13 +58,6 @@ def _seed(config: PolicyConfig, context: DistributedContext) -> None:
     seed = config.get("seed")
     if number or seed is not None:
         torch.manual_seed((torch.initial_seed() if seed is None else seed) + number)
-
-
-def _timeout(dtensor_cfg: Mapping[str, Any]) -> timedelta:
-    seconds = dtensor_cfg.get("collective_timeout_s", 1800)
-    if isinstance(seconds, int | float) and seconds > 0:
-        return timedelta(seconds=seconds)
-    raise ValueError(f"dtensor_cfg.collective_timeout_s must be positive, not {seconds!r}")
 
 
 def _start_process_group(device: str, backend: str, timeout: timedelta) -> None:

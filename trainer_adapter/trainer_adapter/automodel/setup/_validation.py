@@ -8,9 +8,16 @@ from typing import Any
 
 import torch
 
-from trainer_adapter.automodel.choices import context_parallel_attention, packed_attention
-from trainer_adapter.automodel.config import PolicyConfig, RuntimeConfig, TrainingSamplingParams, is_enabled, required
-from trainer_adapter.automodel.models.backend import require_model_backend, resolve_model_class, reward_model_class
+from trainer_adapter.automodel.choices import packed_attention
+from trainer_adapter.automodel.config import (
+    PolicyConfig,
+    RuntimeConfig,
+    TrainingSamplingParams,
+    check_types,
+    is_enabled,
+    required,
+)
+from trainer_adapter.automodel.models.backend import auto_class, require_model_backend, resolve_model_class
 from trainer_adapter.automodel.models.force_hf import architecture_of
 from trainer_adapter.automodel.packages import require_transformers
 from trainer_adapter.automodel.rank import report
@@ -29,14 +36,12 @@ def validate_and_prepare_config(config: PolicyConfig, processor: Any | None, ran
     Raises ValueError, AssertionError or NotImplementedError for unsupported settings, KeyError naming a missing key,
     ImportError naming the extra to install.
     """
+    check_types(config)
     colocated, sampling = _read_generation(config)
     if not colocated:
         os.environ["NCCL_CUMEM_ENABLE"] = "1"
     _disable_shared_autotuning()
-    if required(config, "precision") not in STRING_TO_DTYPE:
-        raise ValueError(f"Unknown precision: {config['precision']}; it must be one of {', '.join(STRING_TO_DTYPE)}")
     cpu_offload = bool(required(config, "dtensor_cfg.cpu_offload"))
-    max_grad_norm = _check_max_grad_norm(required(config, "max_grad_norm"))
     packing = bool(required(config, "sequence_packing.enabled"))
     if packing and processor is not None:
         raise ValueError("Sequence packing is not supported for VLM models: set sequence_packing.enabled=false")
@@ -45,7 +50,6 @@ def validate_and_prepare_config(config: PolicyConfig, processor: Any | None, ran
     overrides = _check_overrides(config.get("hf_config_overrides"))
     backend = require_model_backend(config)
     _check_backend_settings(config, backend)
-    context_parallel_attention(config)
     attn_impl = _choose_attention(config, packing, rank)
     model_config = _read_model_config(required(config, "model_name"), attn_impl if packing else None, overrides)
     reward = is_enabled(config, "reward_model_cfg")
@@ -59,9 +63,9 @@ def validate_and_prepare_config(config: PolicyConfig, processor: Any | None, ran
         allow_flash_attn_args=(architecture_of(model_config), model_config.model_type)
         != ("DeciLMForCausalLM", "nemotron-nas"),
         attn_impl=attn_impl,
-        dtype=STRING_TO_DTYPE[config["precision"]],
+        dtype=STRING_TO_DTYPE[required(config, "precision")],
         enable_seq_packing=packing,
-        max_grad_norm=max_grad_norm,
+        max_grad_norm=required(config, "max_grad_norm"),
         cpu_offload=cpu_offload,
         offload_optimizer_for_logprob=config.get("offload_optimizer_for_logprob", False),
         is_generation_colocated=colocated,
@@ -84,13 +88,6 @@ def _disable_shared_autotuning() -> None:
     import torch._inductor.config as inductor  # imported late: it takes 0.3 s
 
     inductor.autotune_local_cache = False
-
-
-def _check_max_grad_norm(limit: object) -> float | None:
-    """0 would train nothing, and a negative limit would turn every gradient around."""
-    if limit is None or (isinstance(limit, int | float) and limit > 0):
-        return limit
-    raise ValueError(f"max_grad_norm must be positive or null, not {limit!r}")
 
 
 def _check_overrides(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -156,11 +153,11 @@ def _choose_model_class(config: PolicyConfig, backend: str, model_config: Any, p
         return resolve_model_class(model_config.model_type, backend)
     if packing:
         raise NotImplementedError("Sequence packing is not supported for reward models")
-    model_class = reward_model_class(required(config, "reward_model_cfg.reward_model_type"), backend)
+    required(config, "reward_model_cfg.reward_model_type")  # there is one kind
     if model_config.num_labels != 1:
         report(f"model_config.num_labels is {model_config.num_labels}; set to 1, as a reward model needs")
         model_config.num_labels = 1
-    return model_class
+    return auto_class("AutoModelForSequenceClassification", backend)
 
 
 def _check_parallelism(config: PolicyConfig, packing: bool) -> None:

@@ -49,8 +49,6 @@ class LogprobsPostProcessor:
         sampling_params: TrainingSamplingParams | None = None,
     ) -> None:
         self._chunk_size = cfg.get("logprob_chunk_size")
-        if self._chunk_size is not None and self._chunk_size < 1:
-            raise ValueError(f"logprob_chunk_size must be at least 1 position or None, got {self._chunk_size}")
         self._cp_mesh = cp_mesh
         self._is_packing = enable_seq_packing
         self._sampling_params = sampling_params
