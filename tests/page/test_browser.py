@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,21 +193,23 @@ def test_elements_of_one_key_are_all_shown_again(open_page: Any) -> None:
     assert shown == "onetwo"
 
 
-def test_names_from_clients_are_shown_as_text(open_page: Any, server: ServerThread) -> None:
-    name = '<img src=x onerror="document.title=1">'
+def test_names_from_clients_are_shown_as_text_and_break(open_page: Any, server: ServerThread) -> None:
+    name = '<img src=x onerror="document.title=1">' + "x" * 200
     with connect(server.addresses[0], client_name=name) as client:
         client.register_partition(name, ["x"], 0, [name])
         one = open_page()
-        one.page.locator(".choose", has_text="<img").wait_for()
+        one.page.locator(".choose", has_text="<img").click()
+        one.page.locator("#details h2", has_text="<img").wait_for()
         assert one.page.title() == "RL Data Plane"
+        assert one.page.evaluate("document.documentElement.scrollWidth") <= DESKTOP["width"]
         client.drop_partition(name)
         one.page.locator(".choose", has_text="<img").wait_for(state="detached")
 
 
-def test_a_server_without_partitions_says_what_to_do_first(browser: Any) -> None:
-    server = ServerThread(
-        ServerConfig(listen=("127.0.0.1:0",), http="127.0.0.1:0", limits=Limits(memory_bytes=1 << 20))
-    )
+def test_a_server_without_partitions_says_what_to_do_first_and_the_next_one_shows_its_own_calls(browser: Any) -> None:
+    config = ServerConfig(listen=("127.0.0.1:0",), http="127.0.0.1:0", limits=Limits(memory_bytes=1 << 20))
+    server = ServerThread(config)
+    _call(server, 50)
     context = browser.new_context(viewport=DESKTOP)
     page = context.new_page()
     page.goto(f"http://{server.http_address}")
@@ -215,7 +218,18 @@ def test_a_server_without_partitions_says_what_to_do_first(browser: Any) -> None
     server.stop()
     page.wait_for_selector("#status.offline")
     assert "cannot be reached" in page.inner_text("#notice")
+    server = ServerThread(replace(config, http=server.http_address))
+    page.wait_for_selector("#status.serving")
+    _call(server, 1)
+    page.wait_for_selector("#more :text('ListPartitions')", timeout=WITHIN_MS)
     context.close()
+    server.stop()
+
+
+def _call(server: ServerThread, times: int) -> None:
+    with connect(server.addresses[0]) as client:
+        for _ in range(times):
+            client.partitions()
 
 
 def test_beside_an_access_file_the_page_asks_for_a_token_once(browser: Any, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ export const recent = (key) => mean((series.get(key) ?? []).slice(-TOLD_SLOTS));
 
 function receive({ part, says: told }) {
   const [kind, ...name] = part.split(" ");
+  if (kind === "server" && Math.abs(told.started - state.server?.started) > 1) [state.latencies, sampledAt] = [[], null]; // another life: it counts anew
   if (kind === "partition") state.partitions.set(name.join(" "), told);
   else if (kind === "shown") {
     const kept = new Set(told.parts);
