@@ -6,9 +6,11 @@ import asyncio
 import itertools
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -138,6 +140,17 @@ def test_a_put_and_a_read_end_at_their_deadline(server: ServerThread, flow: Data
     eventually(lambda: leaves_whole_rows(flow))  # the late one too, if the sockets had taken in all of it
     for row in flow.list_samples("p").meta.sample_ids:
         assert torch.equal(flow.get_samples([row], "p", ["x"])["x"], BIG)
+
+
+def test_a_put_whose_connection_the_kernel_gives_up_is_made_again(server: ServerThread, flow: DataPlaneClient) -> None:
+    (line,) = flow._transport._local._connections._idle
+    line._peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 500)
+    with ThreadPoolExecutor(1) as threads:
+        with nothing_moves(server):
+            putting = threads.submit(flow.put_samples, ["a"], "p", {"x": BIG})
+            wait([putting], 3.0)
+        putting.result()
+    assert leaves_whole_rows(flow)
 
 
 async def test_a_cancelled_put_or_read_is_over_at_once_and_leaves_nothing(

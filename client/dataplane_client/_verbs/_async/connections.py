@@ -90,7 +90,7 @@ class AsyncConnections:
 
     def failure(self, verb: str, error: OSError | EOFError) -> DataPlaneError:
         """The error of this package for what ended the use of a connection."""
-        if isinstance(error, TimeoutError):
+        if isinstance(error, TimeoutError) and error.errno is None:  # with one, the kernel gave the connection up
             return DeadlineError(f"{verb} at {self._target}: no answer before the deadline")
         why = getattr(error, "strerror", None) or str(error)  # not itself: a circle would keep the arena mapped
         return UnavailableError(f"{verb} at {self._target}: the {self._carrier.transport} connection broke: {why}")
