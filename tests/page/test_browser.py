@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.faults.proxy import FaultProxy
 from tests.page.lively_flow import LivelyFlow
 
 from dataplane_client.client import connect
@@ -206,23 +207,30 @@ def test_names_from_clients_are_shown_as_text_and_break(open_page: Any, server: 
         one.page.locator(".choose", has_text="<img").wait_for(state="detached")
 
 
-def test_a_server_without_partitions_says_what_to_do_first_and_the_next_one_shows_its_own_calls(browser: Any) -> None:
+def test_a_page_says_what_to_do_first_and_follows_what_becomes_of_its_server(browser: Any) -> None:
     config = ServerConfig(listen=("127.0.0.1:0",), http="127.0.0.1:0", limits=Limits(memory_bytes=1 << 20))
     server = ServerThread(config)
     _call(server, 50)
     context = browser.new_context(viewport=DESKTOP)
     page = context.new_page()
-    page.goto(f"http://{server.http_address}")
+    network = FaultProxy(str(server.http_address))
+    page.goto(f"http://{network.address}")
     page.wait_for_selector("#flow code")
     assert "No partition yet. A program registers one: client.register_partition(" in page.inner_text("#flow")
-    server.stop()
+    network.swallow = {"answers"}
+    network.close_silently("server")
     page.wait_for_selector("#status.offline")
     assert "cannot be reached" in page.inner_text("#notice")
+    network.reset_connections()
+    page.wait_for_selector("#status.serving")
+    server.stop()
+    page.wait_for_selector("#status.offline")
     server = ServerThread(replace(config, http=server.http_address))
     page.wait_for_selector("#status.serving")
     _call(server, 1)
     page.wait_for_selector("#more :text('ListPartitions')", timeout=WITHIN_MS)
     context.close()
+    network.close()
     server.stop()
 
 

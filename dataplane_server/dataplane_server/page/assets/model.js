@@ -3,6 +3,7 @@
 const POINTS = 60;
 const SLOTS = 600; // ten minutes of a page that is seen
 const TOLD_SLOTS = 5;
+const SILENT_MS = 15_000; // streams of a server that serves last for 8 s
 const TOKEN = "dataplane-token";
 
 export const state = { server: null, waits: [], unexamined: 0, resting: [], holders: null, clients: [], events: [], latencies: [], partitions: new Map(), leftOut: 0, status: "connecting", offset: 0 };
@@ -122,6 +123,7 @@ export async function follow(changed, unknown) {
     const stop = new AbortController();
     const hide = () => document.hidden && stop.abort();
     document.addEventListener("visibilitychange", hide);
+    const silence = setTimeout(() => stop.abort(new Error("silent")), SILENT_MS);
     try {
       await read(await ask("page/events", { signal: stop.signal }), changed);
       failures = 0;
@@ -134,6 +136,7 @@ export async function follow(changed, unknown) {
         await new Promise((passed) => setTimeout(passed, Math.min(500 * 2 ** failures, 5000)));
       }
     } finally {
+      clearTimeout(silence);
       document.removeEventListener("visibilitychange", hide);
     }
   }
