@@ -1,9 +1,10 @@
-"""A node's actor that is stopped, or registers again, while a node from which it reads does not answer."""
+"""A node's actor that is stopped, registers or beats while a node, or the coordinator's port, does not answer."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,13 +13,14 @@ import pytest
 from tests.cluster.node.conftest import MIB
 from tests.waiting import soon
 
-from dataplane_server.cluster.messages import BytePlace, Mirrored, Registered, Registration
+from dataplane_server.cluster.messages import Beat, BeatAnswer, BytePlace, Mirrored, Registered, Registration
 from dataplane_server.cluster.node import actor as module
 from dataplane_server.cluster.node.actor import NodeActor, NodeOptions
 from dataplane_server.cluster.node.line import Membership
 from dataplane_server.core.calls.values import Run, Runs
 
 RUN = Runs.of([Run(0, 1)])
+LIVE = NodeActor._live
 
 
 @pytest.fixture
@@ -59,3 +61,27 @@ async def test_it_registers_without_waiting_for_what_the_other_does_not_give_to_
         await asyncio.wait_for(node._register(coordinator), 15.0)
     assert await asyncio.gather(*following) == [Mirrored.NO_SOURCE] * 99
     await node.stop()
+
+
+async def test_it_beats_while_the_coordinators_port_does_not_answer(
+    node: NodeActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats = list[Beat]()
+
+    async def register(registration: Registration) -> Registered:
+        return Registered(1, b"new", *hanging.getsockname(), {}, "")
+
+    async def beat(said: Beat) -> BeatAnswer:
+        beats.append(said)
+        return BeatAnswer(True)
+
+    coordinator = SimpleNamespace(register=SimpleNamespace(remote=register), beat=SimpleNamespace(remote=beat))
+    monkeypatch.setattr(module, "_sweep", lambda name: None)
+    monkeypatch.setattr(node, "_find_coordinator", lambda: coordinator)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as hanging, socket.socket() as waiting:
+        waiting.connect(hanging.getsockname())
+        began = time.monotonic()
+        node._life = asyncio.create_task(LIVE(node))
+        await eventually(lambda: len(beats) >= 3)
+        assert time.monotonic() - began < 4.0, "it is taken for silent"
+        await node.stop()

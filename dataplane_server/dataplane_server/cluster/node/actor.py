@@ -179,13 +179,14 @@ class NodeActor:
 
         await asyncio.to_thread(_sweep, self._options.coordinator)
         coordinator: Any = None
-        known = False
+        known, linking = False, asyncio.create_task(asyncio.sleep(0))
         while True:
             try:
                 coordinator = coordinator or await asyncio.to_thread(self._find_coordinator)
                 if not known:
                     await self._register(coordinator)
-                await self._gateway.link()
+                if linking.done():  # beats do not wait for a port that does not answer
+                    linking = asyncio.create_task(self._gateway.link())
                 known = await self._beat(coordinator)
                 pause_s = BEAT_S if known else _AGAIN_S
             except (RayError, ValueError):  # it has ended for good, is not there yet, or takes no node

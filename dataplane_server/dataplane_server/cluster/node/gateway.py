@@ -85,8 +85,11 @@ class Gateway(LocalEndpoint):
         """Have a line to the coordinator, if one can be had within 2 s; else warn once."""
         if self._line is None and (to := self.membership) is not None:
             try:
-                self._line = await NodeLine.open(to, self)
-                self.traces = self._line.traces
+                line = await NodeLine.open(to, self)
+                if self.membership is to:
+                    self._line, self.traces = line, line.traces
+                else:  # it has ended meanwhile
+                    line.close()
             except (OSError, asyncio.TimeoutError) as error:
                 if self._failed != to:
                     why = str(error) or "it does not answer"
