@@ -21,6 +21,7 @@ from dataplane_server.service.lives import next_life
 from dataplane_server.testing import ServerThread, running_server
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
+from rl_dataplane.v1.local_frames import FILE_SUFFIX
 
 LIMITS = Limits(memory_bytes=1 << 20)
 
@@ -49,12 +50,14 @@ def test_a_server_listens_everywhere_it_was_told_to_says_where_and_frees_the_add
 
 
 def test_the_socket_of_a_living_server_is_not_taken_over(tmp_path: Path) -> None:
-    living = ServerThread(config(f"unix://{tmp_path}/a.sock"))
+    living = ServerThread(config(f"unix://{tmp_path}/a.sock", f"unix://{tmp_path}/b.sock{FILE_SUFFIX}"))
     message = rf"unix://.*a\.sock: another server \(process {os.getpid()}\) listens there; stop it, or choose"
     with pytest.raises(OSError, match=message):
         ServerThread(config(f"unix://{tmp_path}/a.sock"))
-    assert answers(living.addresses[0])
-    living.stop()
+    other = ServerThread(config(f"unix://{tmp_path}/b.sock"))  # without shared memory: the file beside it is taken
+    for server in (other, living):
+        assert all(map(answers, server.addresses))
+        server.stop()
 
 
 def test_a_file_in_the_place_of_the_socket_is_left_alone(tmp_path: Path) -> None:

@@ -48,10 +48,11 @@ class AccessRules:
 
 def load_access_file(file: Path) -> AccessRules:
     """Raises OSError, or ValueError that names the file, the caller and the rule."""
-    data = file.read_bytes()
+    with file.open("rb") as opened:
+        data = opened.read(_MAX_BYTES + 1)
     try:
         if len(data) > _MAX_BYTES:
-            raise ValueError(f"it has {len(data)} bytes; the limit is {_MAX_BYTES}")
+            raise ValueError(f"it has more than {_MAX_BYTES} bytes")
         return _rules(json.loads(data), file.parent)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"access file {file}: {error}") from None

@@ -24,7 +24,8 @@ import grpc
 from dataplane_server.access.peers import peer_of
 from dataplane_server.config import host_and_port
 
-_MAX_PATH_BYTES = 105  # of sockaddr_un, without its final zero and the two slashes that gRPC puts before a path
+_MAX_PATH_BYTES = 107  # of sockaddr_un, without its final zero
+_SLASHES_OF_GRPC = 2  # before a path
 _NOT_FOR_GRPC = re.compile("[#?\udc80-\udcff]|%[0-9A-Fa-f]{2}")
 
 
@@ -41,7 +42,7 @@ def bind(
     """
     if address.startswith("unix:"):
         address = f"unix://{unix_path(address)}"
-        problem = _problem_of_path(unix_path(address))
+        problem = problem_of_path(unix_path(address), _MAX_PATH_BYTES - _SLASHES_OF_GRPC)
         if problem is not None:
             raise OSError(f"cannot listen on {address}: {problem}")
     else:
@@ -77,13 +78,13 @@ def unix_path(address: str) -> str:
 # -- what is wrong with an address -------------------------------------------------------------------------------------
 
 
-def _problem_of_path(path: str) -> str | None:
-    """Why no socket can be made there. The file of a killed server is none: gRPC takes it over. A server that stops
+def problem_of_path(path: str, most_bytes: int = _MAX_PATH_BYTES) -> str | None:
+    """Why no socket can be made there. The file of a killed server is none: it is taken over. A server that stops
     removes its own.
     """
     folder = Path(path).parent
-    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
-        return f"the path has more than {_MAX_PATH_BYTES} bytes; choose a shorter one"
+    if len(os.fsencode(path)) > most_bytes:
+        return f"the path has more than {most_bytes} bytes; choose a shorter one"
     if _NOT_FOR_GRPC.search(path):
         return "no client would find '#', '?', an escape such as %2F, or bytes that are not UTF-8; choose another path"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

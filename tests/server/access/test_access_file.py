@@ -79,6 +79,11 @@ def test_a_missing_file_is_an_error_of_the_system(tmp_path: Path) -> None:
         load_access_file(tmp_path / "none.json")
 
 
+def test_a_file_without_an_end_is_refused() -> None:
+    with pytest.raises(ValueError, match="more than 4194304 bytes"):
+        load_access_file(Path("/dev/zero"))
+
+
 def test_without_a_word_on_unix_sockets_their_files_decide(write: Write) -> None:
     assert load_access_file(write(with_caller())).unix_sockets is EVERYTHING
 
@@ -181,7 +186,17 @@ def test_other_tokens_are_refused(gate: Gate, sent: tuple[str, Callable[[], str]
     assert refused.value.reason is Reason.UNAUTHENTICATED
 
 
-def test_a_symmetric_key_is_refused_with_its_file(write: Write, tmp_path: Path) -> None:
-    (tmp_path / "keys.json").write_text(json.dumps({"keys": [{"kty": "oct", "k": "eHg", "kid": "1", "alg": "HS256"}]}))
-    with pytest.raises(ValueError, match=r"keys\.json .*symmetric"):
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ('{"keys": [{"kty": "oct", "k": "eHg", "kid": "1", "alg": "HS256"}]}', "has a symmetric key"),
+        ('[{"kty": "EC"}]', "is no set of keys"),
+        ("-----BEGIN PUBLIC KEY-----", "is no set of keys"),
+    ],
+)
+def test_keys_that_cannot_be_used_are_refused_with_their_file(
+    write: Write, tmp_path: Path, keys: str, words: str
+) -> None:
+    (tmp_path / "keys.json").write_text(keys)
+    with pytest.raises(ValueError, match=rf"keys\.json {words}"):
         load_access_file(write({"jwt": {"keys": "keys.json", "issuer": "i", "audience": "a"}}))

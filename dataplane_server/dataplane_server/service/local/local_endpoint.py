@@ -18,7 +18,7 @@ from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.log import get_log
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
-from dataplane_server.service.binding import files_of_mode
+from dataplane_server.service.binding import files_of_mode, problem_of_path
 from dataplane_server.service.local.frame_endpoint import BACKLOG, FrameEndpoint, Greeting, refuse
 from dataplane_server.service.local.handles import Handles
 from dataplane_server.service.local.local_connection import LocalConnection
@@ -80,17 +80,19 @@ class LocalEndpoint(FrameEndpoint[Handles[Any]]):
 
     def listen_beside(self, path: str, mode: int | None) -> None:
         """Listen beside a socket file of this server, with this mode (None: the umask decides). If that fails, because
-        the path is too long or another file has it, clients have only the abstract socket, if there is one.
+        the path is too long or taken, clients have only the abstract socket, if there is one.
         """
         file = Path(path + FILE_SUFFIX)
         try:
+            if (problem := problem_of_path(str(file))) is not None:
+                raise OSError(problem)
             self.listen_at(file, mode)
         except OSError as error:
             self._log.warning("local_listen_failed", path=str(file), error=str(error))
 
     def listen_at(self, file: Path, mode: int | None) -> None:
         """Listen at a path where only this server may. OSError."""
-        if file.is_socket():  # of a killed server: a running one would still have the gRPC socket
+        if file.is_socket():  # of a killed server
             file.unlink()
         with files_of_mode(mode):
             self._listen(str(file), self._peers)
