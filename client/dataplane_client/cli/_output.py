@@ -24,6 +24,13 @@ def fail(message: str, code: int = 1) -> NoReturn:
     raise typer.Exit(code) from None
 
 
+def confirm(question: str, command: str) -> None:
+    """Ask before what cannot be undone. Ends the command unless the answer is yes."""
+    if not sys.stdin.isatty():
+        fail(f"{command} needs --yes where no one can be asked", 2)
+    typer.confirm(question, abort=True)
+
+
 def print_json(value: object, *, lines: bool = False) -> None:
     """Print a JSON document. lines: on one line, for JSON Lines."""
     import json

@@ -6,6 +6,7 @@ the screen's command runs against that.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,7 +34,8 @@ def replay_calls(
         *(["--json"] if output == "json" else []),
     ]
     catch_interrupts()
-    code = subprocess.call(_command(path, until, *flags))  # noqa: S603  # our own module
+    with _begin(path, until, *flags) as process:
+        code = process.wait()
     return code if code >= 0 else _SIGNALLED - code
 
 
@@ -45,8 +47,8 @@ def replay_screen(
         raise typer.BadParameter(f"{screen[0]!r} shows no state of a server; see dataplane --help for commands that do")
     catch_interrupts()
     with tempfile.TemporaryDirectory(prefix=REPLAY_FOLDER) as folder:
-        command = _command(path, until, "--serve-in", folder)
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:  # noqa: S603
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with _begin(path, until, "--serve-in", folder, **pipes) as process:
             assert process.stdout is not None  # noqa: S101  # for the type checker
             if not (address := process.stdout.readline().decode().strip()):
                 raise typer.Exit(process.wait())
@@ -55,8 +57,14 @@ def replay_screen(
             commands([*screen, *once, *chosen, "--server", address], prog_name="dataplane")
 
 
-def _command(path: str, until: str | None, *flags: str) -> list[str]:
-    return [sys.executable, "-m", "dataplane_server.replaying", path, *_option("--until", until), *flags]
+def _begin(path: str, until: str | None, *flags: str, **pipes: int) -> subprocess.Popen[bytes]:
+    """Start the module. It gets Ctrl-C once it is loaded: until then, Python would show a stack."""
+    command = [sys.executable, "-m", "dataplane_server.replaying", path, *_option("--until", until), *flags]
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(command, **pipes)  # type: ignore[call-overload]  # noqa: S603  # our own module
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _option(flag: str, value: str | None) -> list[str]:

@@ -7,9 +7,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Sequence
 
-import typer
-
-from dataplane_client.cli._output import Format, fail, print_text, show
+from dataplane_client.cli._output import Format, confirm, fail, print_text, show
 from dataplane_client.cli._server import answer_of, server_or_exit
 from dataplane_client.cli._table import Table
 from dataplane_client.cli._text import age_text, plural, tags_text
@@ -93,7 +91,7 @@ def drop_partition(partition_id: str, address: str, timeout_s: float, *, sure: b
     with server_or_exit(address, timeout_s) as server:
         there = server.call("GetPartition", pb.GetPartitionRequest(partition_id=partition_id)).partition
         if not sure:
-            typer.confirm(f"Remove partition {partition_id} and its {plural(there.rows, 'row')}?", abort=True)
+            confirm(f"Remove partition {partition_id} and its {plural(there.rows, 'row')}?", "drop")
         done = server.call("DropPartition", request)
     print_text(f"rows removed: {done.dropped_rows:,}")
 

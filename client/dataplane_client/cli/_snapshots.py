@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import time
 import uuid
 from typing import NoReturn
 
-import typer
-
-from dataplane_client.cli._output import Format, fail, print_text, show
+from dataplane_client.cli._output import Format, confirm, fail, print_text, show
 from dataplane_client.cli._server import Server, server_or_exit
 from dataplane_client.cli._table import Table
 from dataplane_client.cli._text import plural, size_text
@@ -57,9 +56,7 @@ def restore_snapshot(name: str, address: str, timeout_s: float, *, sure: bool) -
             fail(f"there is no snapshot {name!r} at {server.address}; the last are: {last}")
         print_text(*_loss(server, known[name]))
         if not sure:
-            if not sys.stdin.isatty():
-                fail("restore needs --yes where no one can be asked", 2)
-            typer.confirm("Go on?", abort=True)
+            confirm("Go on?", "restore")
         request, began = pb.RestoreSnapshotRequest(request_id=uuid.uuid4().hex, snapshot=name), time.monotonic()
         restored = snapshot_description(server.call("RestoreSnapshot", request).snapshot)
         _await_next_life(server, began, time.monotonic() + timeout_s)
@@ -72,6 +69,7 @@ def verify_snapshot(folder: str) -> NoReturn:
     what ends the command ends all of it.
     """
     sys.stdout.flush()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until it is loaded: Python would show a stack
     os.execv(sys.executable, [sys.executable, "-m", "dataplane_server.durability.verify", folder])  # noqa: S606
 
 

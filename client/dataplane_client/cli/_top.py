@@ -86,7 +86,7 @@ def _screen_output(output: Format) -> Iterator[Show]:
 
 def _screen(address: str, seen: Snapshot | DataPlaneError, rates: list[PartitionRates], silent_s: float) -> Screen:
     if isinstance(seen, DataPlaneError):
-        return render_silence(address, str(seen), silent_s)
+        return render_silence(address, seen, silent_s)
     return render_snapshot(address, seen.status, rates)
 
 

@@ -12,6 +12,7 @@ from dataplane_client.cli._rates import PartitionRates, recent_consumed_per_s
 from dataplane_client.cli._status import contents_text, health_lines, node_lines, waits_text
 from dataplane_client.cli._table import Labelled, Table, figure
 from dataplane_client.cli._text import age_text, bar_text, count_text, duration_text, plural, rate_text, size_text
+from dataplane_client.errors import DataPlaneError, PermissionDeniedError
 from dataplane_client.records.descriptions import ServerStatus, TaskStatus
 
 Screen = Group
@@ -34,10 +35,11 @@ def render_snapshot(address: str, status: ServerStatus, rates: Sequence[Partitio
     )
 
 
-def render_silence(address: str, message: str, silent_s: float) -> Screen:
-    """The screen while the server is not reachable."""
-    silent = f"not reachable for {age_text(silent_s)}" if silent_s >= 1 else "not reachable"
-    return Group(Labelled(address, f": {silent}, retrying", style="bold"), Labelled("  ! ", message, style=BAD))
+def render_silence(address: str, error: DataPlaneError, silent_s: float) -> Screen:
+    """The screen while the server is not reachable, or refuses the token."""
+    state = "refused" if isinstance(error, PermissionDeniedError) else "not reachable"
+    silent = f"{state} for {age_text(silent_s)}" if silent_s >= 1 else state
+    return Group(Labelled(address, f": {silent}, retrying", style="bold"), Labelled("  ! ", str(error), style=BAD))
 
 
 def _table(rates: Iterable[PartitionRates]) -> Table:

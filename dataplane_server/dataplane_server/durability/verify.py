@@ -6,6 +6,7 @@ Exits with 1 if the folder is no snapshot of this version, or differs from its c
 
 from __future__ import annotations
 
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,9 @@ from dataplane_server.durability.snapshot import SnapshotError, read_manifest, v
 
 
 def main() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background jobs ignore it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     folder, screen = Path(sys.argv[1]), Console(stderr=True)
     columns = (BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
     try:

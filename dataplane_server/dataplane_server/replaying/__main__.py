@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--serve-in", type=Path, metavar="FOLDER")
     flags = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
         sys.exit(_run(flags))
     except ImportError as error:

@@ -22,10 +22,10 @@ _PATIENT = {command: {"timeout": 120.0} for command in get_group(app).commands}
 """A machine with much other work may take longer for an answer than commands wait."""
 
 
-def run(*arguments: str, typed: str = "", **environment: str) -> tuple[int, str]:
-    """The exit code, and the output on stdout and stderr. typed: what stdin says."""
+def run(*arguments: str, **environment: str) -> tuple[int, str]:
+    """The exit code, and the output on stdout and stderr."""
     settings = {**_WIDE, **environment}
-    result = CliRunner().invoke(app, arguments, typed, settings, prog_name="dataplane", default_map=_PATIENT)
+    result = CliRunner().invoke(app, arguments, env=settings, prog_name="dataplane", default_map=_PATIENT)
     return result.exit_code, result.output
 
 

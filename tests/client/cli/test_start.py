@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -109,6 +110,22 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize(("command", "code"), [("replay", 130), ("verify", -signal.SIGINT)])
+def test_ctrl_c_ends_a_command_whose_program_is_being_loaded_without_words(
+    tmp_path: Path, command: str, code: int
+) -> None:
+    interrupt = 'import os, signal, sys\nif "dataplane_server" in str(sys.orig_argv): os.killpg(0, signal.SIGINT)'
+    (tmp_path / "sitecustomize.py").write_text(interrupt)
+    paths = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a child inherits an ignored signal
+    with subprocess.Popen(
+        [DATAPLANE, command, str(tmp_path)], env=paths, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        signal.signal(signal.SIGINT, handler)
+        assert process.stderr is not None
+        assert (process.stderr.read(), process.wait(60)) == ("", code)
 
 
 @pytest.fixture(scope="module")

@@ -277,9 +277,9 @@ def test_tail_follows_what_arrives(client: DataPlaneClient) -> None:
     assert process.returncode == 0
 
 
-def test_drop_asks_first_and_tells_what_it_removed(client: DataPlaneClient) -> None:
-    code, text = run("drop", "p", "-s", client.target, typed="n\n")
-    assert (code, "Remove partition p and its 3 rows?" in text, client.partition("p").rows) == (1, True, 3)
+def test_drop_needs_a_yes_and_tells_what_it_removed(client: DataPlaneClient) -> None:
+    code, text = run("drop", "p", "-s", client.target)
+    assert (code, "--yes" in text, client.partition("p").rows) == (2, True, 3)
     code, text = run("drop", "p", "--yes", "-s", client.target)
     assert (code, text.strip(), client.partitions()) == (0, "rows removed: 3", [])
 
