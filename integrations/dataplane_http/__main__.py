@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -67,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(json.dumps({"event": "serving", "http": address}), flush=True)  # noqa: T201  # a command's output
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises it once more at the end
+    gc.freeze()  # imported modules are no garbage; to look at them takes a second, at the end too
     gateway.run(sockets=[listener])
 
 
@@ -129,10 +131,12 @@ class Gateway(uvicorn.Server):
         before = [file.stat().st_mtime_ns for file in files]
         while True:
             await asyncio.sleep(_LOOK_S)
-            with contextlib.suppress(OSError, ssl.SSLError):  # half-written: the last one stays
+            with contextlib.suppress(OSError):  # half-written: the last one stays
                 now = [file.stat().st_mtime_ns for file in files]
                 if now != before and self.config.ssl is not None:
-                    self.config.ssl.load_cert_chain(files[0], files[1])
+                    # into another context first: one that a certificate is loaded into loses a key that does not fit
+                    for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.config.ssl):
+                        context.load_cert_chain(*files, password="")  # or OpenSSL asks at the terminal for one
                     before = now
 
 

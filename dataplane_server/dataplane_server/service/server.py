@@ -261,6 +261,7 @@ class Server:
         if self._life is not None and not self._resumed:
             self._resumed = True
             self._life.resume()
+            self.shell.resume()
             history_bytes = self.config.log_history_bytes
             self._checkpointer = Checkpointer(self._life.folder, self.config.checkpoint_calls, history_bytes)
             folder = self.config.snapshot_dir or self._life.folder / "snapshots"

@@ -77,6 +77,10 @@ class Shell:
         self._ticker = Ticker(plane, self._advance, now)
         self._merges = False
 
+    def resume(self) -> None:
+        """What a former life left becomes due also if nobody calls."""
+        self._ticker.start_if_needed()
+
     def apply(self, call: Call[A]) -> A:
         """Apply a call and wake the callers that it concerns, even if it is refused: it may have superseded an earlier
         attempt.

@@ -22,9 +22,9 @@ LOOPBACK = Door("127.0.0.1", users=frozenset())
 
 
 @contextlib.contextmanager
-def running_gateway(server: str, door: Door = LOOPBACK) -> Iterator[str]:
+def running_gateway(server: str, door: Door = LOOPBACK, **tls: object) -> Iterator[str]:
     """Serve a gateway in a thread, for a block. Yields its address."""
-    gateway, listener = Gateway(server, door), socket.create_server(("127.0.0.1", 0))
+    gateway, listener = Gateway(server, door, **tls), socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=lambda: asyncio.run(gateway.serve(sockets=[listener])))
     thread.start()
     try:

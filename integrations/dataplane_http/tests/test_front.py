@@ -7,12 +7,17 @@ import http.client
 import json
 import os
 import socket
+import ssl
 import struct
 import subprocess
 import sys
 import textwrap
+import time
+from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.integration.access.conftest import Pki
 from tests.integration.access.test_hosts import FAR, NEAR
 
 from dataplane_http.connections import MAX_CONNECTIONS
@@ -84,6 +89,21 @@ def test_the_gateway_says_whether_it_reaches_the_server(ask: Ask) -> None:
     assert ask("GET", "/healthz").body == {"status": "serving"}
     with running_gateway("127.0.0.1:1") as address:
         assert ask_at(address)("GET", "/healthz").error == (503, "UNAVAILABLE")
+
+
+def test_a_certificate_is_replaced_once_its_key_is_there(server: ServerThread, tmp_path: Path, eventually: Any) -> None:
+    pki = Pki(tmp_path)
+    files, later = pki.issue("door", "127.0.0.1"), pki.issue("later", "127.0.0.1")
+    tls, new = {"ssl_certfile": files.certificate, "ssl_keyfile": files.key}, later.certificate.read_text()
+    with running_gateway(server.addresses[0], **tls) as address:
+        ask, place = ask_at(address, ca=pki.ca), ("127.0.0.1", int(address.rpartition(":")[2]))
+        assert ask("GET", "/healthz").status == 200
+        later.certificate.replace(files.certificate)
+        time.sleep(1.5)  # a second is how late files are looked at
+        assert ask("GET", "/healthz").status == 200
+        later.key.replace(files.key)
+        eventually(lambda: ssl.get_server_certificate(place).strip() == new.strip())
+        assert ask("GET", "/healthz").status == 200
 
 
 # -- slow and many callers ---------------------------------------------------------------------------------------------
