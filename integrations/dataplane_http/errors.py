@@ -34,7 +34,7 @@ STATUS_TABLE: dict[type[errors.DataPlaneError], int] = {
 """429 and 503 come with Retry-After. What is wrong with the HTTP request itself has HTTP's own status: 404 and 405 for
 an unknown path and method, 408 for a body that is late, 413 for one that is too large, 415 for another type.
 """
-_CALL = re.compile(r"\w+ at (unix:.*?|\S+): ")
+_CALL = re.compile(r"[\w.]+ at (unix:.*?|\S+): ")
 """The verb and the address with which messages of the server begin."""
 _NO_REASON = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 500: "INTERNAL", 503: "UNAVAILABLE"}
 
