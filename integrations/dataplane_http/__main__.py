@@ -136,7 +136,7 @@ class Gateway(uvicorn.Server):
                 if now != before and self.config.ssl is not None:
                     # into another context first: one that a certificate is loaded into loses a key that does not fit
                     for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.config.ssl):
-                        context.load_cert_chain(*files, password="")  # or OpenSSL asks at the terminal for one
+                        context.load_cert_chain(files[0], files[1], "")  # without a pass phrase, OpenSSL asks for one
                     before = now
 
 

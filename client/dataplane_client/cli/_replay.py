@@ -46,23 +46,24 @@ def replay_screen(
     if screen[0] in _NO_SCREENS:
         raise typer.BadParameter(f"{screen[0]!r} shows no state of a server; see dataplane --help for commands that do")
     catch_interrupts()
-    with tempfile.TemporaryDirectory(prefix=REPLAY_FOLDER) as folder:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        with _begin(path, until, "--serve-in", folder, **pipes) as process:
-            assert process.stdout is not None  # noqa: S101  # for the type checker
-            if not (address := process.stdout.readline().decode().strip()):
-                raise typer.Exit(process.wait())
-            once = ["--count", "1"] if screen[0] == "top" else []  # time stands still
-            chosen = ["--output", output] if output != "table" else []
-            commands([*screen, *once, *chosen, "--server", address], prog_name="dataplane")
+    with (
+        tempfile.TemporaryDirectory(prefix=REPLAY_FOLDER) as folder,
+        _begin(path, until, "--serve-in", folder, pipe=subprocess.PIPE) as process,
+    ):
+        assert process.stdout is not None  # noqa: S101  # for the type checker
+        if not (address := process.stdout.readline().decode().strip()):
+            raise typer.Exit(process.wait())
+        once = ["--count", "1"] if screen[0] == "top" else []  # time stands still
+        chosen = ["--output", output] if output != "table" else []
+        commands([*screen, *once, *chosen, "--server", address], prog_name="dataplane")
 
 
-def _begin(path: str, until: str | None, *flags: str, **pipes: int) -> subprocess.Popen[bytes]:
+def _begin(path: str, until: str | None, *flags: str, pipe: int | None = None) -> subprocess.Popen[bytes]:
     """Start the module. It gets Ctrl-C once it is loaded: until then, Python would show a stack."""
     command = [sys.executable, "-m", "dataplane_server.replaying", path, *_option("--until", until), *flags]
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return subprocess.Popen(command, **pipes)  # type: ignore[call-overload]  # noqa: S603  # our own module
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe)  # noqa: S603  # our own module
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 

@@ -42,8 +42,7 @@ def bind(
     """
     if address.startswith("unix:"):
         address = f"unix://{unix_path(address)}"
-        problem = problem_of_path(unix_path(address), _MAX_PATH_BYTES - _SLASHES_OF_GRPC)
-        if problem is not None:
+        if (problem := problem_of_path(unix_path(address), _MAX_PATH_BYTES - _SLASHES_OF_GRPC)) is not None:
             raise OSError(f"cannot listen on {address}: {problem}")
     else:
         check_port(setting, address)

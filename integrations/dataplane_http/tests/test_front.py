@@ -94,7 +94,8 @@ def test_the_gateway_says_whether_it_reaches_the_server(ask: Ask) -> None:
 def test_a_certificate_is_replaced_once_its_key_is_there(server: ServerThread, tmp_path: Path, eventually: Any) -> None:
     pki = Pki(tmp_path)
     files, later = pki.issue("door", "127.0.0.1"), pki.issue("later", "127.0.0.1")
-    tls, new = {"ssl_certfile": files.certificate, "ssl_keyfile": files.key}, later.certificate.read_text()
+    tls: dict[str, Any] = {"ssl_certfile": files.certificate, "ssl_keyfile": files.key}
+    new = later.certificate.read_text()
     with running_gateway(server.addresses[0], **tls) as address:
         ask, place = ask_at(address, ca=pki.ca), ("127.0.0.1", int(address.rpartition(":")[2]))
         assert ask("GET", "/healthz").status == 200

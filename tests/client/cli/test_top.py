@@ -104,16 +104,6 @@ def test_a_number_of_screens_ends_with_1_if_no_server_answers_on_the_last(tmp_pa
     assert (code, "not reachable" in text) == (1, True)
 
 
-def test_a_caller_whose_token_is_refused_is_told_so(tmp_path: Path) -> None:
-    access, token = tmp_path / "access.json", tmp_path / "token"
-    access.write_text('{"callers": []}')
-    token.write_text("unknown")
-    server = ServerThread(ServerConfig(listen=(f"unix://{tmp_path}/dataplane.sock",), access=access))
-    code, text = run("top", "-n", "1", "-s", server.addresses[0], DATAPLANE_TOKEN_FILE=str(token))
-    server.stop()
-    assert (code, "not reachable" in text, ": refused, retrying" in text) == (1, False, True), text
-
-
 def test_on_a_terminal_screens_replace_each_other_and_the_last_one_stays(address: str) -> None:
     shown = shown_on_terminal("top", "-s", address, "-n", "2", "-i", "0.1")
     assert shown.startswith("\x1b[?1049h")

@@ -72,7 +72,9 @@ def test_a_server_that_refuses_the_token_is_not_looked_for(tmp_path: Path) -> No
     access.write_text('{"callers": []}')
     server = ServerThread(ServerConfig(listen=("127.0.0.1:0",), access=access))
     found = checks(run_json("doctor", "-s", server.addresses[0], code=1))
+    code, text = run("top", "-n", "1", "-s", server.addresses[0])
     server.stop()
+    assert (code, "not reachable" in text, ": refused, retrying" in text) == (1, False, True), text
     assert "the call has no token" in found["server"]["found"]
     assert found["server"]["advice"].startswith("correct the token")
 
