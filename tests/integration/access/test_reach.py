@@ -23,8 +23,7 @@ from cryptography.hazmat.primitives import serialization
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.client.cli.reading import run
 from tests.hostile.attacks.http2 import Http2Peer
-from tests.integration.access.conftest import TOKENS, Pki, Start, access, address_of, hashed, of
-from tests.waiting import eventually
+from tests.integration.access.conftest import TOKENS, Pki, Start, address_of, of
 
 from dataplane_client.client import connect
 from dataplane_client.errors import AuthenticationError, UnavailableError
@@ -239,26 +238,3 @@ def test_half_a_handshake_keeps_no_one_out_of_http(secured: ServerThread, pki: P
         for _ in range(8):
             silent.enter_context(socket.create_connection((host, int(port))))
         assert http_status(f"https://{secured.http_address}/healthz", pki.ca) == 200
-
-
-def test_access_file_and_its_tokens_are_read_again(
-    start: Start, pki: Pki, access_file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    thread = start(listen=("127.0.0.1:0",), tls=pki.issue("server", "127.0.0.1"), access=access_file)
-
-    def serves(credentials: Credentials) -> bool:
-        with contextlib.suppress(AuthenticationError), connect(thread.addresses[0], credentials=credentials) as client:
-            return client.partitions() == []
-        return False
-
-    changed = access()
-    callers = changed["callers"]
-    assert isinstance(callers, list)
-    callers[0]["tokens"] = [hashed(UNKNOWN)]
-    access_file.write_text(json.dumps(changed))
-    new = Credentials(ca=str(pki.ca), token=UNKNOWN)
-    eventually(lambda: serves(new))
-    assert not serves(of(pki, "reader"))
-    access_file.write_text("{")  # the last good one stays
-    eventually(lambda: serves(new) and "reload_failed" in caplog.text)
-    assert serves(new)

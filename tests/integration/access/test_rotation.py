@@ -6,6 +6,7 @@ import json
 import ssl
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.integration.access.conftest import Pki, Start, address_of, hashed, of
 from tests.waiting import eventually
 
 from dataplane_client.client import connect
+from dataplane_client.errors import AuthenticationError
 from dataplane_client.options import Credentials
 from dataplane_server.config import TlsFiles
 from dataplane_server.testing import ServerThread
@@ -77,6 +79,11 @@ def test_certificates_and_tokens_are_replaced_under_load_without_a_failed_call(
     assert failed == []
     host, _, port = address.rpartition(":")
     assert ssl.get_server_certificate((host, int(port))).strip() in tls.certificate.read_text()
+    time.sleep(1.3)
+    with pytest.raises(AuthenticationError):
+        connect(address, credentials=replace(credentials, token="0", token_file=None))  # noqa: S106  # the first one
+    file.write_text("{")  # the last good one stays
+    time.sleep(1.3)
     with connect(address, credentials=credentials) as client:
         assert client.partition("train").rows == sum(calls)
 
