@@ -46,7 +46,6 @@ import numpy as np
 from dataplane_client.client import Claim, DataPlaneClient, connect
 from dataplane_client.codec import object_array
 from dataplane_client.errors import (
-    ClaimFencedError,
     ClaimNotFoundError,
     ClaimTimeoutError,
     InvalidArgumentError,
@@ -166,6 +165,7 @@ class DataPlaneDataSource:
         self._client.set_policies(self._partition, {_TASK: policy})
         self._progress = Progress(self._client, self._partition, _TASK)
         self._drawn: dict[str, Claim] = {}
+        self._tried: dict[str, Claim | None] = {}  # what an `add_samples` that failed has given back or put
         self._unput: deque[Sequence[Any]] = deque()  # groups that the source of prompts has given
         self._prompting = threading.Lock()  # a save must not come between a prompt and its put
         self._rollout = 0  # the one that comes next
@@ -188,29 +188,40 @@ class DataPlaneDataSource:
         return groups
 
     def add_samples(self, samples: Iterable[Sequence[Any]]) -> None:
-        """Give groups back, with what they have become, to be drawn again; or put new ones."""
+        """Give groups back, with what they have become, to be drawn again; or put new ones. If it raises, a group that
+        was not given back is drawn as it was, unless the call is tried again first.
+        """
         for group in samples:
-            claim = self._drawn.pop(_group_name(group), None)
-            if claim is None:
+            claim = self._drawn.pop(_group_name(group), None) or self._tried.get(_group_name(group))
+            if claim is not None:
+                self._tried[_group_name(group)] = claim
+                self._give_back(group, claim)
+            elif _group_name(group) not in self._tried:
                 self._put(group)
-                continue
+                self._tried[_group_name(group)] = None
+        self._tried.clear()
+
+    def _give_back(self, group: Sequence[Any], claim: Claim) -> None:
+        try:
             if self._is_lost(claim):
                 log_event(logging.WARNING, "group_lost", group=_group_name(group), partition=self._partition)
-                continue
+                return
             meta, (columns, tags) = claim.meta, rows_of(group)
             self._client.put_samples(meta.sample_ids, self._partition, columns, tags, generations=meta.generations)
             self._see_versions(group)
-            with contextlib.suppress(ClaimNotFoundError):  # the session has just expired
-                claim.release()
+        finally:
+            if claim.state == "open":
+                with contextlib.suppress(ClaimNotFoundError):  # the session has just expired
+                    claim.release()
 
     def _is_lost(self, claim: Claim) -> bool:
         """Whether the claim has ended and the group was drawn again."""
-        try:
-            claim.write({})
-        except ClaimFencedError:
-            described = [self._client.sample(self._partition, name) for name in claim.meta.sample_ids]
-            return any(task.state != "untaken" for sample in described for task in sample.tasks)
-        return False
+        with contextlib.suppress(ClaimNotFoundError):
+            if claim.state == "open":
+                claim.write({})
+                return False
+        described = [self._client.sample(self._partition, name) for name in claim.meta.sample_ids]
+        return any(task.state != "untaken" for sample in described for task in sample.tasks)
 
     def _see_versions(self, group: Sequence[Any]) -> None:
         """Staleness counts from the newest version that generated a token."""
@@ -222,15 +233,18 @@ class DataPlaneDataSource:
             if known is None or known < newest:
                 self._client.set_weight_version(self._partition, newest)
 
-    def note_rollout(self, samples: Iterable[Any]) -> None:
+    def note_rollout(self, samples: Iterable[Any], *, keeps_others: bool = True) -> None:
         """The next rollout has used these samples, or has filtered them out: mark their groups. Those that it aborted
-        are not among them.
+        are not among them. keeps_others: whether other groups that were drawn may still be given back or used; if not,
+        they can be drawn again.
         """
         flat = list(_flat(samples))
         aborted = {_group_name([sample]) for sample in flat if _status(sample) == "aborted"}
         self._mark({_group_name([sample]) for sample in flat} - aborted, self._rollout)
         self._rollout += 1
         self._is_told = True
+        if not keeps_others:
+            self._release(list(self._drawn))
 
     def note_trained(self, samples: Iterable[Any]) -> None:
         """The next rollout has used these samples, unless `note_rollout` has said so already. Does nothing where slime
@@ -320,8 +334,7 @@ class DataPlaneDataSource:
         for sample in group:
             sample.metadata = {**(sample.metadata or {}), _GROUP: name}
         ids = [f"{name}/{index}" for index in range(len(group))]
-        with self._client.reserve_group(self._partition, name, ids) as reserved:
-            reserved.put(ids, *rows_of(group))
+        self._client.put_group(self._partition, name, ids, *rows_of(group))
 
     def _mark(self, names: Iterable[str], rollout_id: int) -> None:
         claims = {name: self._drawn[name] for name in names if name in self._drawn}
@@ -345,9 +358,9 @@ class DataPlaneDataSource:
 
 def note_rollout(args: Any, all_groups: Iterable[Any], data_source: DataPlaneDataSource) -> None:
     """For slime's `--rollout-all-samples-process-path`: the rollout has used these groups, or filtered them out. The
-    parameters have the names of slime's contract; args is not used.
+    others that it drew were aborted; without `--partial-rollout` slime drops them, and they can be drawn again.
     """
-    data_source.note_rollout(all_groups)
+    data_source.note_rollout(all_groups, keeps_others=getattr(args, "partial_rollout", True))
 
 
 def convert_samples_to_train_data(args: Any, samples: Iterable[Any]) -> dict[str, Any]:

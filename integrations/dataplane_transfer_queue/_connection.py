@@ -70,7 +70,7 @@ def init(conf: DictConfig | Mapping[str, Any] | None = None) -> DictConfig | Map
     global _attached
     with _lock:
         if _attached is None:
-            _attached = _attach({} if conf is None else conf)
+            _attached = _attach(_part({"conf": conf}, "conf"))
         return _attached.conf
 
 
@@ -161,7 +161,7 @@ def _part(conf: Any, name: str) -> Mapping[str, Any]:
     """A part of a configuration; empty if it is missing. Raises TypeError for what is no mapping."""
     found: Mapping[str, Any] | None = conf.get(name)
     if found is not None and not hasattr(found, "get"):
-        raise TypeError(f"init: {name!r} of the configuration must be a mapping, got {found!r}")
+        raise TypeError(f"init: {name!r} must be a mapping, got {found!r}")
     return {} if found is None else found
 
 

@@ -11,7 +11,7 @@ import hashlib
 import math
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as defaulted
 from typing import Any, Final, Protocol
@@ -40,8 +40,9 @@ class RolloutSample:
     """A sample with the attributes of TRL's own class of this name; either can be put, this one is handed out.
 
     input_ids, completion_mask, old_log_probs: (tokens,), of prompt and completion together. advantage: of the
-    completion. model_version: of the weights that generated it, as the server counts. group_id: a number made of the
-    name of the group. enqueued_at: seconds since the epoch; put_rollouts sets it if it is None.
+    completion. model_version: of the weights that generated it, as the server counts; None, which it has until the
+    first trainer begins, counts as 0. group_id: a number made of the name of the group. enqueued_at: seconds since the
+    epoch; put_rollouts sets it if it is None.
     """
 
     prompt: Any
@@ -50,7 +51,7 @@ class RolloutSample:
     completion_mask: NDArray[Any]
     old_log_probs: NDArray[Any]
     advantage: float
-    model_version: int
+    model_version: int | None
     group_id: int = 0
     metrics: dict[str, float] = defaulted(default_factory=dict)
     enqueued_at: float | None = None
@@ -65,7 +66,7 @@ class Sample(Protocol):
     completion_mask: Any
     old_log_probs: Any
     advantage: float
-    model_version: int
+    model_version: int | None
     metrics: dict[str, float]
     enqueued_at: float | None
 
@@ -88,10 +89,10 @@ def put_rollouts(
     A producer that gives its own names may repeat a prompt after a failure: PreconditionError then means that the
     group exists. Blocks at most timeout_s (None: that of the client) while the server's memory or the partition
     (see FlowPolicy) has no room, then raises OutOfSpaceError or PartitionFullError. Raises NotFoundError before
-    register_rollouts, PreconditionError for no samples.
+    register_rollouts, InvalidArgumentError for no samples.
     """
-    oldest = min((sample.model_version for sample in samples), default=None)
-    name = group or uuid.uuid4().hex
+    versions = [sample.model_version for sample in samples if sample.model_version is not None]
+    name, oldest = group or uuid.uuid4().hex, min(versions, default=None)
     with client.reserve_group(partition, name, weight_version=oldest, timeout_s=timeout_s) as reserved:
         return add_rollouts(reserved, samples, timeout_s=timeout_s)
 
@@ -135,6 +136,8 @@ def _columns(name: str, samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _check_numbers(where: str, sample: Sample) -> None:
+    if not isinstance(sample.metrics, Mapping):
+        raise InvalidArgumentError(f"{where}: metrics must be a mapping, got {sample.metrics!r}")
     numbers: dict[str, object] = {"advantage": sample.advantage}
     numbers.update({f"metrics {key!r}": value for key, value in sample.metrics.items()})
     for name, value in numbers.items():

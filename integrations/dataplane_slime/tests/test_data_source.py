@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.errors import ClaimTimeoutError, OutOfSpaceError
+from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError, OutOfSpaceError
 from dataplane_slime import DataPlaneDataSource, convert_samples_to_train_data, note_rollout
 from dataplane_slime.tests.samples import Prompts, Sample, Status, generated
 
@@ -266,6 +266,32 @@ def test_a_group_that_another_process_has_drawn_meanwhile_stays_as_that_one_has_
     late.add_samples([generated(drawn, 1)])
     source.add_samples([again])
     assert source.get_samples(1) == [again]
+
+
+def test_a_group_that_could_not_be_given_back_can_be_given_back_again_or_is_drawn_as_it_was(
+    new_source: NewSource,
+) -> None:
+    source = new_source()
+    first, second = source.get_samples(2)
+    for _ in range(2):
+        with pytest.raises(InvalidArgumentError, match="3 rows, but the call names 2 samples"):
+            source.add_samples([generated(first, 1), [*second, second[0]]])
+    source.add_samples([first, generated(second, 1)])
+    assert source.get_samples(2) == [first, second]
+    with pytest.raises(InvalidArgumentError):
+        source.add_samples([[*second, second[0]]])
+    assert source.get_samples(1) == [second]
+
+
+def test_groups_that_slime_aborts_and_does_not_give_back_are_drawn_again(
+    client: DataPlaneClient, new_source: NewSource
+) -> None:
+    source = new_source()
+    done, *aborted = source.get_samples(3)
+    note_rollout(SimpleNamespace(partial_rollout=False), [generated(done, 1)], source)
+    source.save(0)
+    assert prompts_of(source.get_samples(3)) == [*prompts_of(aborted), "p3"]
+    assert client.partition("slime").rows == 6
 
 
 def test_staleness_counts_from_the_newest_token(client: DataPlaneClient, new_source: NewSource) -> None:

@@ -9,6 +9,7 @@ import time
 import urllib.request
 from collections import UserDict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests import commands
@@ -161,9 +162,12 @@ def test_a_checkpoint_needs_a_directory_of_the_server(tmp_path: Path) -> None:
         tq.save_checkpoint(tmp_path / "step-1")
 
 
-def test_a_block_that_is_no_mapping_is_refused_by_name() -> None:
-    with pytest.raises(TypeError, match="'RLDataPlane' of the configuration must be a mapping, got 'unix:///s'"):
-        tq.init({"backend": {"RLDataPlane": "unix:///s"}})
+@pytest.mark.parametrize(
+    ("conf", "named"), [("unix:///s", "conf"), ({"backend": {"RLDataPlane": "unix:///s"}}, "RLDataPlane")]
+)
+def test_a_configuration_that_is_no_mapping_is_refused_by_name(conf: Any, named: str) -> None:
+    with pytest.raises(TypeError, match=f"init: {named!r} must be a mapping, got 'unix:///s'"):
+        tq.init(conf)
 
 
 @pytest.mark.parametrize("sampler", ["GRPOGroupNSampler", tq.RankAwareSampler])

@@ -59,6 +59,7 @@ def test_a_sample_comes_back_as_it_was_put(client: DataPlaneClient, new_worker: 
         ({"completion_mask": [0, 0, 0]}, "completion_mask has no 1"),
         ({"advantage": float("nan")}, "the advantage is nan"),
         ({"metrics": {"reward": None}}, "metrics 'reward' must be a number, got None"),
+        ({"metrics": None}, "metrics must be a mapping, got None"),
     ],
 )
 def test_a_sample_that_the_trainer_would_stumble_over_is_refused(
@@ -67,6 +68,14 @@ def test_a_sample_that_the_trainer_would_stumble_over_is_refused(
     with pytest.raises(InvalidArgumentError, match=f"sample 1 of group 'g': {message}"):
         put_rollouts(client, "rollouts", [sample("a"), replace(sample("b"), **wrong)], group="g")
     assert rows(client) == 0
+
+
+def test_a_version_that_its_producer_does_not_know_counts_as_0(client: DataPlaneClient, new_worker: NewWorker) -> None:
+    """Before the first trainer has begun there is none."""
+    samples = [sample("a"), replace(sample("b"), model_version=client.partition("rollouts").weight_version)]
+    put_rollouts(client, "rollouts", samples)
+    buffer = PlainTrainer(new_worker()).worker.rollout_buffer
+    assert [buffer.get(timeout=10.0).model_version for _ in samples] == [1, 0]
 
 
 def test_tensors_of_any_float_type_can_be_put(client: DataPlaneClient) -> None:
