@@ -29,7 +29,7 @@ from controller import StepResult
 from dataplane_client import connect
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.client import Claim
-from flow import REPORT, ROLLOUTS, STEPS, one_object, while_driver_lives
+from flow import REPORT, ROLLOUTS, STEPS, while_driver_lives
 from policy_steps import PolicySteps, known
 from problem_file import load_problems
 from processes import end_with_parent
@@ -127,7 +127,7 @@ class AsyncTrainer(PolicySteps):
 
     def _tell(self, name: str, report: dict[str, Any]) -> None:
         if self._group.is_driver:
-            self._client.put_samples([name], STEPS, {REPORT: one_object(report)})
+            self._client.put_samples([name], STEPS, {REPORT: [report]})
 
 
 def _report(step: int, claim: Claim, reward: float, learned: dict[str, float], seconds: float) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from dataplane_client import DataPlaneClient, KVBatchMeta, kv_first_write, pack_
 from dataplane_client.client import Claim
 from dataplane_client.errors import DeadlineError, UnavailableError
 from dataplane_client.records.meta import Tag
-from flow import PROGRESS, REPORT, ROLLOUT_FIELDS, ROLLOUTS, STEPS, WARMUP, one_object
+from flow import PROGRESS, REPORT, ROLLOUT_FIELDS, ROLLOUTS, STEPS, WARMUP
 from problem_file import Problem, prompt_ids
 from settings import GrpoSettings
 from token_batch import TokenBatch, count_tokens
@@ -167,7 +167,7 @@ class Controller:
             ids = [f"{name}_g{index}" for index in range(self._settings.group_size)]
             prompt = prompt_ids(self._tokenizer, problem.question, self._instruction)
             with self._client.reserve_group(ROLLOUTS, name, ids, weight_version=weight_version) as group:
-                group.put_shared({"prompt_ids": one_object(prompt), "answer": one_object(str(problem.answer))})
+                group.put_shared({"prompt_ids": [prompt], "answer": [str(problem.answer)]})
             self.progress.prompts += 1
 
     def _claim_rollouts(self) -> Claim:
@@ -201,8 +201,7 @@ class Controller:
         self.progress.orders += 1
         tags: dict[str, Tag] = {"kind": kind, "step": self.progress.step, "rows": rows, "tokens": tokens}
         tags |= {"publish": publish, "dropped": dropped}
-        fields = {PROGRESS: one_object(asdict(self.progress))}
-        self._client.put_samples([f"s{self.progress.orders}"], STEPS, fields, [tags])
+        self._client.put_samples([f"s{self.progress.orders}"], STEPS, {PROGRESS: [asdict(self.progress)]}, [tags])
 
     def _report(self) -> dict[str, float]:
         """Wait for the trainer's report of the oldest unreported step, and return it."""

@@ -18,8 +18,6 @@ import contextlib
 from collections.abc import Callable
 from typing import TypeVar
 
-import numpy as np
-
 from dataplane_client import DataPlaneClient
 from dataplane_client.errors import ClaimTimeoutError, PartitionFullError
 
@@ -52,13 +50,6 @@ def while_driver_lives(wait: Callable[[], T]) -> T:
     while True:
         with contextlib.suppress(ClaimTimeoutError, PartitionFullError):
             return wait()
-
-
-def one_object(value: object) -> np.ndarray:
-    """A column of one object."""
-    column = np.empty(1, dtype=object)
-    column[0] = value
-    return column
 
 
 def register(client: DataPlaneClient) -> None:

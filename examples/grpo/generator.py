@@ -71,7 +71,7 @@ class Generator:
         rollouts = sample_rollouts(
             self._model,
             self._tokenizer,
-            [list(ids) for ids in prompts["prompt_ids"][::size]],
+            [ids.tolist() for ids in prompts["prompt_ids"].unbind()[::size]],
             group_size=size,
             temperature=self._args.temperature,
             max_new_tokens=self._args.max_new_tokens,

@@ -41,7 +41,6 @@ from flow import (
     STEPS,
     TRAIN_FIELDS,
     WARMUP,
-    one_object,
     while_driver_lives,
 )
 from policy_steps import PolicySteps, known
@@ -111,7 +110,7 @@ class Trainer(PolicySteps):
                 return
             report = self._take(order["order"])
             if step is not None:
-                step.commit({REPORT: one_object(report)})
+                step.commit({REPORT: [report]})
 
     def _next_step(self) -> Claim | None:
         """Claim the next step; None when all steps are done."""

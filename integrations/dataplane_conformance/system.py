@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -27,6 +28,15 @@ Lack = Literal[
 
 class RefusedError(Exception):
     """The system refused the call, and nothing changed."""
+
+
+@contextlib.contextmanager
+def refused_by(*errors: type[Exception]) -> Iterator[None]:
+    """Make these errors of a system's client a RefusedError."""
+    try:
+        yield
+    except errors as error:
+        raise RefusedError(str(error) or type(error).__name__) from error
 
 
 class Value(NamedTuple):

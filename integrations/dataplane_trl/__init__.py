@@ -3,14 +3,14 @@
 **AsyncGRPOTrainer.** A DataPlaneRolloutWorker is its `rollout_worker`. Producers call `put_rollouts`. A trainer that is
 killed at any moment resumes from its last checkpoint and trains on every sample exactly once.
 
-**GRPOTrainer.** `rollout_func_of` makes its `rollout_func`; generators call `answer_prompts` in a loop.
+**GRPOTrainer.** A RolloutFunc is its `rollout_func`. Generators call `answer_prompts` in a loop.
 
 TRL itself is never imported. Written for TRL 1.16.
 """
 
 from __future__ import annotations
 
-from dataplane_trl._rollout_func import RolloutFunc, answer_prompts, register_prompts, rollout_func_of
+from dataplane_trl._rollout_func import RolloutFunc, answer_prompts, register_prompts
 from dataplane_trl._rollouts import RolloutSample, add_rollouts, put_rollouts, register_rollouts
 from dataplane_trl._worker import DataPlaneRolloutWorker
 
@@ -23,5 +23,4 @@ __all__ = [
     "put_rollouts",
     "register_prompts",
     "register_rollouts",
-    "rollout_func_of",
 ]

@@ -33,32 +33,21 @@ def register_prompts(client: DataPlaneClient, partition: str = "prompts", extra_
     client.register_partition(partition, ["prompt", *_COMPLETION, *extra_fields], 0, [_GENERATE, _COLLECT])
 
 
-def rollout_func_of(
-    address: str | None = None,
-    *,
-    partition: str = "prompts",
-    extra_fields: Sequence[str] = (),
-    timeout_s: float = 600.0,
-    **connection: Any,
-) -> RolloutFunc:
+class RolloutFunc:
     """A `rollout_func` for GRPOTrainer, one in each rank.
 
     address, connection: as for `connect`, at the first call. extra_fields: further columns that generators return, such
     as `env_mask`, or values for reward functions. timeout_s: how long a call waits for all completions.
     """
-    return RolloutFunc(address, connection, partition, extra_fields, timeout_s)
-
-
-class RolloutFunc:
-    """What `rollout_func_of` makes."""
 
     def __init__(
         self,
-        address: str | None,
-        connection: Mapping[str, Any],
-        partition: str,
-        extra_fields: Sequence[str],
-        timeout_s: float,
+        address: str | None = None,
+        *,
+        partition: str = "prompts",
+        extra_fields: Sequence[str] = (),
+        timeout_s: float = 600.0,
+        **connection: Any,
     ) -> None:
         self._address, self._connection = address, connection
         self._partition, self._extra_fields, self._timeout_s = partition, list(extra_fields), timeout_s

@@ -26,7 +26,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, StorageType, S
 
 from dataplane_conformance.drivers.bytes_of_rows import packed, unpacked
 from dataplane_conformance.drivers.owned_server import OwnedServer
-from dataplane_conformance.system import Claimed, Counts, Driver, Lack, RefusedError, Row, Space, Value
+from dataplane_conformance.system import Claimed, Counts, Driver, Lack, RefusedError, Row, Space, Value, refused_by
 
 _REPEATED_S = 120.0
 _NO_LIMIT = -1
@@ -115,10 +115,8 @@ class _Client:
             for message in self._claims[claim]:
                 await message.ack_sync(timeout=self._space.call_s)
 
-        try:
+        with refused_by(nats.errors.MsgAlreadyAckdError):
             self._run(commit())
-        except nats.errors.MsgAlreadyAckdError as error:
-            raise RefusedError(type(error).__name__) from error
 
     def abandon(self, claim: str) -> None:
         async def abandon() -> None:

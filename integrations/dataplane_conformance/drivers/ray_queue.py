@@ -16,7 +16,7 @@ from ray.util.queue import Empty, Full, Queue
 
 from dataplane_conformance.drivers.bytes_of_rows import packed, unpacked
 from dataplane_conformance.drivers.ray_host import RayHost, join
-from dataplane_conformance.system import Claimed, Driver, Lack, RefusedError, Row, Space, Value
+from dataplane_conformance.system import Claimed, Driver, Lack, Row, Space, Value, refused_by
 
 _ITEM_BYTES = 64 << 10
 _LOOK_S = 0.02
@@ -32,10 +32,8 @@ class _Client:
         self._space = space
 
     def put(self, rows: Sequence[Row]) -> None:
-        try:
+        with refused_by(Full):
             self._answer(self._actor.put_nowait_batch.remote([(row.id, packed(row)) for row in rows]))
-        except Full as full:
-            raise RefusedError("Full") from full
 
     def claim(self, task: str, n: int, wait_s: float, least: int) -> Claimed | None:
         until = time.monotonic() + wait_s

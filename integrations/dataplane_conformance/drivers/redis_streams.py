@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ from redis.retry import Retry
 
 from dataplane_conformance.drivers.bytes_of_rows import packed, unpacked
 from dataplane_conformance.drivers.owned_server import OwnedServer
-from dataplane_conformance.system import Claimed, Counts, Driver, Lack, RefusedError, Row, Space, Value
+from dataplane_conformance.system import Claimed, Counts, Driver, Lack, RefusedError, Row, Space, Value, refused_by
 
 _AGAIN: Any = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
 """A call over a connection that has ended is made over a new one; one that timed out is not repeated."""
+_REFUSALS = (redis.OutOfMemoryError, redis.exceptions.ExecAbortError)
 _LONG_AGO_MS = 10**9
 _LOOK_MS = 200
 """How long a claim waits for new entries before it looks for those of dead consumers again."""
@@ -83,7 +84,7 @@ class _Client:
             self._redis.config_set("maxmemory", 0)
 
     def put(self, rows: Sequence[Row]) -> None:
-        with _refusals(), self._redis.pipeline(transaction=True) as together:
+        with refused_by(*_REFUSALS), self._redis.pipeline(transaction=True) as together:
             for row in rows:
                 together.xadd(self._space.name, {"id": row.id, "values": packed(row)})
             together.execute()
@@ -132,11 +133,3 @@ class _Client:
         overdue = self._redis.xpending_range(self._space.name, task, "-", "+", 1000, idle=self._lease_ms)
         held, late = group["pending"], len(overdue)
         return Counts(group["lag"] + late, held - late, group["entries-read"] - held)
-
-
-@contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    try:
-        yield
-    except (redis.OutOfMemoryError, redis.exceptions.ExecAbortError) as error:
-        raise RefusedError(str(error)) from error

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from dataplane_client.errors import (
 )
 from dataplane_conformance.drivers.owned_server import OwnedServer
 from dataplane_conformance.drivers.tensors import tensor_of, value_of
-from dataplane_conformance.system import Claimed, Counts, Driver, Lack, RefusedError, Row, Space, Value
+from dataplane_conformance.system import Claimed, Counts, Driver, Lack, Row, Space, Value, refused_by
 
 _REFUSALS = (PreconditionError, NotFoundError, OutOfSpaceError, ClaimNotFoundError)
 _FLAGS = ("--memory=256MiB", "--max-rows=100000", "--bookkeeping=64MiB", "--http=", "--log-level=error")
@@ -39,7 +38,7 @@ class _Client:
         )
 
     def put(self, rows: Sequence[Row]) -> None:
-        with _refusals():
+        with refused_by(*_REFUSALS):
             self._client.put_samples([row.id for row in rows], self._space.name, *self._columns(rows))
 
     def claim(self, task: str, n: int, wait_s: float, least: int) -> Claimed | None:
@@ -66,7 +65,7 @@ class _Client:
 
     def read(self, claim: str) -> dict[str, dict[str, Value]]:
         meta = self._claims[claim].meta
-        with _refusals():
+        with refused_by(*_REFUSALS):
             batch = self._client.get_data(meta, self._space.fields)
         columns = {field: batch.get(field).unbind() for field in self._space.fields}
         return {
@@ -76,21 +75,21 @@ class _Client:
 
     def commit(self, claim: str) -> None:
         """The request id is of the claim, so a repetition is one; a second `Claim` makes it, as after a restart."""
-        with _refusals():
+        with refused_by(*_REFUSALS):
             held = self._claims[claim]
             if held.state == "committed":
                 held = self._client.adopt_claim(claim, held.meta)
             held.commit(request_id=f"commit {claim}")
 
     def abandon(self, claim: str) -> None:
-        with _refusals():
+        with refused_by(*_REFUSALS):
             self._claims.pop(claim).release()
 
     def renew(self, claim: str) -> None:
         """The client's heartbeats do it."""
 
     def put_group(self, group: str, rows: Sequence[Row], *, finish: bool) -> None:
-        with _refusals():
+        with refused_by(*_REFUSALS):
             held = self._groups.get(group) or self._client.reserve_group(self._space.name, group)
             self._groups[group] = held
             held.add([row.id for row in rows])
@@ -153,11 +152,3 @@ class RLDataPlane(OwnedServer, Driver):
         with log.open("r+b") as file:
             file.seek(end)
             file.write(struct.pack("<4sII", mark, 400, 1) + b"\1" * 200)
-
-
-@contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    try:
-        yield
-    except _REFUSALS as error:
-        raise RefusedError(str(error)) from error

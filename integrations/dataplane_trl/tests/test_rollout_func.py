@@ -11,9 +11,10 @@ import pytest
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError
-from dataplane_trl import answer_prompts, register_prompts, rollout_func_of
+from dataplane_trl import RolloutFunc, answer_prompts, register_prompts
 
 NewFunc = Callable[..., Any]
+Ask = Callable[..., Future[Any]]
 
 
 def trainer(rank: int = 0, step: int = 0) -> Any:
@@ -42,7 +43,7 @@ def new_func(address: str, way: str) -> Iterator[NewFunc]:
 
     def make(**settings: Any) -> Any:
         settings = {"extra_fields": ["score"], "timeout_s": 20.0, **settings}
-        made.append(rollout_func_of(address, transport=way, **settings))
+        made.append(RolloutFunc(address, transport=way, **settings))
         return made[-1]
 
     yield make
@@ -52,21 +53,23 @@ def new_func(address: str, way: str) -> Iterator[NewFunc]:
 
 
 @pytest.fixture
-def ask() -> Iterator[Callable[..., Future[Any]]]:
+def ask() -> Iterator[Ask]:
     """Call a rollout function in another thread."""
     with ThreadPoolExecutor(4) as threads:
         yield threads.submit
 
 
-def test_completions_come_in_the_order_of_the_prompts(
-    generator: DataPlaneClient, new_func: NewFunc, ask: Callable[..., Future[Any]]
-) -> None:
+def result(asked: Future[Any], generator: DataPlaneClient, generate: Any = generate) -> Any:
+    """Of a rollout function, whose prompts a generator answers meanwhile."""
+    while not asked.done():
+        answer_prompts(generator, generate, batch_size=3, timeout_s=0.1)
+    return asked.result()
+
+
+def test_completions_come_in_the_order_of_the_prompts(generator: DataPlaneClient, new_func: NewFunc, ask: Ask) -> None:
     func = new_func()
     for step, prompts in [(2, ["abc", "abc", "x", "hello"]), (0, ["b", "aa"])]:
-        asked = ask(func, prompts, trainer(step=step))
-        while not asked.done():
-            answer_prompts(generator, generate, batch_size=3, timeout_s=0.1)
-        answer = asked.result()
+        answer = result(ask(func, prompts, trainer(step=step)), generator)
         assert answer["prompt_ids"] == [[ord(letter) for letter in prompt] for prompt in prompts]
         assert answer["completion_ids"] == [row[:step] for row in answer["prompt_ids"]]
         assert answer["logprobs"] == [[-0.5] * len(row) for row in answer["completion_ids"]]
@@ -74,19 +77,13 @@ def test_completions_come_in_the_order_of_the_prompts(
     assert generator.partition("prompts").rows == 0
 
 
-def test_ranks_get_their_own_completions(
-    generator: DataPlaneClient, new_func: NewFunc, ask: Callable[..., Future[Any]]
-) -> None:
-    funcs = [new_func(), new_func()]
-    asked = [ask(func, [f"rank {rank}"], trainer(rank, 9)) for rank, func in enumerate(funcs)]
-    while not all(future.done() for future in asked):
-        answer_prompts(generator, generate, timeout_s=0.1)
-    assert [future.result()["prompt_ids"] for future in asked] == [[[ord(c) for c in f"rank {r}"]] for r in range(2)]
+def test_ranks_get_their_own_completions(generator: DataPlaneClient, new_func: NewFunc, ask: Ask) -> None:
+    asked = [ask(new_func(), [f"rank {rank}"], trainer(rank, 9)) for rank in range(2)]
+    answers = [result(future, generator)["prompt_ids"] for future in asked]
+    assert answers == [[[ord(letter) for letter in f"rank {rank}"]] for rank in range(2)]
 
 
-def test_messages_reach_the_generator_as_they_are(
-    generator: DataPlaneClient, new_func: NewFunc, ask: Callable[..., Future[Any]]
-) -> None:
+def test_messages_reach_the_generator_as_they_are(generator: DataPlaneClient, new_func: NewFunc, ask: Ask) -> None:
     seen: list[Any] = []
 
     def note(prompts: list[Any], steps: list[int]) -> dict[str, Any]:
@@ -94,14 +91,12 @@ def test_messages_reach_the_generator_as_they_are(
         return generate(["a"] * len(prompts), steps)
 
     messages = [[{"role": "user", "content": "a"}], [{"role": "user", "content": [{"type": "text", "text": "b"}]}]]
-    asked = ask(new_func(), messages, trainer(step=1))
-    while not asked.done():
-        answer_prompts(generator, note, timeout_s=0.1)
+    result(ask(new_func(), messages, trainer(step=1)), generator, note)
     assert seen == messages
 
 
 def test_prompts_of_a_generator_that_fails_are_answered_by_another(
-    generator: DataPlaneClient, new_func: NewFunc, ask: Callable[..., Future[Any]]
+    generator: DataPlaneClient, new_func: NewFunc, ask: Ask
 ) -> None:
     def fail(_prompts: list[str], _steps: list[int]) -> dict[str, Any]:
         raise ArithmeticError
@@ -109,12 +104,11 @@ def test_prompts_of_a_generator_that_fails_are_answered_by_another(
     asked = ask(new_func(), ["ab"], trainer(step=1))
     with pytest.raises(ArithmeticError):
         answer_prompts(generator, fail, timeout_s=20.0)
-    assert answer_prompts(generator, generate, timeout_s=20.0) == 1
-    assert asked.result()["completion_ids"] == [[ord("a")]]
+    assert result(asked, generator)["completion_ids"] == [[ord("a")]]
 
 
 def test_completions_whose_logprobs_do_not_fit_are_refused_where_they_were_made(
-    generator: DataPlaneClient, new_func: NewFunc, ask: Callable[..., Future[Any]]
+    generator: DataPlaneClient, new_func: NewFunc, ask: Ask
 ) -> None:
     def short(prompts: list[str], steps: list[int]) -> dict[str, Any]:
         return {**generate(prompts, steps), "logprobs": [[]]}
@@ -122,8 +116,7 @@ def test_completions_whose_logprobs_do_not_fit_are_refused_where_they_were_made(
     asked = ask(new_func(), ["ab"], trainer(step=1))
     with pytest.raises(InvalidArgumentError, match="prompt 0: 0 logprobs for 1 completion_ids"):
         answer_prompts(generator, short, timeout_s=20.0)
-    answer_prompts(generator, generate, timeout_s=20.0)
-    assert asked.result()["completion_ids"] == [[ord("a")]]
+    assert result(asked, generator)["completion_ids"] == [[ord("a")]]
 
 
 def test_a_call_that_gets_no_completions_says_what_is_missing_and_leaves_nothing(
@@ -146,11 +139,9 @@ def test_prompts_that_their_trainer_gave_up_are_not_answered(generator: DataPlan
 
 
 def test_prompts_of_a_rank_that_was_killed_are_gone_when_it_begins_anew(
-    generator: DataPlaneClient, new_func: NewFunc, ask: Callable[..., Future[Any]]
+    generator: DataPlaneClient, new_func: NewFunc, ask: Ask
 ) -> None:
     left = {"rank": 1, "call": 0, "weight_version": 0}
     generator.put_samples(["rank 1, call 0, 0"], "prompts", {"prompt": ["the killed one's"]}, [left])
-    asked = ask(new_func(), ["ab"], trainer(rank=1, step=2))
-    while not asked.done():
-        answer_prompts(generator, generate, timeout_s=0.1)
-    assert asked.result()["prompt_ids"] == [[ord("a"), ord("b")]]
+    answer = result(ask(new_func(), ["ab"], trainer(rank=1, step=2)), generator)
+    assert answer["prompt_ids"] == [[ord("a"), ord("b")]]

@@ -30,12 +30,12 @@ import pytest
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_trl import (
     DataPlaneRolloutWorker,
+    RolloutFunc,
     RolloutSample,
     answer_prompts,
     put_rollouts,
     register_prompts,
     register_rollouts,
-    rollout_func_of,
 )
 
 pytestmark = [
@@ -316,7 +316,7 @@ def train_in_turns(address: str, folder: str) -> None:
         args=args,
         reward_funcs=reward,
         train_dataset=trl.Dataset.from_dict({"prompt": [f"{number} {number + 1}" for number in range(20, 28)]}),
-        rollout_func=rollout_func_of(address, timeout_s=30.0),
+        rollout_func=RolloutFunc(address, timeout_s=30.0),
     )
     trainer.train()
     Path(folder, "seen.json").write_text(json.dumps(seen))
