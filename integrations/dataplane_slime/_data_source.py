@@ -300,6 +300,8 @@ class DataPlaneDataSource:
             with self._prompting:
                 if not self._unput:
                     self._unput.extend(self._prompts.get_samples(missing))
+                if not self._unput:  # it is at its end, but groups may be given back
+                    break
                 self._put_new(deadline)
         return self._draw(max(0.0, deadline - time.monotonic()))
 

@@ -1,7 +1,7 @@
 """Rollouts as rows: one row a sample, the samples of a prompt a group that becomes visible whole or not at all.
 
 Values come back as TRL expects them: token ids and mask as int64 arrays, log-probabilities as float32, the advantage as
-a float without a rounding. The prompt is stored once a group. The model version of a sample is the row's tag
+a float without a rounding. Samples of one prompt store it once. The model version of a sample is the row's tag
 `weight_version`, by which the server knows how stale it is.
 """
 
@@ -31,8 +31,8 @@ _PER_TOKEN: Final[dict[str, type[np.generic]]] = {
     "old_log_probs": np.float32,
 }
 _NUMBERS: Final = ["advantage", "enqueued_at"]
-_OBJECTS: Final = ["completion", "metrics"]
-FIELDS: Final = [*_PER_TOKEN, *_NUMBERS, *_OBJECTS, "prompt"]
+_OBJECTS: Final = ["prompt", "completion", "metrics"]
+FIELDS: Final = [*_PER_TOKEN, *_NUMBERS, *_OBJECTS]
 
 
 @dataclass
@@ -106,14 +106,10 @@ def add_rollouts(group: Group, samples: Sequence[Sample], *, timeout_s: float | 
     So the trainer's check_health knows that a producer is at work, and `group.abort_hint` says when its weights are too
     old. May be called again for more samples. Errors as put_rollouts.
     """
-    begin = group.meta.size
-    columns = _columns(group.group_id, samples)
-    if samples and not begin:
-        group.put_shared({"prompt": object_array("prompt", [samples[0].prompt], 1)}, timeout_s=timeout_s)
-    ids = [f"{group.group_id}/{begin + index}" for index in range(len(samples))]
+    ids = [f"{group.group_id}/{group.meta.size + index}" for index in range(len(samples))]
     number = _number(group.group_id)
     tags = [{"weight_version": sample.model_version, "group_id": number} for sample in samples]
-    return group.add(ids, columns, tags, timeout_s=timeout_s)
+    return group.add(ids, _columns(group.group_id, samples), tags, once=["prompt"], timeout_s=timeout_s)
 
 
 def _columns(name: str, samples: Sequence[Sample]) -> dict[str, Any]:

@@ -196,6 +196,14 @@ def test_prompts_that_are_all_there_already_do_not_make_drawing_endless(new_sour
         source.get_samples(1)
 
 
+def test_a_source_of_prompts_that_is_at_its_end_is_asked_once(new_source: NewSource) -> None:
+    source, asked = new_source(data_plane_timeout_s=0.5), []
+    source._prompts = SimpleNamespace(get_samples=lambda count: asked.append(count) or [])
+    with pytest.raises(ClaimTimeoutError):
+        source.get_samples(1)
+    assert asked == [1]
+
+
 def test_groups_are_not_drawn_when_the_source_of_prompts_fails_on_the_way(new_source: NewSource) -> None:
     source = new_source()
     prompts: Any = source._prompts

@@ -100,6 +100,15 @@ def test_samples_of_a_prompt_come_together_and_have_one_number(client: DataPlane
         put_rollouts(client, "rollouts", [sample("a")], group="a")
 
 
+def test_samples_can_be_added_after_others_were_refused(client: DataPlaneClient, new_worker: NewWorker) -> None:
+    with client.reserve_group("rollouts", "g") as group:
+        with pytest.raises(InvalidArgumentError, match="must have the same length"):
+            add_rollouts(group, [replace(sample("a"), completion_mask=[1])])  # type: ignore[arg-type]
+        add_rollouts(group, [sample("a"), sample("b")])
+    buffer = PlainTrainer(new_worker()).worker.rollout_buffer
+    assert [buffer.get(timeout=10.0).prompt for _ in range(2)] == [sample("a").prompt] * 2
+
+
 def test_the_buffer_is_a_queue(client: DataPlaneClient, new_worker: NewWorker, put: Put) -> None:
     buffer = PlainTrainer(new_worker(claim_rows=3)).worker.rollout_buffer
     for waits in ({"timeout": 0.01}, {"block": False}):
