@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,18 +13,15 @@ from rollout_sampling import Rollouts
 
 def rollout_columns(
     rollouts: Rollouts, rewards: Sequence[float], rows: slice = slice(None)
-) -> dict[str, Tensor | np.ndarray]:
+) -> dict[str, Tensor | list[str]]:
     """The columns of these rows. rewards: of all rollouts."""
-    texts = rollouts.responses[rows]
-    responses = np.empty(len(texts), dtype=object)
-    responses[:] = texts
     lengths = rollouts.input_lengths[rows]
     return {
         "input_ids": pack_per_token_field(rollouts.input_ids[rows], lengths),
         "token_mask": pack_per_token_field(rollouts.token_mask[rows], lengths),
         "input_lengths": lengths,
-        "sample_mask": torch.ones(len(texts)),
+        "sample_mask": torch.ones(len(lengths)),
         "generation_logprobs": pack_per_token_field(rollouts.generation_logprobs[rows], lengths),
         "reward": torch.tensor(rewards[rows]),
-        "response": responses,
+        "response": list(rollouts.responses[rows]),
     }

@@ -175,11 +175,9 @@ class AsyncRun:
         table = _table("generators", *names)
         page = self._client.list_samples(async_flow.GENERATORS).meta
         for name, tags in zip(page.sample_ids, page.tags or [], strict=True):
-            spent = {key: float(value or 0) for key, value in tags.items()}
-            total = sum(spent.get(key, 0.0) for key in ("busy_s", "room_s", "weights_s"))
-            seconds = [spent.get(key, 0.0) for key in ("busy_s", "room_s", "weights_s")]
-            shares = [f"{each:.1f} s {each / max(total, 1e-9):6.1%}" for each in seconds]
-            table.add_row(name, *shares, f"{spent.get('groups', 0):.0f}")
+            seconds = [float(tags.get(key) or 0) for key in ("busy_s", "room_s", "weights_s")]
+            shares = [f"{each:.1f} s {each / max(sum(seconds), 1e-9):6.1%}" for each in seconds]
+            table.add_row(name, *shares, f"{float(tags.get('groups') or 0):.0f}")
         return table
 
     def _account(self, rollouts: PartitionDescription) -> bool:
@@ -232,17 +230,8 @@ def _compare(played: AsyncRun, args: argparse.Namespace, run_dir: Path, console:
 
 
 def _start_workers(processes: Processes, run_dir: Path, model: Path, args: argparse.Namespace) -> None:
-    common = [
-        "--server",
-        f"unix://{run_dir}/dataplane.sock",
-        "--model",
-        model,
-        "--prompts",
-        args.prompts.resolve(),
-        "--seed",
-        args.seed,
-    ]
-    common += ["--no-warmup"] if args.model is not None else []
+    common = ["--server", f"unix://{run_dir}/dataplane.sock", "--model", model, "--prompts", args.prompts.resolve()]
+    common += ["--seed", args.seed, *(["--no-warmup"] if args.model is not None else [])]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", args.dp]
     processes.start("trainer", [*torchrun, HERE / "async_trainer.py", *common, "--steps", args.steps])
     for index in range(run.GENERATORS):

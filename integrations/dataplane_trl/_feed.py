@@ -67,7 +67,7 @@ class Feed:
         self.base = base
         self.waiting = 0
         self.heard_at = time.monotonic()
-        self._client, self._partition, self._task = client, partition, task
+        self.client, self._partition, self._task = client, partition, task
         self._claim_rows, self._keeps = claim_rows, keeps
         self._ready: deque[tuple[RolloutSample, _Row]] = deque()
         self._held: dict[int, _Row] = {}  # by generation: claimed, and the trainer is not done with them
@@ -95,7 +95,7 @@ class Feed:
 
     def _claim(self, timeout_s: float) -> None:
         with self._timed("waiting"):
-            claim = self._client.claim(
+            claim = self.client.claim(
                 self._partition,
                 self._task,
                 FIELDS,
@@ -111,7 +111,7 @@ class Feed:
 
     def _read(self, claim: Claim) -> None:
         try:
-            samples = read_rollouts(self._client, claim.meta, self.base)
+            samples = read_rollouts(self.client, claim.meta, self.base)
         except NotFoundError:  # a row was cleared meanwhile
             claim.release()
             return
@@ -126,7 +126,7 @@ class Feed:
                 row.holding, former = holding, row.holding
                 _leave(former)
         self.heard_at = time.monotonic()
-        tasks = self._client.partition(self._partition).tasks
+        tasks = self.client.partition(self._partition).tasks
         self.waiting = next(task.ready_rows or 0 for task in tasks if task.task == self._task)
 
     # -- what the trainer did ------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Feed:
             if self._keeps:
                 self.progress.mark(rows, step)
             else:
-                self._client.clear_samples(list(rows), self._partition, generations=list(rows.values()))
+                self.client.clear_samples(list(rows), self._partition, generations=list(rows.values()))
             for row in self._done:
                 del self._held[row.generation]
                 _leave(row.holding)
@@ -159,10 +159,11 @@ class Feed:
         return {f"data_plane/{name}_s": value for name, value in seconds.items()}
 
     def close(self) -> None:
-        """Release all rows that the trainer is not done with."""
+        """Release all rows that the trainer is not done with, and disconnect."""
         for holding in {id(row.holding): row.holding for row in self._held.values()}.values():
             with contextlib.suppress(DataPlaneError):
                 holding.claim.release(timeout_s=5.0)
+        self.client.close()
 
     @contextlib.contextmanager
     def _timed(self, name: str) -> Iterator[None]:

@@ -36,8 +36,9 @@ def register_prompts(client: DataPlaneClient, partition: str = "prompts", extra_
 class RolloutFunc:
     """A `rollout_func` for GRPOTrainer, one in each rank.
 
-    address, connection: as for `connect`, at the first call. partition: of one run. extra_fields: further columns that generators return, such
-    as `env_mask`, or values for reward functions. timeout_s: how long a call waits for all completions.
+    address, connection: as for `connect`, at the first call. partition: of one run. extra_fields: further columns that
+    generators return, such as `env_mask`, or values for reward functions. timeout_s: how long a call waits for all
+    completions.
     """
 
     def __init__(

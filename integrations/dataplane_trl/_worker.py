@@ -14,7 +14,7 @@ import time
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from dataplane_client.client import DataPlaneClient, connect
+from dataplane_client.client import connect
 from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError, OutOfSpaceError
 from dataplane_client.records.tasks import TaskPolicy
 from dataplane_trl._feed import Feed
@@ -71,7 +71,6 @@ class DataPlaneRolloutWorker:
             raise InvalidArgumentError(f"commit_on must be one of {get_args(CommitOn)}, got {commit_on!r}")
         self._commit_on = commit_on
         self._version = 0  # as the trainer counts
-        self._client: DataPlaneClient | None = None
         self._feed: Feed | None = None
         self.why_empty = ""
         self.rollout_buffer = RolloutBuffer(self)
@@ -93,17 +92,15 @@ class DataPlaneRolloutWorker:
 
     def stop(self) -> None:
         """Release what the trainer is not done with, and disconnect. May be called again. Takes seconds at most."""
-        client, feed, self._client, self._feed = self._client, self._feed, None, None
+        feed, self._feed = self._feed, None
         if feed is not None:
             feed.close()
-        if client is not None:
-            client.close()
 
     def update_model_version(self, model_version: int) -> None:
         """These are the weights from now on: staleness is measured against them. Blocks for one call."""
         self._version = model_version
-        if self._client is not None and self._feed is not None:
-            self._client.set_weight_version(self.partition, self._feed.base + model_version)
+        if self._feed is not None:
+            self._feed.client.set_weight_version(self.partition, self._feed.base + model_version)
 
     def check_health(self, stale_after_s: float) -> None:
         """Raise RuntimeError if no sample has come for stale_after_s seconds and no group is reserved in the partition:
@@ -112,7 +109,7 @@ class DataPlaneRolloutWorker:
         silent_s = time.monotonic() - self.feed.heard_at
         if silent_s <= stale_after_s:
             return
-        partition = self.client.partition(self.partition)
+        partition = self.feed.client.partition(self.partition)
         if not partition.open_groups:
             raise RuntimeError(
                 f"for {silent_s:.0f} s no rollout has come to partition {self.partition!r}, and no producer has "
@@ -127,15 +124,15 @@ class DataPlaneRolloutWorker:
         watched. saves: whether the trainer will save.
         """
         self.stop()
-        client = self._client = connect(self._address, **self._connection)
+        client = connect(self._address, **self._connection)
+        keeps = saves and self._commit_on == "save"
+        names = (self.partition, self._task)
+        feed = self._feed = Feed(client, *names, base=syncs, claim_rows=self._claim_rows, keeps=keeps)
         register_rollouts(client, self.partition, self._task)
         client.set_weight_version(self.partition, syncs + self._version)
         if self._max_staleness is not None:
             policy = TaskPolicy(max_staleness=self._max_staleness, when_stale="drop")
             client.set_policies(self.partition, {self._task: policy})
-        keeps = saves and self._commit_on == "save"
-        names = (self.partition, self._task)
-        feed = self._feed = Feed(client, *names, base=syncs, claim_rows=self._claim_rows, keeps=keeps)
         feed.progress.rewind(step)
         _watch(loader, feed)
 
@@ -144,12 +141,6 @@ class DataPlaneRolloutWorker:
         if self._feed is None:
             raise RuntimeError("training has not begun, or the trainer was made without callbacks=[worker.callback]")
         return self._feed
-
-    @property
-    def client(self) -> DataPlaneClient:
-        if self._client is None:
-            raise RuntimeError("training has not begun")
-        return self._client
 
 
 def _watch(loader: Any, feed: Feed) -> None:
@@ -186,7 +177,7 @@ class RolloutBuffer:
         call put_rollouts.
         """
         try:
-            put_rollouts(self._worker.client, self._worker.partition, [sample], timeout_s=0.0)
+            put_rollouts(self._worker.feed.client, self._worker.partition, [sample], timeout_s=0.0)
         except OutOfSpaceError as error:
             raise queue.Full from error
 

@@ -28,6 +28,7 @@ from dataplane_conformance.drivers.bytes_of_rows import packed, unpacked
 from dataplane_conformance.drivers.owned_server import OwnedServer
 from dataplane_conformance.system import Claimed, Counts, Driver, Lack, RefusedError, Row, Space, Value, refused_by
 
+_SERVER = shutil.which("nats-server") or "nats-server"
 _REPEATED_S = 120.0
 _NO_LIMIT = -1
 _ALIVE_S = 1.0
@@ -119,20 +120,15 @@ class _Client:
             self._run(commit())
 
     def abandon(self, claim: str) -> None:
-        async def abandon() -> None:
-            for message in self._claims[claim]:
-                await message.nak()
-            await self._nats.flush(timeout=self._space.call_s)
-
-        self._run(abandon())
+        self._run(self._say("nak", claim))
 
     def renew(self, claim: str) -> None:
-        async def renew() -> None:
-            for message in self._claims[claim]:
-                await message.in_progress()
-            await self._nats.flush(timeout=self._space.call_s)
+        self._run(self._say("in_progress", claim))
 
-        self._run(renew())
+    async def _say(self, verb: str, claim: str) -> None:
+        for message in self._claims[claim]:
+            await getattr(message, verb)()
+        await self._nats.flush(timeout=self._space.call_s)
 
     def remove(self, ids: Sequence[str]) -> None:
         async def remove() -> None:
@@ -154,23 +150,19 @@ class NatsJetStream(OwnedServer, Driver):
     connect = _Client
 
     def versions(self) -> str:
-        said = subprocess.run([_server(), "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
+        said = subprocess.run([_SERVER, "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
         return f"{said.strip()}, nats-py {version('nats-py')}, file storage"
 
     def command(self, folder: Path) -> list[str]:
         self.address = f"nats://127.0.0.1:{self.port}"
         where = f"--addr 127.0.0.1 --port {self.port} --jetstream --store_dir"
-        return [_server(), *where.split(), str(folder / "store")]
+        return [_SERVER, *where.split(), str(folder / "store")]
 
     def tear(self) -> None:
         """A record begins with its length; 60 bytes of one of 200 follow the last."""
         blocks = max((self.folder or Path()).rglob("*.blk"), key=lambda path: path.stat().st_mtime)
         with blocks.open("ab") as file:
             file.write((200).to_bytes(4, "little") + b"\1" * 56)
-
-
-def _server() -> str:
-    return shutil.which("nats-server") or "nats-server"
 
 
 async def _said_by_the_call(_: Exception) -> None:

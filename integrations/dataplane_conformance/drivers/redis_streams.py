@@ -25,6 +25,7 @@ from dataplane_conformance.drivers.bytes_of_rows import packed, unpacked
 from dataplane_conformance.drivers.owned_server import OwnedServer
 from dataplane_conformance.system import Claimed, Counts, Driver, Lack, RefusedError, Row, Space, Value, refused_by
 
+_SERVER = shutil.which("redis-server") or "redis-server"
 _AGAIN: Any = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
 """A call over a connection that has ended is made over a new one; one that timed out is not repeated."""
 _REFUSALS = (redis.OutOfMemoryError, redis.exceptions.ExecAbortError)
@@ -39,13 +40,13 @@ class RedisStreams(OwnedServer, Driver):
     lacks: frozenset[Lack] = frozenset({"groups", "ids", "least", "staleness"})
 
     def versions(self) -> str:
-        said = subprocess.run([_server(), "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
+        said = subprocess.run([_SERVER, "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
         return f"{' '.join(said.split()[:3])}, redis-py {redis.__version__}, appendfsync always"
 
     def command(self, folder: Path) -> list[str]:
         self.address = str(self.port)
         keep = "--appendonly yes --appendfsync always --maxmemory-policy noeviction"
-        return [_server(), "--port", self.address, "--bind", "127.0.0.1", "--dir", str(folder), *keep.split()]
+        return [_SERVER, "--port", self.address, "--bind", "127.0.0.1", "--dir", str(folder), *keep.split()]
 
     def start(self) -> None:
         super().start()
@@ -61,10 +62,6 @@ class RedisStreams(OwnedServer, Driver):
     @staticmethod
     def connect(address: str, space: Space) -> _Client:
         return _Client(int(address), space)
-
-
-def _server() -> str:
-    return shutil.which("redis-server") or "redis-server"
 
 
 class _Client:

@@ -41,23 +41,13 @@ class _Client:
         with refused_by(*_REFUSALS):
             self._client.put_samples([row.id for row in rows], self._space.name, *self._columns(rows))
 
-    def claim(self, task: str, n: int, wait_s: float, least: int) -> Claimed | None:
-        return self._claim(task, n, wait_s, min_size=least)
-
     def claim_groups(self, task: str, n: int, wait_s: float) -> Claimed | None:
-        return self._claim(task, n, wait_s, min_size=1, whole_groups=True)
+        return self.claim(task, n, wait_s, 1, whole_groups=True)
 
-    def _claim(self, task: str, n: int, wait_s: float, *, min_size: int, whole_groups: bool = False) -> Claimed | None:
+    def claim(self, task: str, n: int, wait_s: float, least: int, *, whole_groups: bool = False) -> Claimed | None:
+        place = (self._space.name, task, self._space.fields, n)
         try:
-            claim = self._client.claim(
-                self._space.name,
-                task,
-                self._space.fields,
-                n,
-                min_size=min_size,
-                whole_groups=whole_groups,
-                timeout_s=wait_s,
-            )
+            claim = self._client.claim(*place, min_size=least, whole_groups=whole_groups, timeout_s=wait_s)
         except ClaimTimeoutError:
             return None
         self._claims[claim.claim_id] = claim
