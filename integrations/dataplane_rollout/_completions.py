@@ -98,13 +98,15 @@ def _sampled(where: str, choice: Any, tokens: list[str]) -> Sequence[int]:
 
 def _choices(response: Any) -> list[Any]:
     """Those of one prompt; the choices of several do not belong together."""
-    choices = list(_get(response, "choices") or ())
+    choices = _get(response, "choices")
+    if not choices or not isinstance(choices, (list, tuple)):
+        raise InvalidArgumentError(f"completion {_get(response, 'id')!r} has no choices, but is {response!r:.200}")
     prompts = {repr(_prompt(response, choice)) for choice in choices}
     if len(prompts) > 1:
         raise InvalidArgumentError(
             f"completion {_get(response, 'id')!r} is of {len(prompts)} prompts; request one each"
         )
-    return choices
+    return list(choices)
 
 
 def _get(owner: Any, name: str) -> Any:

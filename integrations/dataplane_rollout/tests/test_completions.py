@@ -137,7 +137,6 @@ TOKENS = COMPLETION["choices"][0]["logprobs"]
         (changed(token_ids=None, logprobs={**TOKENS, "tokens": ["token_id:7", "</s>"]}), "has no token ids"),
         (changed(token_ids=None, logprobs={**TOKENS, "tokens": ["token_id:7", "token_id:x"]}), "has no token ids"),
         (changed(token_ids=None, logprobs={**TOKENS, "tokens": [None, None]}), "has no token ids"),
-        (changed(prompt_token_ids=[[1]]), "completion 'cmpl-1' is of 2 prompts; request one each"),
         (changed(logprobs=None), "choice 0 has no logprobs; ask the generator for them, or pass logprobs=False"),
         (changed(logprobs={**TOKENS, "token_logprobs": [-0.5]}), "choice 0 has 1 logprobs for 2 tokens"),
         (changed(logprobs={**TOKENS, "token_logprobs": [-0.5, None]}), "choice 0: logprobs must be a list of numbers"),
@@ -146,6 +145,7 @@ TOKENS = COMPLETION["choices"][0]["logprobs"]
             {"id": "c", "choices": [{"index": 0, "token_ids": [1]}]},
             "'c', choice 0: the response has no prompt_token_ids",
         ),
+        ({"id": "c", "object": "error"}, "completion 'c' has no choices, but is"),
         ({"choices": []}, "responses 0: the group id must be a text, got None; give group_ids"),
     ],
 )
