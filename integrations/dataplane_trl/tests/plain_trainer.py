@@ -83,7 +83,7 @@ class PlainTrainer:
     def _sample(self) -> RolloutSample:
         while True:
             sample = self.worker.rollout_buffer.get(timeout=10.0)
-            if self.model_version - sample.model_version <= self.max_staleness:
+            if self.model_version - (sample.model_version or 0) <= self.max_staleness:
                 return sample
 
 
