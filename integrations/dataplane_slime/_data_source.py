@@ -273,6 +273,7 @@ class DataPlaneDataSource:
         """
         last = -1 if rollout_id is None else rollout_id
         self._release(list(self._drawn))
+        self._tried.clear()
         self._progress.rewind(last)
         self._rollout = last + 1
         if self._prompts is not None:
