@@ -73,6 +73,11 @@ class Handle(ABC):
             if self.state == "open":
                 self._give_up_for(reason_of(refused))
             raise
+        except DataPlaneError:
+            raise  # the caller may commit again
+        except BaseException as interrupted:
+            self._give_up_later(self._give_up_request(reason_of(interrupted)))
+            raise
 
     def _give_up_for(self, reason: str) -> None:
         request, by = self._give_up_request(reason), self._give_up_by
@@ -81,8 +86,11 @@ class Handle(ABC):
                 self._give_up(request, None if by is None else by.left_s)
         finally:
             if self.state == "open":
-                self._session.call_later(self._give_up_verb, request)
-                self.state = self._given_up_state
+                self._give_up_later(request)
+
+    def _give_up_later(self, request: Any) -> None:
+        self._session.call_later(self._give_up_verb, request)
+        self.state = self._given_up_state
 
     @abstractmethod
     def commit(self) -> int: ...
