@@ -6,8 +6,9 @@ import gc
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 
 import pytest
 import torch
@@ -80,6 +81,22 @@ def test_a_dropped_group_is_rolled_back(flow: DataPlaneClient) -> None:
     with pytest.warns(ResourceWarning, match=r"^<Group .* p/g 1 rows open>"):
         del group
     eventually(lambda: flow.partition("p").open_groups == 0)
+
+
+@pytest.mark.parametrize("call", [lambda c: c.claim("p", "train", ["x"], 1), lambda c: c.reserve_group("p", "g", ["g0"])])
+@pytest.mark.parametrize("way", ["unix"], indirect=True)
+def test_what_is_granted_while_a_signal_interrupts_the_call_is_given_up(
+    flow: DataPlaneClient, call: Callable[[DataPlaneClient], object], eventually: Eventually
+) -> None:
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_name in ("decode_grant", "generations_of"):
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        call(flow)
+    assert sys.getprofile() is None
+    eventually(lambda: claimed_rows(flow) == flow.partition("p").open_groups == 0)
 
 
 async def test_an_asynchronous_client_gives_up_what_is_dropped(

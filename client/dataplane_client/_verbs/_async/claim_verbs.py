@@ -93,8 +93,11 @@ class ClaimVerbs:
             unit=unit,
             selection=Selection(where, order, order_tag),
         )
-        response = await self._session.request_grant("ClaimSamples", request, timeout_s, waits=True)
-        return AsyncClaim(self._session, decode_grant(response, request, {}))
+
+        def taken(response: pb.ClaimSamplesResponse) -> AsyncClaim:
+            return AsyncClaim(self._session, decode_grant(response, request, {}))
+
+        return await self._session.request_grant("ClaimSamples", request, timeout_s, taken, waits=True)
 
     @opens
     async def claim_shard(
@@ -157,10 +160,12 @@ class ClaimVerbs:
             selection=Selection(where, order, order_tag),
             again=again,
         )
-        response = await self._session.request_grant("ClaimShard", request, timeout_s, waits=True)
-        extra_info: dict[str, object] = {"dp_rank": dp_rank}
-        grant = decode_grant(response.claim, request, extra_info)
-        return AsyncClaim(self._session, grant, gives_back=False)
+
+        def taken(response: pb.ClaimShardResponse) -> AsyncClaim:
+            grant = decode_grant(response.claim, request, {"dp_rank": dp_rank})
+            return AsyncClaim(self._session, grant, gives_back=False)
+
+        return await self._session.request_grant("ClaimShard", request, timeout_s, taken, waits=True)
 
     @opens
     async def adopt_claim(self, claim_id: str, meta: KVBatchMeta, *, timeout_s: float | None = None) -> AsyncClaim:
@@ -173,13 +178,16 @@ class ClaimVerbs:
         checked_meta(meta, "adopt_claim")
         request = pb.AdoptClaimRequest(claim_id=checked_name("claim id", claim_id, "adopt_claim"))
         gives_back = "dp_rank" not in meta.extra_info
+
+        def taken(_: pb.AdoptClaimResponse) -> AsyncClaim:
+            return AsyncClaim(self._session, Grant(claim_id, meta, []), gives_back=gives_back)
+
         try:
-            await self._session.request_grant("AdoptClaim", request, timeout_s)
+            return await self._session.request_grant("AdoptClaim", request, timeout_s, taken)
         except BaseException as error:
             if gives_back and not isinstance(error, DataPlaneError):
                 self._session.call_later("ReleaseClaim", release_request(claim_id, 0.0, ""))
             raise
-        return AsyncClaim(self._session, Grant(claim_id, meta, []), gives_back=gives_back)
 
     async def claim_meta(
         self,
@@ -283,14 +291,13 @@ class ClaimVerbs:
             complete_fields=complete_fields,
             max_regenerations=max_regenerations,
         )
-        response = await self._session.request_grant("ReserveGroup", request, timeout_s, waits=True)
-        meta = KVBatchMeta(
-            partition_id=partition_id,
-            task_name=None,
-            sample_ids=list(request.sample_ids),
-            generations=generations_of(response.generations, len(request.sample_ids)),
-        )
-        return AsyncGroup(self._session, group_id, response.reservation_id, meta)
+
+        def taken(response: pb.ReserveGroupResponse) -> AsyncGroup:
+            ids = list(request.sample_ids)
+            meta = KVBatchMeta(partition_id, None, ids, generations=generations_of(response.generations, len(ids)))
+            return AsyncGroup(self._session, group_id, response.reservation_id, meta)
+
+        return await self._session.request_grant("ReserveGroup", request, timeout_s, taken, waits=True)
 
     async def put_group(
         self,

@@ -11,7 +11,8 @@ import contextlib
 import os
 import threading
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from dataplane_client._connect.deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses, unanswered
 from dataplane_client._connect.options import ClientOptions
@@ -28,6 +29,8 @@ from dataplane_client.errors import (
     UnavailableError,
 )
 from rl_dataplane.v1 import data_plane_pb2 as pb
+
+T = TypeVar("T")
 
 
 class AsyncSession:
@@ -74,8 +77,12 @@ class AsyncSession:
             late = UnavailableError(f"Session at {self.transport.target}: no answer before the deadline")
             raise unanswered(late, self._liveness.failure) from None
 
-    async def request_grant(self, verb: str, request: Any, timeout_s: float | None, *, waits: bool = False) -> Any:
-        """Make a call that grants something. Sets session_id and request_id of the request."""
+    async def request_grant(
+        self, verb: str, request: Any, timeout_s: float | None, taken: Callable[[Any], T], *, waits: bool = False
+    ) -> T:
+        """Make a call that grants something. Sets session_id and request_id of the request. taken: makes of the answer
+        what gives the grant up when it is dropped; until it has, the grant is undone.
+        """
         deadline = self.transport.deadline(timeout_s)
         pauses = backoff_pauses(self.transport.options)
         stale, again = "", False
@@ -83,7 +90,7 @@ class AsyncSession:
             request.session_id = await self.session_id(deadline, stale)
             request.request_id = new_request_id()  # the answer to the last one would be for the expired session
             try:
-                return await self.transport.unary(verb, request, deadline.left_s, waits=waits)
+                return taken(await self.transport.unary(verb, request, deadline.left_s, waits=waits))
             except SessionExpiredError:
                 pause_s = next(pauses)
                 if again and deadline.left_s <= pause_s:

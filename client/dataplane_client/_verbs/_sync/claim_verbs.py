@@ -93,8 +93,11 @@ class ClaimVerbs:
             unit=unit,
             selection=Selection(where, order, order_tag),
         )
-        response = self._session.request_grant("ClaimSamples", request, timeout_s, waits=True)
-        return Claim(self._session, decode_grant(response, request, {}))
+
+        def taken(response: pb.ClaimSamplesResponse) -> Claim:
+            return Claim(self._session, decode_grant(response, request, {}))
+
+        return self._session.request_grant("ClaimSamples", request, timeout_s, taken, waits=True)
 
     @opens
     def claim_shard(
@@ -157,10 +160,12 @@ class ClaimVerbs:
             selection=Selection(where, order, order_tag),
             again=again,
         )
-        response = self._session.request_grant("ClaimShard", request, timeout_s, waits=True)
-        extra_info: dict[str, object] = {"dp_rank": dp_rank}
-        grant = decode_grant(response.claim, request, extra_info)
-        return Claim(self._session, grant, gives_back=False)
+
+        def taken(response: pb.ClaimShardResponse) -> Claim:
+            grant = decode_grant(response.claim, request, {"dp_rank": dp_rank})
+            return Claim(self._session, grant, gives_back=False)
+
+        return self._session.request_grant("ClaimShard", request, timeout_s, taken, waits=True)
 
     @opens
     def adopt_claim(self, claim_id: str, meta: KVBatchMeta, *, timeout_s: float | None = None) -> Claim:
@@ -173,13 +178,16 @@ class ClaimVerbs:
         checked_meta(meta, "adopt_claim")
         request = pb.AdoptClaimRequest(claim_id=checked_name("claim id", claim_id, "adopt_claim"))
         gives_back = "dp_rank" not in meta.extra_info
+
+        def taken(_: pb.AdoptClaimResponse) -> Claim:
+            return Claim(self._session, Grant(claim_id, meta, []), gives_back=gives_back)
+
         try:
-            self._session.request_grant("AdoptClaim", request, timeout_s)
+            return self._session.request_grant("AdoptClaim", request, timeout_s, taken)
         except BaseException as error:
             if gives_back and not isinstance(error, DataPlaneError):
                 self._session.call_later("ReleaseClaim", release_request(claim_id, 0.0, ""))
             raise
-        return Claim(self._session, Grant(claim_id, meta, []), gives_back=gives_back)
 
     def claim_meta(
         self,
@@ -281,14 +289,13 @@ class ClaimVerbs:
             complete_fields=complete_fields,
             max_regenerations=max_regenerations,
         )
-        response = self._session.request_grant("ReserveGroup", request, timeout_s, waits=True)
-        meta = KVBatchMeta(
-            partition_id=partition_id,
-            task_name=None,
-            sample_ids=list(request.sample_ids),
-            generations=generations_of(response.generations, len(request.sample_ids)),
-        )
-        return Group(self._session, group_id, response.reservation_id, meta)
+
+        def taken(response: pb.ReserveGroupResponse) -> Group:
+            ids = list(request.sample_ids)
+            meta = KVBatchMeta(partition_id, None, ids, generations=generations_of(response.generations, len(ids)))
+            return Group(self._session, group_id, response.reservation_id, meta)
+
+        return self._session.request_grant("ReserveGroup", request, timeout_s, taken, waits=True)
 
     def put_group(
         self,
