@@ -156,6 +156,7 @@ WRONG: dict[type[Exception], list[tuple[Call, str]]] = {
         (lambda c: c.claim("p", "t", ["x"], 1, whole_groups=8), "whole_groups .* 8"),  # type: ignore[arg-type]
         (lambda c: c.read_columns(META, ["x"], pad_value_dict="x"), "pad_value_dict .* 'x'"),  # type: ignore[arg-type]
         (register(None), "partition id .*NoneType"),
+        (register(replace="yes"), "'q': replace .*'yes'"),
         (register(enums={"x": [1]}), "'q'.* enum name .*int"),
     ],
     InvalidArgumentError: [

@@ -175,6 +175,7 @@ FIELDS: dict[str, tuple[Any, type[Exception], str]] = {
     "a str": ("ab", TypeError, "str"),
     "dates": (np.zeros(2, "M8[s]"), TypeError, "datetime64"),
     "None": (None, TypeError, "NoneType"),
+    "a sparse tensor": (torch.eye(2).to_sparse(), TypeError, "sparse"),
     "three rows": (torch.ones(3, 2), ValueError, "3 rows.*2 rows"),
     "a list of three": ([1, 2, 3], ValueError, "3 rows.*2 rows"),
     "a scalar": (torch.tensor(1.0), ValueError, "2 rows"),

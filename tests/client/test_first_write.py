@@ -60,7 +60,10 @@ REFUSED: dict[str, tuple[dict[str, Any], type[DataPlaneError], list[str]]] = {
     "bool lengths": ({"changes": {"input_lengths": torch.ones(3) > 0}}, UnsupportedTypeError, ["lengths", "bool"]),
     "ids": ({"sample_ids": IDS[:2]}, InvalidArgumentError, ["2 sample_ids", "3"]),
     "a str of ids": ({"sample_ids": "abc"}, UnsupportedTypeError, ["sample ids", "'abc'"]),
-    "tags": ({"tags": [{}] * 4}, InvalidArgumentError, ["4 tags", "3"]),
+    "tags": ({"tags": [{}] * 4}, InvalidArgumentError, ["tags for 4", "3 samples"]),
+    "tags 5": ({"tags": 5}, UnsupportedTypeError, ["tags", "int"]),
+    "task 5": ({"task_name": 5}, UnsupportedTypeError, ["task name", "int"]),
+    "info 5": ({"extra_info": 5}, UnsupportedTypeError, ["extra_info", "5"]),
     "multiple 2.0": ({"pad_to_multiple": 2.0}, UnsupportedTypeError, ["pad_to_multiple", "float"]),
     "multiple 0": ({"pad_to_multiple": 0}, InvalidArgumentError, ["pad_to_multiple", "0"]),
 }

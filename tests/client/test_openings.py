@@ -28,13 +28,6 @@ async def test_who_forgot_await_is_told_so(client: aio.AsyncDataPlaneClient) -> 
     claim.close()
 
 
-async def test_what_is_opened_is_closed_at_the_end_of_its_block(client: aio.AsyncDataPlaneClient) -> None:
-    await client.put_samples(["a"], "p", {"x": [1]})
-    async with client.claim("p", "t", ["x"], 1) as claim:
-        assert claim.meta.sample_ids == ["a"]
-    assert (await client.partition("p")).task("t").consumed_rows == 1
-
-
 def test_a_client_that_connects_later_tells_its_transport_without_connecting() -> None:
     """A channel that was opened here would be of another event loop than that of the first call."""
     with running_server(memory_bytes=1 << 20) as address:

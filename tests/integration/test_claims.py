@@ -169,7 +169,7 @@ async def test_an_asynchronous_claim_commits_on_leaving_its_block_and_releases_o
     flow: DataPlaneClient, async_client: aio.AsyncDataPlaneClient
 ) -> None:
     put(flow, ["x", "y"])
-    async with await async_client.claim("p", "train", ["a"], 1) as claim:
+    async with async_client.claim("p", "train", ["a"], 1) as claim:
         assert states(flow) == (1, 1, 0)
         assert (await async_client.get_data(claim.meta))["a"].tolist() == [0.0]
     assert (claim.state, states(flow)) == ("committed", (1, 0, 1))
@@ -177,6 +177,7 @@ async def test_an_asynchronous_claim_commits_on_leaving_its_block_and_releases_o
         async with await async_client.claim("p", "train", ["a"], 1) as claim:
             raise ZeroDivisionError
     assert (claim.state, states(flow)) == ("released", (1, 0, 1))
+
 
 @pytest.mark.parametrize("way", ["unix"], indirect=True)
 async def test_rows_come_back_at_once_if_the_commit_at_the_end_of_a_block_is_cancelled(
@@ -193,7 +194,6 @@ async def test_rows_come_back_at_once_if_the_commit_at_the_end_of_a_block_is_can
             await commit
         assert one.state == ended
     await asyncio.to_thread(eventually, lambda: not (states(flow)[1] or flow.partition("p").open_groups))
-
 
 
 # -- provenance --------------------------------------------------------------------------------------------------------

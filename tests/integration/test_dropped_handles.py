@@ -83,7 +83,9 @@ def test_a_dropped_group_is_rolled_back(flow: DataPlaneClient) -> None:
     eventually(lambda: flow.partition("p").open_groups == 0)
 
 
-@pytest.mark.parametrize("call", [lambda c: c.claim("p", "train", ["x"], 1), lambda c: c.reserve_group("p", "g", ["g0"])])
+@pytest.mark.parametrize(
+    "call", [lambda c: c.claim("p", "train", ["x"], 1), lambda c: c.reserve_group("p", "g", ["h"])]
+)
 @pytest.mark.parametrize("way", ["unix"], indirect=True)
 def test_what_is_granted_while_a_signal_interrupts_the_call_is_given_up(
     flow: DataPlaneClient, call: Callable[[DataPlaneClient], object], eventually: Eventually

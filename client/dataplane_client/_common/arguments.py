@@ -128,6 +128,12 @@ def checked_number(what: str, value: float, where: str) -> float:
     return value
 
 
+def checked_flag(what: str, value: object, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise UnsupportedTypeError(f"{where}: {what} must be True or False, got {value!r}")
+    return value
+
+
 def checked_choice(what: str, chosen: T, known: object, where: str) -> T:
     """known: the Literal of all that may be chosen."""
     if chosen not in get_args(known):

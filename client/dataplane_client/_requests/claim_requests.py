@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from dataplane_client._common.arguments import (
     checked_choice,
     checked_count,
+    checked_flag,
     checked_name,
     checked_names,
     checked_number,
@@ -16,7 +17,7 @@ from dataplane_client._common.arguments import (
     optional_count,
 )
 from dataplane_client._requests.requests import new_request_id
-from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
+from dataplane_client.errors import InvalidArgumentError
 from dataplane_client.records.filters import Where, filter_message
 from dataplane_client.records.tasks import BatchUnit, Selection, order_number
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -85,7 +86,7 @@ def shard_request(
         dp_rank=checked_count("dp_rank", dp_rank, where, least=0, most=world - 1),
         dp_world=world,
         balance=_BALANCES[balance],
-        again=_flag("again", again, where),
+        again=checked_flag("again", again, where),
     )
 
 
@@ -136,19 +137,13 @@ def _grant(
     """What claims and shards say beside that."""
     return {
         "task": checked_name("task name", task_name, where),
-        "whole_groups": _flag("whole_groups", whole_groups, where),
+        "whole_groups": checked_flag("whole_groups", whole_groups, where),
         "max_tokens": optional_count("max_tokens", max_tokens, where, least=1, most=_INT64) or 0,
         "unit": _unit(unit, whole_groups, where),
         "where": filter_message(selection.where, where),
         "order": order_number(selection.order, where),
         "order_tag": checked_name("order_tag", selection.order_tag, where),
     }
-
-
-def _flag(name: str, value: object, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise UnsupportedTypeError(f"{where}: {name} must be True or False, got {value!r}")
-    return value
 
 
 def _unit(unit: BatchUnit | None, whole_groups: bool, where: str) -> pb.BatchUnit.ValueType:

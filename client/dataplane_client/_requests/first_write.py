@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from dataplane_client._common.arguments import blame_caller, checked_count, checked_names
+from dataplane_client._common.arguments import blame_caller, checked_count, checked_mapping, checked_name, checked_names
 from dataplane_client._values.codec import with_padded_rows
 from dataplane_client._values.plain_columns import plain_column
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
@@ -21,8 +21,9 @@ class FirstWrite:
         self,
         batch: Mapping[str, object],
         sample_ids: Sequence[str],
-        tags: Sequence[Mapping[str, object]] | None,
         pad_to_multiple: int,
+        task_name: str,
+        extra_info: Mapping[str, object],
     ) -> None:
         if not isinstance(batch, Mapping):
             raise UnsupportedTypeError(f"kv_first_write: the batch must be a mapping, got {type(batch).__name__}")
@@ -31,9 +32,10 @@ class FirstWrite:
             columns = {name: plain_column(name, value) for name, value in batch.items()}
         lengths = _checked_lengths(columns)
         rows = lengths.shape[0]
-        for what, count in (("sample_ids", len(self.sample_ids)), ("tags", rows if tags is None else len(tags))):
-            if count != rows:
-                raise InvalidArgumentError(f"kv_first_write: {count} {what} must match batch size {rows}")
+        if (ids := len(self.sample_ids)) != rows:
+            raise InvalidArgumentError(f"kv_first_write: {ids} sample_ids must match batch size {rows}")
+        self._task_name = checked_name("task name", task_name, "kv_first_write")
+        self._extra_info = checked_mapping("extra_info", extra_info, "kv_first_write")
         multiple = checked_count("pad_to_multiple", pad_to_multiple, "kv_first_write", least=1, most=(1 << 31) - 1)
         self.lengths: list[int] = lengths.tolist()
         longest = max(self.lengths, default=0)
@@ -42,9 +44,10 @@ class FirstWrite:
         with blame_caller("kv_first_write"):
             self.fields = with_padded_rows(columns, lengths, per_token)
 
-    def receipt(self, meta: KVBatchMeta, task_name: str, extra_info: Mapping[str, object]) -> KVBatchMeta:
-        """The meta of the put, for a task."""
-        return replace(meta, task_name=task_name, extra_info={**extra_info, PAD_TARGET_KEY: self.pad_target})
+    def receipt(self, meta: KVBatchMeta) -> KVBatchMeta:
+        """The meta of the put, for the task."""
+        extra_info = {**self._extra_info, PAD_TARGET_KEY: self.pad_target}
+        return replace(meta, task_name=self._task_name, extra_info=extra_info)
 
 
 def _checked_lengths(columns: Mapping[str, object]) -> torch.Tensor:

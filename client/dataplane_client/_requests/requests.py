@@ -19,6 +19,7 @@ from tensordict import TensorDictBase
 from dataplane_client._common.arguments import (
     blame_caller,
     checked_count,
+    checked_flag,
     checked_generations,
     checked_lengths,
     checked_mapping,
@@ -91,14 +92,14 @@ def register_request(
         },
         per_token_fields=checked_names("per-token field name", per_token_fields, where),
         max_deliveries=checked_count("max_deliveries", max_deliveries, where, least=0, most=_UINT32),
-        replace=replace,
-        open=open,
-        clear_when_consumed=clear_when_consumed,
+        replace=checked_flag("replace", replace, where),
+        open=checked_flag("open", open, where),
+        clear_when_consumed=checked_flag("clear_when_consumed", clear_when_consumed, where),
         dtypes={
             checked_name("field name", field, where): _name_of_dtype(field, dtype, where)
             for field, dtype in checked_mapping("dtypes", dtypes, where).items()
         },
-        digests=digests,
+        digests=checked_flag("digests", digests, where),
     )
 
 
@@ -246,7 +247,7 @@ def put_request(
         only_if=filter_message(only_if, where),
         once=checked_names("field name", once, where),
         read_on=checked_name("node id", read_on, where),
-        create_only=create_only,
+        create_only=checked_flag("create_only", create_only, where),
         existing_only=existing_only,
     )
     put = Put.of(header, columns, lengths, row_tags)

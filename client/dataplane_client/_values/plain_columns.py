@@ -52,6 +52,10 @@ def plain_column(field: str, value: object, row_name: RowName = row_number) -> o
     field, and the row if it is about one.
     """
     if isinstance(value, torch.Tensor) or is_non_tensor(value):
+        if isinstance(value, torch.Tensor) and value.layout is not torch.strided and not value.is_nested:
+            raise TypeError(
+                f"field {field!r}: unsupported {value.layout} tensor on {value.device}; make it dense first"
+            )
         return value
     column: torch.Tensor | Array | list[object]
     if isinstance(value, (list, tuple)):

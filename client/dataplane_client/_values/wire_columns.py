@@ -99,7 +99,7 @@ def _from_cuda(leaves: Mapping[str, object]) -> Mapping[str, object]:
 def _parts(leaf: torch.Tensor) -> list[torch.Tensor]:
     """The tensors that hold a leaf: itself, or the values and the bounds of rows that adjoin."""
     if not leaf.is_nested:
-        return [leaf] if leaf.layout is torch.strided else []
+        return [leaf]
     bounds = bounds_of_adjoining(leaf)
     return [] if bounds is None else [leaf.values(), bounds]
 
@@ -115,12 +115,12 @@ def name_of_row(sample_ids: Sequence[str], row: int) -> str:
 
 def _leaf(name: str, value: object, row_name: RowName) -> object:
     """A tensor, an object leaf, or PaddedRows: a list is a jagged column even if all of its rows have one length."""
-    if isinstance(value, (torch.Tensor, PaddedRows)):
+    if isinstance(value, PaddedRows):
         return value
     leaf = plain_column(name, value, row_name)
     if not isinstance(leaf, torch.Tensor) or leaf.is_nested or leaf.dim() < 2:
         return leaf
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (torch.Tensor, np.ndarray)):
         return leaf
     return PaddedRows(leaf, np.full(leaf.shape[0], leaf.shape[1], np.int64))
 
@@ -180,8 +180,6 @@ def _encode_tensor(name: str, tensor: torch.Tensor) -> WireColumn:
         jagged = read_jagged(tensor, name)
         values = jagged.packed()
         return WireColumn(name, "jagged", dtype, tuple(values.shape[1:]), jagged.lengths, _bytes_of(name, values))
-    if tensor.layout is not torch.strided:
-        raise TypeError(f"field {name!r}: unsupported {tensor.layout} tensor on {tensor.device}; make it dense first")
     return WireColumn(name, "dense", dtype, tuple(tensor.shape[1:]), None, _bytes_of(name, tensor))
 
 

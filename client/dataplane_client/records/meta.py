@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
+from types import NoneType
 from typing import Literal, TypeVar
 
 from dataplane_client._common.arguments import checked_names
@@ -53,8 +54,11 @@ class KVBatchMeta:
         n_rows = len(self.sample_ids)
         for name in ("sequence_lengths", "tags", "generations", "outcomes"):
             column = getattr(self, name)
+            rule = f"{name} must have one entry for each of {n_rows} sample ids, got"
+            if not isinstance(column, (Sized, NoneType)):
+                raise UnsupportedTypeError(f"{rule} {column!r:.100}")
             if column is not None and len(column) != n_rows:
-                raise ValueError(f"{name} must have one entry for each of {n_rows} sample ids, got {len(column)}")
+                raise ValueError(f"{rule} {len(column)}")
 
     def __len__(self) -> int:
         return len(self.sample_ids)

@@ -93,11 +93,12 @@ class ClaimVerbs:
             unit=unit,
             selection=Selection(where, order, order_tag),
         )
-
-        def taken(response: pb.ClaimSamplesResponse) -> AsyncClaim:
-            return AsyncClaim(self._session, decode_grant(response, request, {}))
-
-        return await self._session.request_grant("ClaimSamples", request, timeout_s, taken, waits=True)
+        return await self._session.request_grant(
+            "ClaimSamples",
+            request,
+            timeout_s,
+            lambda found: AsyncClaim(self._session, decode_grant(found, request, {})),
+        )
 
     @opens
     async def claim_shard(
@@ -165,7 +166,7 @@ class ClaimVerbs:
             grant = decode_grant(response.claim, request, {"dp_rank": dp_rank})
             return AsyncClaim(self._session, grant, gives_back=False)
 
-        return await self._session.request_grant("ClaimShard", request, timeout_s, taken, waits=True)
+        return await self._session.request_grant("ClaimShard", request, timeout_s, taken)
 
     @opens
     async def adopt_claim(self, claim_id: str, meta: KVBatchMeta, *, timeout_s: float | None = None) -> AsyncClaim:
@@ -178,12 +179,11 @@ class ClaimVerbs:
         checked_meta(meta, "adopt_claim")
         request = pb.AdoptClaimRequest(claim_id=checked_name("claim id", claim_id, "adopt_claim"))
         gives_back = "dp_rank" not in meta.extra_info
-
-        def taken(_: pb.AdoptClaimResponse) -> AsyncClaim:
-            return AsyncClaim(self._session, Grant(claim_id, meta, []), gives_back=gives_back)
-
+        grant = Grant(claim_id, meta, [])
         try:
-            return await self._session.request_grant("AdoptClaim", request, timeout_s, taken)
+            return await self._session.request_grant(
+                "AdoptClaim", request, timeout_s, lambda _: AsyncClaim(self._session, grant, gives_back=gives_back)
+            )
         except BaseException as error:
             if gives_back and not isinstance(error, DataPlaneError):
                 self._session.call_later("ReleaseClaim", release_request(claim_id, 0.0, ""))
@@ -297,7 +297,7 @@ class ClaimVerbs:
             meta = KVBatchMeta(partition_id, None, ids, generations=generations_of(response.generations, len(ids)))
             return AsyncGroup(self._session, group_id, response.reservation_id, meta)
 
-        return await self._session.request_grant("ReserveGroup", request, timeout_s, taken, waits=True)
+        return await self._session.request_grant("ReserveGroup", request, timeout_s, taken)
 
     async def put_group(
         self,

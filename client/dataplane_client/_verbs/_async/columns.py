@@ -108,11 +108,11 @@ async def kv_first_write(
     put_samples.
     """
     _check_client(dp_client, "kv_first_write(..., dp_client=)")
-    write = FirstWrite(batch, sample_ids, tags, pad_to_multiple)
+    write = FirstWrite(batch, sample_ids, pad_to_multiple, task_name, {} if extra_info is None else extra_info)
     meta = await dp_client.put_samples(
         write.sample_ids, partition_id, write.fields, tags, sequence_lengths=write.lengths, timeout_s=timeout_s
     )
-    return write.receipt(meta, task_name, extra_info or {})
+    return write.receipt(meta)
 
 
 def _check_client(client: object, call: str) -> None:

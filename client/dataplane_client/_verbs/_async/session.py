@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from dataplane_client._connect.deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses, unanswered
+from dataplane_client._connect.deadline import ANSWER_MARGIN_S, WAITING_VERBS, Deadline, backoff_pauses, unanswered
 from dataplane_client._connect.options import ClientOptions
 from dataplane_client._connect.session import CLOSE_S, LivenessSession, Undo
 from dataplane_client._requests.requests import new_request_id
@@ -77,9 +77,7 @@ class AsyncSession:
             late = UnavailableError(f"Session at {self.transport.target}: no answer before the deadline")
             raise unanswered(late, self._liveness.failure) from None
 
-    async def request_grant(
-        self, verb: str, request: Any, timeout_s: float | None, taken: Callable[[Any], T], *, waits: bool = False
-    ) -> T:
+    async def request_grant(self, verb: str, request: Any, timeout_s: float | None, taken: Callable[[Any], T]) -> T:
         """Make a call that grants something. Sets session_id and request_id of the request. taken: makes of the answer
         what gives the grant up when it is dropped; until it has, the grant is undone.
         """
@@ -90,7 +88,7 @@ class AsyncSession:
             request.session_id = await self.session_id(deadline, stale)
             request.request_id = new_request_id()  # the answer to the last one would be for the expired session
             try:
-                return taken(await self.transport.unary(verb, request, deadline.left_s, waits=waits))
+                return taken(await self.transport.unary(verb, request, deadline.left_s, waits=verb in WAITING_VERBS))
             except SessionExpiredError:
                 pause_s = next(pauses)
                 if again and deadline.left_s <= pause_s:

@@ -93,11 +93,9 @@ class ClaimVerbs:
             unit=unit,
             selection=Selection(where, order, order_tag),
         )
-
-        def taken(response: pb.ClaimSamplesResponse) -> Claim:
-            return Claim(self._session, decode_grant(response, request, {}))
-
-        return self._session.request_grant("ClaimSamples", request, timeout_s, taken, waits=True)
+        return self._session.request_grant(
+            "ClaimSamples", request, timeout_s, lambda found: Claim(self._session, decode_grant(found, request, {}))
+        )
 
     @opens
     def claim_shard(
@@ -165,7 +163,7 @@ class ClaimVerbs:
             grant = decode_grant(response.claim, request, {"dp_rank": dp_rank})
             return Claim(self._session, grant, gives_back=False)
 
-        return self._session.request_grant("ClaimShard", request, timeout_s, taken, waits=True)
+        return self._session.request_grant("ClaimShard", request, timeout_s, taken)
 
     @opens
     def adopt_claim(self, claim_id: str, meta: KVBatchMeta, *, timeout_s: float | None = None) -> Claim:
@@ -178,12 +176,11 @@ class ClaimVerbs:
         checked_meta(meta, "adopt_claim")
         request = pb.AdoptClaimRequest(claim_id=checked_name("claim id", claim_id, "adopt_claim"))
         gives_back = "dp_rank" not in meta.extra_info
-
-        def taken(_: pb.AdoptClaimResponse) -> Claim:
-            return Claim(self._session, Grant(claim_id, meta, []), gives_back=gives_back)
-
+        grant = Grant(claim_id, meta, [])
         try:
-            return self._session.request_grant("AdoptClaim", request, timeout_s, taken)
+            return self._session.request_grant(
+                "AdoptClaim", request, timeout_s, lambda _: Claim(self._session, grant, gives_back=gives_back)
+            )
         except BaseException as error:
             if gives_back and not isinstance(error, DataPlaneError):
                 self._session.call_later("ReleaseClaim", release_request(claim_id, 0.0, ""))
@@ -295,7 +292,7 @@ class ClaimVerbs:
             meta = KVBatchMeta(partition_id, None, ids, generations=generations_of(response.generations, len(ids)))
             return Group(self._session, group_id, response.reservation_id, meta)
 
-        return self._session.request_grant("ReserveGroup", request, timeout_s, taken, waits=True)
+        return self._session.request_grant("ReserveGroup", request, timeout_s, taken)
 
     def put_group(
         self,
