@@ -94,7 +94,10 @@ class ClaimVerbs:
             selection=Selection(where, order, order_tag),
         )
         return self._session.request_grant(
-            "ClaimSamples", request, timeout_s, lambda found: Claim(self._session, decode_grant(found, request, {}))
+            "ClaimSamples",
+            request,
+            timeout_s,
+            lambda found: Claim(self._session, decode_grant(found, request, {})),
         )
 
     @opens

@@ -69,14 +69,11 @@ class Handle(ABC):
             return
         try:
             self.commit()
-        except PreconditionError as refused:  # such as a group with a row that has no value
-            if self.state == "open":
-                self._give_up_for(reason_of(refused))
-            raise
-        except DataPlaneError:
-            raise  # the caller may commit again
-        except BaseException as interrupted:
-            self._give_up_later(self._give_up_request(reason_of(interrupted)))
+        except BaseException as failure:
+            if isinstance(failure, PreconditionError) and self.state == "open":  # such as a group with an empty row
+                self._give_up_for(reason_of(failure))
+            elif not isinstance(failure, DataPlaneError):  # interrupted; after other errors the caller may commit again
+                self._give_up_later(self._give_up_request(reason_of(failure)))
             raise
 
     def _give_up_for(self, reason: str) -> None:
