@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from types import NoneType
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from dataplane_client._common.arguments import checked_names
 from dataplane_client._common.displays import HTML_ROWS, html_table, short_list
@@ -20,6 +20,8 @@ not get it again.
 """
 PAD_TARGET_KEY = "global_forward_pad_seqlen"
 """Key of a meta's extra_info: the width in tokens to which every rank pads, so that all see tensors of one shape."""
+_COLUMNS = ("sequence_lengths", "tags", "generations", "outcomes")
+"""Attributes of a meta that have an entry for each row, or are None."""
 T = TypeVar("T")
 
 
@@ -52,7 +54,7 @@ class KVBatchMeta:
 
     def __post_init__(self) -> None:
         n_rows = len(self.sample_ids)
-        for name in ("sequence_lengths", "tags", "generations", "outcomes"):
+        for name in _COLUMNS:
             column = getattr(self, name)
             rule = f"{name} must have one entry for each of {n_rows} sample ids, got"
             if not isinstance(column, (Sized, NoneType)):
@@ -151,11 +153,8 @@ class KVBatchMeta:
             task_name=first.task_name if len({meta.task_name for meta in metas}) == 1 else None,
             sample_ids=sample_ids,
             fields=_common_fields([meta.fields for meta in metas]),
-            sequence_lengths=_joined([meta.sequence_lengths for meta in metas]),
             extra_info={key: value for meta in metas for key, value in meta.extra_info.items()},
-            tags=_joined([meta.tags for meta in metas]),
-            generations=_joined([meta.generations for meta in metas]),
-            outcomes=_joined([meta.outcomes for meta in metas]),
+            **{name: _joined([getattr(meta, name) for meta in metas]) for name in _COLUMNS},
         )
 
     def _positions(self, verb: str, indices: Iterable[int]) -> list[int]:
@@ -170,19 +169,10 @@ class KVBatchMeta:
 
     def _rows(self, places: Sequence[int]) -> KVBatchMeta:
         """A meta with the rows at these places. extra_info is copied unchanged, even if it holds data for each row."""
-
-        def pick(column: list[T]) -> list[T]:
-            return [column[place] for place in places]
-
-        return replace(
-            self,
-            sample_ids=pick(self.sample_ids),
-            sequence_lengths=None if self.sequence_lengths is None else pick(self.sequence_lengths),
-            tags=None if self.tags is None else pick(self.tags),
-            generations=None if self.generations is None else pick(self.generations),
-            outcomes=None if self.outcomes is None else pick(self.outcomes),
-            extra_info=dict(self.extra_info),
-        )
+        columns = {name: getattr(self, name) for name in ("sample_ids", *_COLUMNS)}
+        known = {name: column for name, column in columns.items() if column is not None}
+        picked: dict[str, Any] = {name: [column[place] for place in places] for name, column in known.items()}
+        return replace(self, extra_info=dict(self.extra_info), **picked)
 
 
 def _joined(columns: Sequence[list[T] | None]) -> list[T] | None:
