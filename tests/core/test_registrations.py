@@ -14,7 +14,9 @@ from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import EndRead, RegisterPartition
 from dataplane_server.core.calls.values import Definition
 
-P = Definition("p", ("a", "b"), ("train", "score"), 4, frozenset("a"), 2, {"b": ("no", "yes")}, 3)
+P = Definition(
+    "p", ("a", "b"), ("train", "score"), 4, frozenset("a"), 2, {"b": ("no", "yes")}, 3, dtypes={"b": "uint8"}
+)
 
 
 def register(caller: Caller, definition: Definition, *, replace: bool = False) -> Registered:
@@ -68,6 +70,7 @@ def test_what_is_declared_beyond_the_definition_is_added_and_cursors_and_claims_
         num_samples=9,
         per_token_fields=frozenset("ad"),
         enums={"c": ("low", "high")},
+        dtypes={"d": "int16"},
         grpo_group_size=None,
     )
     answer = register(busy, more)
@@ -79,6 +82,7 @@ def test_what_is_declared_beyond_the_definition_is_added_and_cursors_and_claims_
         num_samples=9,
         per_token_fields=frozenset("ad"),
         enums={"b": ("no", "yes"), "c": ("low", "high")},
+        dtypes={"b": "uint8", "d": "int16"},
     )
     train = busy.task()
     assert (train.untaken_rows, train.claimed_rows, train.consumed_rows) == (1, 1, 1)
@@ -133,8 +137,8 @@ def test_a_new_task_gets_every_row_but_those_that_are_reserved(busy: Caller) -> 
         pytest.param(but(enums={"b": ("no", "maybe")}), ("'b'", "(no, yes)", "(no, maybe)"), id="enum"),
         pytest.param(but(max_deliveries=0), ("max_deliveries is 3",), id="deliveries"),
         pytest.param(
-            Definition("p", ("a", "b"), ("train",), 0, frozenset(), 8, {"b": ()}, 0, True, True),
-            ("'a'", "'b'", "max_deliveries is 3", "grpo_group_size is 2", "open is", "clear_when_consumed is"),
+            Definition("p", ("a", "b"), ("train",), 0, frozenset(), 8, {"b": ()}, 0, True, True, {"b": "int8"}, True),
+            ("'a'", "uint8", "no, yes", "max_deliveries", "size is 2", "open is", "clear_when_consumed", "digests"),
             id="everything",
         ),
     ],

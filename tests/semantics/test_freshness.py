@@ -69,16 +69,18 @@ def test_the_trainer_retires_old_rows_and_groups_and_producers_are_told_before(v
     assert (via.listed(), via.partition().removed_rows["retired"]) == ("y", 2)
 
 
-def test_rows_turn_stale_in_the_queue_when_the_trainer_moves_on(caller: Caller) -> None:
+def test_rows_turn_stale_in_the_queue_when_the_trainer_or_a_row_moves_on(caller: Caller) -> None:
     caller.put_versions(x=1, y=2)
     caller.set_policy(1)
     assert ready(caller) == ("x", "y")
-    caller.set_version(3)
-    assert ready(caller) == ("y",)
+    caller.put_versions(z=3)
+    assert ready(caller) == ("y", "z")
     caller.set_version(4)
+    assert ready(caller) == ("z",)
+    caller.set_version(5)
     assert ready(caller) == ()
     caller.set_version(2)
-    assert ready(caller) == ("x", "y")
+    assert ready(caller) == ("x", "y", "z")
 
 
 def test_a_row_whose_version_is_put_as_null_is_of_an_unknown_one(caller: Caller) -> None:

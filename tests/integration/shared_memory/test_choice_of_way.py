@@ -165,7 +165,7 @@ def abstract_sockets() -> int:
     """How many sockets of servers this process has that every process of its network namespace may find."""
     own = {str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_socket()}
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
-    return sum(f"socket:[{words[6]}]" in own for words in lines if words[-1].startswith("@rl-dataplane-"))
+    return sum(f"socket:[{words[6]}]" in own for words in lines if words[-1].startswith("@"))
 
 
 @pytest.mark.parametrize(("listen", "expected"), [(("unix",), 0), (("tcp",), 1), (("unix", "tcp"), 1)])
