@@ -454,6 +454,29 @@ def test_draws_and_puts_wait_for_each_other_within_the_band(via: AnyCaller) -> N
         via.draw("a", size=3)
 
 
+def test_a_draw_that_waits_follows_its_band_and_ends_with_the_data(via: AnyCaller) -> None:
+    via.set_flow(band=(1.0, 0.0, 4.0))
+    via.put("xy", "a")
+    first, second, third = via.begin_draw("a", size=4), via.begin_draw("a", size=2), via.begin_draw("a")
+    via.set_flow(band=(1.0, -2.0, 1.0))
+    with pytest.raises(Refused, match=r"INVALID_REQUEST: .* 4 rows can never stay in the band from -2 to 1"):
+        first.answer()
+    assert second.answer().ids
+    via.close()
+    for late in (third.answer, partial(via.draw, "a")):
+        with pytest.raises(Refused, match=r"TOO_FEW_ROWS: .* below the band's -2; no new rows come"):
+            late()
+
+
+def test_rows_that_are_all_gone_hold_up_no_new_ones_for_draws_that_cannot_come(via: AnyCaller) -> None:
+    via.set_flow(band=(1.0, 0.0, 2.0))
+    via.put("xy", "a")
+    put = via.begin_put("zu", "a")
+    via.clear()
+    put.answer()
+    assert len(via.draw("a", size=2).ids) == 2
+
+
 # -- policies ----------------------------------------------------------------------------------------------------------
 
 

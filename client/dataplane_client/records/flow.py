@@ -21,9 +21,10 @@ _MOST = (1 << 62) - 1
 class DrawBand:
     """How far draw_samples may be from puts, as in a rate limiter of a replay buffer. The surplus is
     `samples_per_insert * rows put - rows drawn`, both since the band was set; rows that failed or were rolled back
-    count as not put. New rows wait while they would raise it above `most`, and draws while they would lower it below
-    `least`. The band must be at least 1 + samples_per_insert wide; a call whose rows are wider than the band is
-    refused.
+    count as not put. A surplus above 0 ends when the last row leaves, unless that was evicted: no draw could use it up.
+    New rows wait while they would raise it above `most`, and draws while they would lower it below `least`; in a closed
+    partition such draws are refused. The band must be at least 1 + samples_per_insert wide; a call whose rows are wider
+    than the band is refused.
     """
 
     samples_per_insert: float

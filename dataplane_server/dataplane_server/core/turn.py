@@ -187,6 +187,7 @@ class Turn:
         whether more may follow: rows came back while claims were served, or consumed ones have made room.
         """
         changes, flow, effects = self._state.changes, self._verbs.flow, self._state.effects
+        before = len(effects)
         self._remove_unwanted()
         if flow.waiting and changes:
             self._let_in(now)
@@ -194,7 +195,6 @@ class Turn:
             for reservation in self._verbs.admission.admit_waiting():
                 effects.append(Admitted(reservation.ticket, reservation))
             self._state.space.freed = changes.writes_left = False
-        before = len(effects)
         for task in list(changes.tasks):
             if task.views.waiting():
                 self._serve(task, now)

@@ -1026,8 +1026,9 @@ Global___TaskPolicy: _TypeAlias = TaskPolicy  # noqa: Y015
 @_typing.final
 class DrawBand(_message.Message):
     """How far the draws of a partition may be from its puts. The surplus is samples_per_insert times the rows put, less the
-    rows drawn, both since the band was set; rows that failed or were rolled back count as not put. New rows wait while they
-    would raise it above most, and draws wait while they would lower it below least.
+    rows drawn, both since the band was set; rows that failed or were rolled back count as not put. A surplus above 0 ends
+    when the last row leaves, unless that was evicted: no draw could use it up. New rows wait while they would raise it
+    above most, and draws wait while they would lower it below least; in a closed partition such draws are refused.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

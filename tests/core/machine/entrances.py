@@ -71,12 +71,10 @@ class Entrances(Writes):
         self.supersede_entrant(call.request_id)
         refuse_if(((call.strategy == "prioritized") != bool(call.priority_tag), Reason.INVALID_REQUEST))
         partition, entrant = self.partition(call.partition_id), Entrant(call, self.partition(call.partition_id))
-        band = partition.flow.band
-        refuse_if((band is not None and call.batch_size > band.most - band.least, Reason.INVALID_REQUEST))
-        if any(other.partition is partition and isinstance(other.call, DrawSamples) for other in self.entrants):
-            self._check_may_wait()
-            return entrant
-        if not self._may_go(entrant):
+        if reason := self._why_never(entrant):
+            raise No(reason)
+        others = (other for other in self.entrants if isinstance(other.call, DrawSamples))
+        if any(other.partition is partition for other in others) or not self._may_go(entrant):
             self._check_may_wait()
             return entrant
         return self._drawn(call)
@@ -88,7 +86,7 @@ class Entrances(Writes):
 
     def follow_flow(self, partition: PartitionModel, flow: FlowPolicy) -> None:
         if flow.band != partition.flow.band:
-            partition.put_before, partition.drawn_before = partition.offered, partition.drawn
+            partition.begin_band()
         partition.flow = flow
 
     def _passes(self, entrant: Entrant) -> bool:
@@ -121,11 +119,7 @@ class Entrances(Writes):
 
     def let_in(self) -> None:
         """Those who wait and never can are refused; of those who can, the longest waiting one goes on, and again."""
-        for one in [one for one in self.entrants if one.partition.checks_entrants]:
-            if reason := self._why_never(one):
-                self.fail_entrants([one], reason)
-        for partition in self.partitions.values():
-            partition.checks_entrants = False
+        self._refuse_hopeless()
         while (entrant := self._next()) is not None:
             self._unqueue(entrant)
             if entrant.write is not None:
@@ -133,6 +127,16 @@ class Entrances(Writes):
             else:
                 self._answer(entrant)
             self.drop_unwanted()
+        self._refuse_hopeless()
+
+    def _refuse_hopeless(self) -> None:
+        for one in list(self.entrants):
+            ends = isinstance(one.call, DrawSamples) and one.partition.is_ending
+            reason = self._why_never(one) if ends or one.partition.checks_entrants else None
+            if reason is not None:
+                self.fail_entrants([one], reason)
+        for partition in self.partitions.values():
+            partition.checks_entrants = False
 
     def may_let_in(self) -> bool:
         return self._next() is not None
@@ -209,7 +213,9 @@ class Entrances(Writes):
     def _why_never(self, entrant: Entrant) -> Reason | None:
         partition, flow = entrant.partition, entrant.partition.flow
         if isinstance(entrant.call, DrawSamples):
-            return None
+            if flow.band is not None and entrant.call.batch_size > flow.band.most - flow.band.least:
+                return Reason.INVALID_REQUEST
+            return Reason.TOO_FEW_ROWS if partition.is_ending and not self._may_go(entrant) else None
         bounds = [flow.max_rows, *(policy.most_ahead for policy in partition.policies.values())]
         if flow.band is not None:
             bounds.append(int((flow.band.most - flow.band.least) / flow.band.samples_per_insert))
@@ -223,7 +229,7 @@ class Entrances(Writes):
         partition = entrant.partition
         if isinstance(entrant.call, DrawSamples):
             band = partition.flow.band
-            return band is None or self._surplus(partition, 0) - entrant.call.batch_size >= band.least
+            return band is None or partition.surplus() - entrant.call.batch_size >= band.least
         if self._is_paced(entrant):
             return False
         while self._is_over(entrant):
@@ -240,10 +246,6 @@ class Entrances(Writes):
         here = [one for one in self.coming if one.partition is partition]
         return sum(one.rows for one in here), sum(one.size for one in here)
 
-    def _surplus(self, partition: PartitionModel, more: int) -> float:
-        ratio = 0.0 if partition.flow.band is None else partition.flow.band.samples_per_insert
-        return ratio * (partition.offered + more - partition.put_before) - (partition.drawn - partition.drawn_before)
-
     def _is_paced(self, entrant: Entrant) -> bool:
         partition, band = entrant.partition, entrant.partition.flow.band
         coming, _ = self._coming(partition)
@@ -257,7 +259,7 @@ class Entrances(Writes):
                 taken = max(0, partition.ledgers[task].ended["committed"] - partition.ledgers[task].taken_before)
                 if len(before) - len(lost) + coming + taken + entrant.rows > policy.most_ahead:
                     return True
-        return band is not None and self._surplus(partition, coming + entrant.rows) > band.most
+        return band is not None and partition.surplus(coming + entrant.rows) > band.most
 
     def _is_over(self, entrant: Entrant) -> bool:
         partition, flow = entrant.partition, entrant.partition.flow

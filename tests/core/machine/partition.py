@@ -343,6 +343,8 @@ class PartitionModel:
         for line in self.lines:
             line.sift()
         self.became_ready(other for row in rows if row.group is not None for other in row.group.rows)
+        if not self.rows and why != "evicted" and self.surplus() > 0:
+            self.begin_band()
         return size - self.size_bytes
 
     def forget(self, group: Group) -> None:
@@ -372,7 +374,7 @@ class PartitionModel:
 
     def is_hopeless(self, wish: Wish) -> bool:
         """Whether too few rows are left for a claim, and no more will come."""
-        if not self.closed or any(group.state == "reserved" for group in self.groups):
+        if not self.is_ending:
             return False
         states = {row: row.standings[wish.task].state for row in self.rows}
         untaken = [row for row in self.rows if states[row] == "untaken"]
@@ -537,6 +539,17 @@ class PartitionModel:
     def offered(self) -> int:
         """Rows that a draw could have, or may yet."""
         return self.put_total - self.removed["rolled_back"] - self.removed["failed"]
+
+    def begin_band(self) -> None:
+        self.put_before, self.drawn_before = self.offered, self.drawn
+
+    def surplus(self, more: int = 0) -> float:
+        ratio = 0.0 if self.flow.band is None else self.flow.band.samples_per_insert
+        return ratio * (self.offered + more - self.put_before) - (self.drawn - self.drawn_before)
+
+    @property
+    def is_ending(self) -> bool:
+        return self.closed and not any(group.state == "reserved" for group in self.groups)
 
     @property
     def is_consumed(self) -> bool:

@@ -24,8 +24,8 @@ class Entry:
 
 
 class Entrance:
-    """By ticket. put_before, drawn_before: when the band was set. changed: whether what may come has changed, so that
-    those that wait are looked at again; the turn clears it.
+    """By ticket. put_before, drawn_before: what the surplus does not count. changed: whether what may come has changed,
+    so that those that wait are looked at again; the turn clears it.
     """
 
     def __init__(self) -> None:
@@ -50,6 +50,11 @@ class Entrance:
         if policy.band != self.policy.band:
             self.put_before, self.drawn_before = rows_offered, self.drawn_rows
         self.policy, self.changed = policy, True
+
+    def emptied(self, rows_offered: int) -> None:
+        """No row is left: a surplus would hold up new ones for draws that cannot come."""
+        if self.surplus(rows_offered) > 0:
+            self.put_before, self.drawn_before = rows_offered, self.drawn_rows
 
     def surplus(self, rows_offered: int) -> float:
         """By how much the rows put are ahead of the rows drawn; see DrawBand."""

@@ -330,6 +330,8 @@ class Partition:
         for task in self.tasks.values():
             task.forget(slots)
         self.rows.remove(slots)
+        if not len(self.rows) and why != "evicted":
+            self.entrance.emptied(self.rows_offered)
         return released
 
     def roll_back(self, group: Group, *, late: bool = False) -> None:

@@ -133,13 +133,25 @@ def may_draw(partition: Partition, call: DrawSamples) -> bool:
     return band is None or partition.entrance.surplus(partition.rows_offered) - call.batch_size >= band.least
 
 
+def why_never_drawn(partition: Partition, call: DrawSamples) -> Refusal | None:
+    """The refusal of a draw that can never go on, however long it waits; None if it may."""
+    band = partition.entrance.policy.band
+    if band is not None and call.batch_size > band.most - band.least:
+        message = (
+            f"partition {call.partition_id!r}: a draw of {call.batch_size} rows can never stay in the band from "
+            f"{band.least:g} to {band.most:g}; draw fewer rows at a time"
+        )
+        return Refusal(Reason.INVALID_REQUEST, message, partition_id=call.partition_id)
+    return out_of_band(partition, call) if partition.is_ending and not may_draw(partition, call) else None
+
+
 def why_out_of_band(partition: Partition, call: DrawSamples) -> Finding:
     """Why a draw would leave the band."""
     entrance, band = partition.entrance, partition.entrance.policy.band
     surplus = entrance.surplus(partition.rows_offered)
     text = (
         f"rows put are {surplus:g} ahead of draws, and a draw of {call.batch_size} rows would be below the band's "
-        f"{band.least if band else 0:g}; new rows make room"
+        f"{band.least if band else 0:g}; {'no new rows come' if partition.is_ending else 'new rows make room'}"
     )
     return _out_of_band(text, "puts", surplus, stuck=bool(entrance.waiting))
 

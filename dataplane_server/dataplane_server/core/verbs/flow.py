@@ -18,7 +18,7 @@ from dataplane_server.core.calls.requests import DrawSamples, PutSamples, Reserv
 from dataplane_server.core.rows.bookkeeping import WRITE_BYTES, id_bytes
 from dataplane_server.core.state.entrance import Entry
 from dataplane_server.core.state.partition import Partition
-from dataplane_server.core.state.room import full, may_draw, out_of_band, over_budget, paced, why_never
+from dataplane_server.core.state.room import full, may_draw, out_of_band, over_budget, paced, why_never, why_never_drawn
 from dataplane_server.core.state.state import State
 from dataplane_server.core.verbs.eviction import evict
 
@@ -57,18 +57,14 @@ class Flow:
 
     def enter_draw(self, partition: Partition, call: DrawSamples) -> int | None:
         """The ticket of a draw that has to wait; None if it may go on."""
-        entrance, band = partition.entrance, partition.entrance.policy.band
-        if band is not None and call.batch_size > band.most - band.least:
-            message = (
-                f"partition {call.partition_id!r}: a draw of {call.batch_size} rows can never stay in the band from "
-                f"{band.least:g} to {band.most:g}; draw fewer rows at a time"
-            )
-            raise Refusal(Reason.INVALID_REQUEST, message, partition_id=call.partition_id)
-        if not entrance.draws and may_draw(partition, call):
+        never, draws = why_never_drawn(partition, call), partition.entrance.draws
+        if never is not None:
+            raise never
+        if not draws and may_draw(partition, call):
             return None
         ticket = self._state.ticket()
         self._wait(partition, ticket, call)
-        entrance.draws[ticket] = call
+        draws[ticket] = call
         return ticket
 
     def is_open(self, partition: Partition) -> bool:
@@ -158,11 +154,13 @@ class Flow:
         """Those that wait and can never go on, since a policy has changed or a partition was closed."""
         found = []
         for partition in self.entrances:
-            entrance = partition.entrance
+            entrance, why = partition.entrance, list[tuple[int, Refusal | None]]()
             if entrance.changed:
-                why = [(ticket, why_never(partition, e.rows, e.size_bytes)) for ticket, e in entrance.waiting.items()]
-                found += [(ticket, refusal) for ticket, refusal in why if refusal is not None]
-                entrance.changed = False
+                why += [(ticket, why_never(partition, e.rows, e.size_bytes)) for ticket, e in entrance.waiting.items()]
+            if entrance.changed or partition.is_ending:
+                why += [(ticket, why_never_drawn(partition, draw)) for ticket, draw in entrance.draws.items()]
+            found += [(ticket, refusal) for ticket, refusal in why if refusal is not None]
+            entrance.changed = False
         return sorted(found, key=itemgetter(0))
 
     @property
