@@ -33,7 +33,7 @@ from dataplane_server.core.calls.answers import Admitted, Failed
 from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.flow import DrawBand
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import AbortWrite, PutSamples
+from dataplane_server.core.calls.requests import AbortWrite, Advance, PutSamples
 from dataplane_server.core.calls.values import Tags
 
 
@@ -323,8 +323,9 @@ def test_rows_that_have_become_old_enough_make_room_for_a_put_that_waits(caller:
     caller.put_rows(["x", "y"], "a")
     caller.set_flow(max_rows=2, when_full="evict", evict_where=(Term(">", "age_s", of_row=True, values=(10,)),))
     ticket = waits(caller, "z")
-    caller.now += 20.0
-    caller.put_rows(["y"], "b")  # with any call that may make room, those that wait are looked at
+    while caller.now < 12.0:
+        caller.now = caller.plane.next_due or math.inf
+        caller.apply(Advance())
     assert admitted(caller) == [ticket]
     assert rows(caller) == "yz"
 

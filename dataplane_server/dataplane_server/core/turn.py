@@ -313,6 +313,7 @@ class Turn:
         for deadline in self._state.deadlines.due(now):
             self._verbs.groups.end_late(deadline)
             self._follow_up(now)
+        self._verbs.flow.look_again(now)
 
     def _drain(self, call: requests.Drain, now: float) -> None:
         self._state.draining = True

@@ -115,6 +115,7 @@ EARLIER = {
                 "state.state.State": {"version": int, "deadlines": Deadlines, "ended_groups": dict},
                 "tasks.task_states.TaskCounters": {"versions_behind": int, "versioned": int},
                 "verbs.admission._Asked": {"passed": int},
+                "verbs.flow.Flow": {"_looked": float},
                 "verbs.writes.Writes": {"_last_check": _none},
             },
         ),

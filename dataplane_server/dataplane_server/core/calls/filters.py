@@ -80,6 +80,11 @@ def asks_staleness(terms: Filter) -> bool:
     return any(term.of_row and term.subject == "staleness" for term in terms)
 
 
+def asks_age(terms: Filter) -> bool:
+    """Whether other rows fit when time passes."""
+    return any(term.of_row and term.subject == "age_s" for term in terms)
+
+
 def filter_bytes(terms: Filter) -> int:
     """An estimate of the memory of a filter, from above."""
     return 4 * _text_bytes(terms) + sum(_TERM_BYTES + _VALUE_BYTES * len(term.values) for term in terms)

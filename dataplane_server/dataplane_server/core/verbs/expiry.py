@@ -86,7 +86,8 @@ class Expiry:
 
     @property
     def next_due(self) -> float | None:
-        dues = (self._state.sessions.next_due, self._state.delays.next_due, self._state.deadlines.next_due)
+        state = self._state
+        dues = (state.sessions.next_due, state.delays.next_due, state.deadlines.next_due, self._flow.next_due)
         return min((due for due in dues if due is not None), default=None)
 
     def _release(self, session: Session, *, expired: bool) -> tuple[int, int, int]:

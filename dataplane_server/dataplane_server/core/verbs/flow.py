@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import itemgetter
 
-from dataplane_server.core.calls.filters import filter_bytes
+from dataplane_server.core.calls.filters import asks_age, filter_bytes
 from dataplane_server.core.calls.refusal import Reason, Refusal, draining, superseded
 from dataplane_server.core.calls.requests import DrawSamples, PutSamples, ReserveGroup
 from dataplane_server.core.rows.bookkeeping import WRITE_BYTES, id_bytes
@@ -21,6 +21,9 @@ from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.room import full, may_draw, out_of_band, over_budget, paced, why_never, why_never_drawn
 from dataplane_server.core.state.state import State
 from dataplane_server.core.verbs.eviction import evict
+
+_AGAIN_S = 1.0
+"""How often calls are looked at that wait until rows are old enough to be evicted."""
 
 Enters = PutSamples | ReserveGroup | DrawSamples
 
@@ -33,6 +36,7 @@ class Flow:
         self._partition_of: dict[int, Partition] = {}  # of all that wait or come, by ticket
         self._ticket_of: dict[str, int] = {}  # by request_id, of groups and draws that wait
         self.waiting = 0
+        self._looked = 0.0
 
     # -- enter ---------------------------------------------------------------------------------------------------------
 
@@ -127,6 +131,7 @@ class Flow:
 
     def ready(self, now: float) -> Iterator[tuple[int, Enters]]:
         """Those that may go on, and wait no more. Each is to be carried out before the next one is asked for."""
+        self._looked = now
         while self.waiting and (first := self._first_ready(now)) is not None:
             yield first
 
@@ -149,6 +154,18 @@ class Flow:
                     self._comes(partition, ticket, entry)
                 return ticket, entry.call
         return None
+
+    @property
+    def next_due(self) -> float | None:
+        """When to look again at those that wait until rows are old enough; None if none does."""
+        entrances = [one.entrance for one in self.entrances] if self.waiting else []
+        ages = any(entrance.waiting and asks_age(entrance.policy.evict_where) for entrance in entrances)
+        return self._looked + _AGAIN_S if ages else None
+
+    def look_again(self, now: float) -> None:
+        """Rows may be old enough by now, for those that wait for that."""
+        if (due := self.next_due) is not None and due <= now:
+            self._state.changes.partitions.update(dict.fromkeys(self.entrances))
 
     def hopeless(self) -> list[tuple[int, Refusal]]:
         """Those that wait and can never go on, since a policy has changed or a partition was closed."""
