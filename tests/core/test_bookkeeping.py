@@ -16,7 +16,7 @@ from dataplane_server.core.calls.filters import Filter, Term
 from dataplane_server.core.calls.flow import DrawBand
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import EndRead
+from dataplane_server.core.calls.requests import Call, EndRead
 from dataplane_server.core.calls.values import Tags
 from dataplane_server.core.state.answers import Answers
 from dataplane_server.core.state.state import Fact
@@ -43,33 +43,13 @@ def put_floats(caller: Caller, call: int) -> None:
     caller.put(caller.put_call([f"{call}"], tags=[tags]))
 
 
-def put_long_tags(caller: Caller, call: int) -> None:
-    caller.put(caller.put_call([f"{call}"], tags=[{"text": "x" * 1000 + str(call)}]))
-
-
 def put_new_keys(caller: Caller, call: int) -> None:
     caller.put(caller.put_call(["one row"], tags=[{f"{call}-{'k' * 1000}": None}]))
     caller.clear(["one row"])
 
 
-def put_values_once(caller: Caller, call: int) -> None:
-    caller.put_once({f"{call}-{row}": b"%d %d" % (call, row) for row in range(100)})
-
-
-def begin_puts(caller: Caller, call: int) -> None:
-    caller.apply(caller.put_call([f"{call}-{row}" for row in range(100)], {"a": [1] * 100}))
-
-
-def wait_with_puts(caller: Caller, call: int) -> None:
-    caller.apply(caller.put_call([f"{call}-{row}" for row in range(100)], {"a": [10_000] * 100}))
-
-
-def reserve(caller: Caller, call: int) -> None:
-    caller.reserve(f"group {call}", [f"row of {call}"])
-
-
-def register(caller: Caller, call: int) -> None:
-    caller.register(tasks=(), partition_id=f"another {call}")
+def begin_puts(caller: Caller, call: int, size: int = 1) -> None:
+    caller.apply(caller.put_call([f"{call}-{row}" for row in range(100)], {"a": [size] * 100}))
 
 
 def register_enums(caller: Caller, call: int) -> None:
@@ -84,23 +64,25 @@ def until_refused(caller: Caller, grow: Callable[[Caller, int], object]) -> Refu
     return caught.value
 
 
-GROWING = [
-    put_rows,
-    put_floats,
-    put_long_tags,
-    put_new_keys,
-    put_values_once,
-    begin_puts,
-    wait_with_puts,
-    reserve,
-    register,
-    register_enums,
-]
+GROWING: dict[str, Callable[[Caller, int], object]] = {
+    "rows": put_rows,
+    "tags": put_floats,
+    "long tags": lambda caller, call: caller.put(caller.put_call([f"{call}"], tags=[{"t": "x" * 1000 + str(call)}])),
+    "keys": put_new_keys,
+    "values once": lambda caller, call: caller.put_once(
+        {f"{call}-{row}": b"%d %d" % (call, row) for row in range(100)}
+    ),
+    "puts": begin_puts,
+    "puts that wait": lambda caller, call: begin_puts(caller, call, 10_000),
+    "groups": lambda caller, call: caller.reserve(f"group {call}", [f"row of {call}"]),
+    "partitions": lambda caller, call: caller.register(tasks=(), partition_id=f"another {call}"),
+    "enums": register_enums,
+}
 
 
-@pytest.mark.parametrize("grow", GROWING)
+@pytest.mark.parametrize("grow", GROWING.values(), ids=GROWING)
 def test_what_grows_is_refused_by_the_name_of_the_limit_and_its_end_makes_room(
-    small: Caller, grow: Callable[[Caller, int], None]
+    small: Caller, grow: Callable[[Caller, int], object]
 ) -> None:
     refusal = until_refused(small, grow)
     assert (refusal.reason, refusal.metadata) == (Reason.LIMIT_REACHED, {"bookkeeping_bytes": "524288"})
@@ -109,20 +91,12 @@ def test_what_grows_is_refused_by_the_name_of_the_limit_and_its_end_makes_room(
         grow(small, 9999)
 
 
-def wait_with_claims(caller: Caller, call: int) -> None:
-    caller.wait(caller.claim_call("a", where=LONG))
-
-
-def wait_with_draws(caller: Caller, call: int) -> None:
-    caller.wait(caller.draw_call("a", where=LONG))
-
-
-@pytest.mark.parametrize(("wait", "most"), [(wait_with_claims, "458752"), (wait_with_draws, "393216")])
+@pytest.mark.parametrize(("call", "most"), [(Caller.claim_call, "458752"), (Caller.draw_call, "393216")])
 def test_calls_that_wait_with_long_filters_are_refused_by_the_name_of_the_limit(
-    small: Caller, wait: Callable[[Caller, int], None], most: str
+    small: Caller, call: Callable[..., Call[object]], most: str
 ) -> None:
     small.set_flow(band=DrawBand(1.0, 0.0, 10.0))
-    refusal = until_refused(small, wait)
+    refusal = until_refused(small, lambda caller, _: caller.wait(call(caller, "a", where=LONG)))
     assert (refusal.reason, refusal.metadata) == (Reason.LIMIT_REACHED, {"bookkeeping_bytes": "524288"})
     assert most in refusal.message
 

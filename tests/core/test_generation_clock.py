@@ -40,8 +40,9 @@ def test_years_of_rows_leave_a_short_log_and_ages_exact_to_a_hundredth(every_s: 
         assert age - 1e-6 <= clock.age(generation, now) <= age + max(1.0, 0.011 * age) + every_s
 
 
-def test_a_clock_that_stands_still_or_goes_back_does_no_harm() -> None:
+def test_a_clock_that_does_not_run_yet_or_stands_still_or_goes_back_does_no_harm() -> None:
     clock = GenerationClock()
+    assert clock.age(int(clock.take(1)[0]), 100.0) == 0.0
     clock.record(10.0)
     first = int(clock.take(1)[0])
     clock.record(3.0)

@@ -39,12 +39,8 @@ def refusal_of_a_put(caller: Caller, size: int) -> str:
     return refusal.message
 
 
-def test_who_holds_nothing_beside_rows_is_not_listed(small: Caller) -> None:
-    assert small.plane.holders(10) == []
-    assert small.plane.totals().held_bytes == 0
-
-
 def test_what_is_lent_to_a_put_is_held_until_it_ends(small: Caller) -> None:
+    assert (small.plane.holders(10), small.plane.totals().held_bytes) == ([], 0)
     reservation = begin_put(small, "rollout-0", 64)
     assert small.plane.holders(10) == [Holder("rollout-0", lent_bytes=64)]
     assert small.plane.totals().held_bytes == 64

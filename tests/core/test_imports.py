@@ -21,9 +21,6 @@ MODULES = {
     ".".join((CORE, *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in sorted(ROOT.rglob("*.py"))
 }
-WINGS = ("calls", "rows", "tasks", "state", "verbs", "stats", "turn", "plane")
-"""Each may import from those before it, and from itself."""
-
 SCRIPT = f"""
 import importlib, sys
 
@@ -116,15 +113,6 @@ def test_neither_the_core_nor_its_tests_import_the_outer_layers_clocks_or_socket
     outer = tuple(f"{name}." for name in (*FORBIDDEN, *INNER, "time", "datetime", "socket", "threading", "unittest"))
     found = {path: [name for name in imported_by(path) if f"{name}.".startswith(outer)] for path in sources()}
     assert {path: names for path, names in found.items() if names} == {}
-
-
-def wing(module: str) -> int:
-    return WINGS.index(module.split(".")[2])
-
-
-def test_no_wing_imports_from_a_higher_one() -> None:
-    ours = {module: imported_by(path) & MODULES.keys() - {CORE} for module, path in MODULES.items() if module != CORE}
-    assert [f"{one} imports {other}" for one, names in ours.items() for other in names if wing(other) > wing(one)] == []
 
 
 def test_no_modules_of_the_core_import_each_other_in_a_circle() -> None:

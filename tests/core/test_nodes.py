@@ -99,15 +99,12 @@ def test_a_lost_node_takes_its_rows_and_no_others(cluster: Caller) -> None:
     assert (story.events[-1].what, story.events[-1].reason) == ("lost", "node 2 left the cluster")
 
 
-def test_a_row_is_lost_with_any_node_that_has_a_value_of_it(cluster: Caller) -> None:
+def test_a_row_is_lost_with_any_node_that_has_bytes_of_it(cluster: Caller) -> None:
+    put(cluster, ["empty"], 2, size=0)
     put(cluster, ["mixed"], 1)
     cluster.put(cluster.put_call(["mixed"], {"b": [8]}, node=2))
     assert cluster.apply(LoseNode(2)) == 1
-
-
-def test_a_row_without_bytes_on_a_node_survives_it(cluster: Caller) -> None:
-    put(cluster, ["empty"], 2, size=0)
-    assert cluster.apply(LoseNode(2)) == 0
+    assert cluster.take("a").sample_ids == ("empty",)
 
 
 def test_claimed_rows_are_lost_too_and_the_claim_goes_on_without_them(cluster: Caller) -> None:
@@ -143,13 +140,10 @@ def test_writes_that_wait_for_a_lost_node_end(cluster: Caller) -> None:
     assert cluster.effect(Failed).refusal.reason is Reason.NODE_LOST
 
 
-def test_an_arena_that_comes_back_has_its_number_and_rows(cluster: Caller) -> None:
+def test_an_arena_that_comes_back_has_its_number_and_rows_and_one_that_was_lost_another(cluster: Caller) -> None:
     put(cluster, ["s1"], 2)
     assert cluster.apply(AddNode("south")) == 2
     assert len(cluster.take("a").sample_ids) == 1
-
-
-def test_an_arena_that_was_lost_comes_back_as_a_new_node(cluster: Caller) -> None:
     cluster.apply(LoseNode(2))
     assert cluster.apply(AddNode("south")) == 3
     put(cluster, ["s1"], 3)

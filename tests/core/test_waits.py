@@ -44,10 +44,28 @@ def session(caller: Caller, name: str) -> str:
     return caller.apply(OpenSession("", name, 1000.0)).session_id
 
 
+TABLE: list[tuple[Stall, Cause, str]] = []
+
+
+def told(cause: Cause, words: str) -> Callable[[Stall], Stall]:
+    """The main cause of what a stall makes wait, and words of its summary."""
+
+    def noted(stall: Stall) -> Stall:
+        TABLE.append((stall, cause, words))
+        return stall
+
+    return noted
+
+
+@told("never_put", "no row was ever put into the partition")
 def never_put(caller: Caller) -> Call[object]:
     return caller.claim_call("a")
 
 
+@told(
+    "missing_field",
+    "2 of 3 untaken rows lack field 'b'; it was last put 41 s ago by 'critic', whose session ended 31 s ago",
+)
 def missing_field(caller: Caller) -> Call[object]:
     critic = session(caller, "critic")
     put(caller, "uvw", "a")
@@ -58,6 +76,7 @@ def missing_field(caller: Caller) -> Call[object]:
     return caller.claim_call("a", "b", batch_size=3)
 
 
+@told("stale_rows", "3 of 3 untaken rows are staler than max_staleness 1 (the weight version is 5)")
 def stale_rows(caller: Caller) -> Call[object]:
     caller.put_versions(u=1, v=1, w=None)
     caller.set_policy(1)
@@ -65,51 +84,63 @@ def stale_rows(caller: Caller) -> Call[object]:
     return caller.claim_call("a")
 
 
+@told("unknown_version", "1 of 1 untaken rows name no weight version, and max_staleness is 1")
 def unknown_version(caller: Caller) -> Call[object]:
     caller.put_versions(u=None)
     caller.set_policy(1)
     return caller.claim_call("a")
 
 
+@told("task_filter", "2 of 2 untaken rows do not fit the filter of task 'train'")
 def task_filter(caller: Caller) -> Call[object]:
     caller.set_policy(where=BEST)
     put(caller, "uv", tags={"best": 0})
     return caller.claim_call("a")
 
 
+@told("claim_filter", "2 of 2 untaken rows do not fit the filter of the claim (where)")
 def claim_filter(caller: Caller) -> Call[object]:
     put(caller, "uv", tags={"best": 0})
     return caller.claim_call("a", where=BEST)
 
 
+@told("claim_filter", "of the claim (where); none has the tag 'a' or 'bset' (a filter sees tags, and 'a' is a field)")
 def filter_of_a_field(caller: Caller) -> Call[object]:
     put(caller, "uv", tags={"best": 0})
     return caller.claim_call("a", where=(Term(">", "a", values=(0,)), Term("==", "bset", values=(1,)), Term("or")))
 
 
+@told("task_filter", "of task 'train' (2 lack a tag that it names); none has the tag 'bset'")
 def policy_of_a_misspelt_tag(caller: Caller) -> Call[object]:
     caller.set_policy(where=(Term(">", "bset", values=(0,)),))
     put(caller, "uv", tags={"best": 0})
     return caller.claim_call("a")
 
 
+@told("incomplete_groups", "'g', by client 'agent' for 0.0 s (2 of its 2 rows have no value: 'u', 'v')")
 def incomplete_groups(caller: Caller) -> Call[object]:
     caller.reserve("g", ["u", "v"], session(caller, "agent"))
     return caller.claim_call("a", whole_groups=True)
 
 
+@told("broken_groups", "2 of 2 untaken rows belong to groups of which other rows are taken")
 def broken_groups(caller: Caller) -> Call[object]:
     caller.put_group("g", ["u", "v", "w"], "a")
     caller.commit(caller.take("a").claim_id)
     return caller.claim_call("a", whole_groups=True)
 
 
+@told("missing_field", "1 of 3 untaken rows lack field 'b'")
 def missing_in_groups(caller: Caller) -> Call[object]:
     caller.put_group("g", ["u", "v", "w"], "a")
     put(caller, "uv", "b")
     return caller.claim_call("b", whole_groups=True, batch_size=3, unit="rows")
 
 
+@told(
+    "rank_missing",
+    "2 rows of 2 steps from 3 to 4 are kept for dp_rank 1 of 2, which has not claimed them or has given them back",
+)
 def rank_missing(caller: Caller) -> Call[object]:
     put(caller, "stuvwx")
     for step in (3, 4):
@@ -117,12 +148,14 @@ def rank_missing(caller: Caller) -> Call[object]:
     return caller.shard_call("a", step=5, dp_rank=0, batch_size=3)
 
 
+@told("delayed_rows", "1 rows are delayed by a release, the first for 60 s more")
 def delayed_rows(caller: Caller) -> Call[object]:
     put(caller, "u")
     caller.release(caller.take("a").claim_id, delay_s=60.0)
     return caller.claim_call("a")
 
 
+@told("claims_held", "2 rows are held by client 'trainer-2' (claim 'c-2', for 300 s)")
 def claims_held(caller: Caller) -> Call[object]:
     put(caller, "uv")
     caller.take("a", batch_size=2, session_id=session(caller, "trainer-2"))
@@ -130,6 +163,7 @@ def claims_held(caller: Caller) -> Call[object]:
     return caller.claim_call("a", batch_size=2, session_id=session(caller, "trainer-1"))
 
 
+@told("silent_producer", "the last came 0.0 s ago by 'rollout'")
 def own_claim_and_silence(caller: Caller) -> Call[object]:
     put(caller, "uv", who="rollout")
     trainer = session(caller, "trainer")
@@ -137,6 +171,7 @@ def own_claim_and_silence(caller: Caller) -> Call[object]:
     return caller.claim_call("a", batch_size=2, session_id=trainer)
 
 
+@told("dead_letters", "1 rows are dead letters; one of them failed for 'NaN in the loss'")
 def dead_letters(caller: Caller) -> Call[object]:
     caller.register(max_deliveries=1)
     put(caller, "u")
@@ -144,6 +179,7 @@ def dead_letters(caller: Caller) -> Call[object]:
     return caller.claim_call("a")
 
 
+@told("put_again", "2 rows were put again after task 'train' consumed them")
 def put_again(caller: Caller) -> Call[object]:
     put(caller, "uv", "a")
     caller.commit(caller.take("a", batch_size=2).claim_id)
@@ -151,6 +187,7 @@ def put_again(caller: Caller) -> Call[object]:
     return caller.claim_call("a", batch_size=2)
 
 
+@told("end_of_data", "all 2 announced rows (num_samples) were put")
 def announced_rows(caller: Caller) -> Call[object]:
     caller.register(num_samples=2)
     put(caller, "uv")
@@ -158,18 +195,21 @@ def announced_rows(caller: Caller) -> Call[object]:
     return caller.claim_call("a")
 
 
+@told("missing_field", "1 of 1 untaken rows lack field 'b'; no put of it is remembered")
 def closed_with_a_field_missing(caller: Caller) -> Call[object]:
     put(caller, "u")
     caller.close()
     return caller.claim_call("b")
 
 
+@told("silent_producer", "no put has come meanwhile; the last came 41 s ago by 'rollout-3'")
 def silent_producer(caller: Caller) -> Call[object]:
     put(caller, "uv", who="rollout-3")
     caller.now += 41.0
     return caller.claim_call("a", batch_size=3)
 
 
+@told("rows_budget", "'rollout' waits 0.0 s to put 1 row: 2 of max_rows 2 rows are here")
 def rows_budget(caller: Caller) -> Call[object]:
     caller.set_flow(max_rows=2)
     put(caller, "uv")
@@ -177,6 +217,7 @@ def rows_budget(caller: Caller) -> Call[object]:
     return caller.put_call(["w"], {"a": [1]}, caller="rollout")
 
 
+@told("bytes_budget", "10 of max_bytes 10 bytes are here or on their way, and 1 more would come")
 def bytes_budget(caller: Caller) -> Call[object]:
     caller.set_flow(max_bytes=10)
     put(caller, "uv", size=5)
@@ -184,6 +225,7 @@ def bytes_budget(caller: Caller) -> Call[object]:
     return caller.put_call(["w"], {"a": [1]})
 
 
+@told("versions_budget", "a row is older than weight version 2, and max_versions is 1")
 def versions_budget(caller: Caller) -> Call[object]:
     caller.set_flow(max_versions=1)
     caller.put_versions(u=1)
@@ -192,6 +234,7 @@ def versions_budget(caller: Caller) -> Call[object]:
     return caller.put_call(["w"], {"a": [1]})
 
 
+@told("not_cleared", "2 rows are done with by every task")
 def not_cleared(caller: Caller) -> Call[object]:
     caller.set_flow(max_rows=2)
     put(caller, "uv")
@@ -199,6 +242,10 @@ def not_cleared(caller: Caller) -> Call[object]:
     return caller.put_call(["w"], {"a": [1]})
 
 
+@told(
+    "consumer_gone",
+    "task 'train' has 2 rows before it, and it was last claimed 31 s ago by 'trainer', whose session ended 31 s",
+)
 def consumer_gone(caller: Caller) -> Call[object]:
     caller.set_flow(max_rows=2)
     put(caller, "uv")
@@ -209,6 +256,7 @@ def consumer_gone(caller: Caller) -> Call[object]:
     return caller.put_call(["w"], {"a": [1]})
 
 
+@told("weight_version_pace", "task 'train' has 2 rows before it or taken since the weight version moved")
 def paced(caller: Caller) -> Call[object]:
     caller.set_policy(0, rows_per_version=2)
     caller.put_versions(u=1, v=1)
@@ -216,6 +264,7 @@ def paced(caller: Caller) -> Call[object]:
     return caller.put_call(["w"], {"a": [1]})
 
 
+@told("version_not_advanced", "more may come when the trainer sets the next weight version")
 def version_not_advanced(caller: Caller) -> Call[object]:
     caller.set_policy(0, rows_per_version=2)
     caller.put_versions(u=1, v=1)
@@ -223,22 +272,26 @@ def version_not_advanced(caller: Caller) -> Call[object]:
     return caller.put_call(["w"], {"a": [1]})
 
 
+@told("version_not_advanced", "no new rows come: a client waits 0.0 s to put")
 def a_trainer_that_waits_for_its_own_version(caller: Caller) -> Call[object]:
     caller.apply(version_not_advanced(caller))
     return caller.claim_call("a")
 
 
+@told("draw_band", "rows put are 2 ahead of draws")
 def draw_band(caller: Caller) -> Call[object]:
     caller.set_flow(band=DrawBand(1.0, 0.0, 2.0))
     put(caller, "uv")
     return caller.put_call(["w"], {"a": [1]})
 
 
+@told("draw_band", "a draw of 1 rows would be below the band's 0")
 def early_draw(caller: Caller) -> Call[object]:
     caller.set_flow(band=DrawBand(1.0, 0.0, 2.0))
     return caller.draw_call(batch_size=1)
 
 
+@told("band_too_narrow", "puts wait as well, so neither can go on")
 def band_too_narrow(caller: Caller) -> Call[object]:
     caller.set_flow(band=DrawBand(1.0, 0.0, 2.0))
     put(caller, "u")
@@ -246,6 +299,7 @@ def band_too_narrow(caller: Caller) -> Call[object]:
     return caller.draw_call(batch_size=2)
 
 
+@told("rows_budget", "'agent' waits 0.0 s to reserve 1 row: 1 of max_rows 1 rows")
 def reserved_group_without_room(caller: Caller) -> Call[object]:
     caller.set_flow(max_rows=1)
     put(caller, "u")
@@ -253,84 +307,24 @@ def reserved_group_without_room(caller: Caller) -> Call[object]:
     return caller.reserve_call("g", ["w"], session(caller, "agent"))
 
 
+@told("memory_budget", "the put holds 200 bytes of values, 96 bytes of the memory budget of 4 KiB")
 def memory_budget(caller: Caller) -> Call[object]:
     put(caller, "u", size=4000)
     caller.take("a", session_id=session(caller, "trainer"))
     return caller.put_call(["w"], {"a": [200]}, caller="rollout")
 
 
+@told("memory_held", "lent to puts under way ('slow' 3.906 KiB)")
 def memory_held(caller: Caller) -> Call[object]:
     assert not isinstance(caller.apply(caller.put_call(["u"], {"a": [4000]}, caller="slow")), Waiting)
     return caller.put_call(["w"], {"a": [200]}, caller="rollout")
 
 
+@told("not_cleared", "partition 'p' holds 3.906 KiB: 1 rows are done with by every task")
 def memory_not_cleared(caller: Caller) -> Call[object]:
     put(caller, "u", size=4000)
     caller.commit(caller.take("a").claim_id)
     return caller.put_call(["w"], {"a": [200]}, caller="rollout")
-
-
-TABLE: list[tuple[Stall, Cause, str]] = [
-    (never_put, "never_put", "no row was ever put into the partition"),
-    (
-        missing_field,
-        "missing_field",
-        "2 of 3 untaken rows lack field 'b'; it was last put 41 s ago by 'critic', whose session ended 31 s ago",
-    ),
-    (stale_rows, "stale_rows", "3 of 3 untaken rows are staler than max_staleness 1 (the weight version is 5)"),
-    (unknown_version, "unknown_version", "1 of 1 untaken rows name no weight version, and max_staleness is 1"),
-    (task_filter, "task_filter", "2 of 2 untaken rows do not fit the filter of task 'train'"),
-    (claim_filter, "claim_filter", "2 of 2 untaken rows do not fit the filter of the claim (where)"),
-    (
-        filter_of_a_field,
-        "claim_filter",
-        "of the claim (where); none has the tag 'a' or 'bset' (a filter sees tags, and 'a' is a field)",
-    ),
-    (
-        policy_of_a_misspelt_tag,
-        "task_filter",
-        "of task 'train' (2 lack a tag that it names); none has the tag 'bset'",
-    ),
-    (
-        incomplete_groups,
-        "incomplete_groups",
-        "'g', by client 'agent' for 0.0 s (2 of its 2 rows have no value: 'u', 'v')",
-    ),
-    (broken_groups, "broken_groups", "2 of 2 untaken rows belong to groups of which other rows are taken"),
-    (missing_in_groups, "missing_field", "1 of 3 untaken rows lack field 'b'"),
-    (
-        rank_missing,
-        "rank_missing",
-        "2 rows of 2 steps from 3 to 4 are kept for dp_rank 1 of 2, which has not claimed them or has given them back",
-    ),
-    (delayed_rows, "delayed_rows", "1 rows are delayed by a release, the first for 60 s more"),
-    (claims_held, "claims_held", "2 rows are held by client 'trainer-2' (claim 'c-2', for 300 s)"),
-    (own_claim_and_silence, "silent_producer", "the last came 0.0 s ago by 'rollout'"),
-    (dead_letters, "dead_letters", "1 rows are dead letters; one of them failed for 'NaN in the loss'"),
-    (put_again, "put_again", "2 rows were put again after task 'train' consumed them"),
-    (announced_rows, "end_of_data", "all 2 announced rows (num_samples) were put"),
-    (closed_with_a_field_missing, "missing_field", "1 of 1 untaken rows lack field 'b'; no put of it is remembered"),
-    (silent_producer, "silent_producer", "no put has come meanwhile; the last came 41 s ago by 'rollout-3'"),
-    (rows_budget, "rows_budget", "'rollout' waits 0.0 s to put 1 row: 2 of max_rows 2 rows are here"),
-    (bytes_budget, "bytes_budget", "10 of max_bytes 10 bytes are here or on their way, and 1 more would come"),
-    (versions_budget, "versions_budget", "a row is older than weight version 2, and max_versions is 1"),
-    (not_cleared, "not_cleared", "2 rows are done with by every task"),
-    (
-        consumer_gone,
-        "consumer_gone",
-        "task 'train' has 2 rows before it, and it was last claimed 31 s ago by 'trainer', whose session ended 31 s",
-    ),
-    (paced, "weight_version_pace", "task 'train' has 2 rows before it or taken since the weight version moved"),
-    (version_not_advanced, "version_not_advanced", "more may come when the trainer sets the next weight version"),
-    (a_trainer_that_waits_for_its_own_version, "version_not_advanced", "no new rows come: a client waits 0.0 s to put"),
-    (draw_band, "draw_band", "rows put are 2 ahead of draws"),
-    (early_draw, "draw_band", "a draw of 1 rows would be below the band's 0"),
-    (band_too_narrow, "band_too_narrow", "puts wait as well, so neither can go on"),
-    (reserved_group_without_room, "rows_budget", "'agent' waits 0.0 s to reserve 1 row: 1 of max_rows 1 rows"),
-    (memory_budget, "memory_budget", "the put holds 200 bytes of values, 96 bytes of the memory budget of 4 KiB"),
-    (memory_held, "memory_held", "lent to puts under way ('slow' 3.906 KiB)"),
-    (memory_not_cleared, "not_cleared", "partition 'p' holds 3.906 KiB: 1 rows are done with by every task"),
-]
 
 
 @pytest.fixture

@@ -29,7 +29,8 @@ def test_a_repeated_put_that_is_refused_has_ended_the_one_under_way(caller: Call
         caller.fails(Reason.SUPERSEDED, reservation.ticket)
 
 
-def test_lent_room_of_a_put_whose_place_was_taken_stays_lent_until_it_is_given_back(caller: Caller) -> None:
+@pytest.mark.parametrize("by", ["an abort", "a finish that comes too late"])
+def test_lent_room_of_a_put_whose_place_was_taken_stays_lent_until_it_is_given_back(caller: Caller, by: str) -> None:
     put = caller.put_call(["s1"], {"a": [3]})
     earlier = caller.begin(put)
     caller.apply(ShareReservation(earlier.ticket))
@@ -39,18 +40,11 @@ def test_lent_room_of_a_put_whose_place_was_taken_stays_lent_until_it_is_given_b
     assert not caller.plane.holds_reservation(earlier.ticket)
     caller.finish(later.ticket)
     assert caller.used == 6
-    caller.apply(AbortWrite(earlier.ticket))
+    if by == "an abort":
+        caller.apply(AbortWrite(earlier.ticket))
+    else:
+        caller.fails(Reason.SUPERSEDED, earlier.ticket)
     assert caller.used == 3
-
-
-def test_lent_room_is_given_back_by_a_finish_that_comes_too_late(caller: Caller) -> None:
-    put = caller.put_call(["s1"], {"a": [3]})
-    earlier = caller.begin(put)
-    caller.apply(ShareReservation(earlier.ticket))
-    later = caller.begin(put)
-    caller.fails(Reason.SUPERSEDED, earlier.ticket)
-    assert caller.used == 3
-    caller.finish(later.ticket)
 
 
 # -- puts of rows that exist -------------------------------------------------------------------------------------------

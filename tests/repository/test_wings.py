@@ -1,4 +1,4 @@
-"""The wings of client, service and cluster: each imports only what stands on floors below its own."""
+"""The wings of client, core, service and cluster: each imports only what stands on floors below its own."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ FLOORS: dict[str, tuple[Path, list[str]]] = {
             "aio client loader",
             "checkpoint_files cli __init__",
         ],
+    ),
+    "dataplane_server.core": (
+        SERVER / "core",
+        ["calls", "rows", "tasks", "state", "verbs", "stats", "turn", "plane", "__init__"],
     ),
     "dataplane_server.service": (
         SERVER / "service",

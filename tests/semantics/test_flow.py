@@ -332,7 +332,8 @@ def test_rows_that_have_become_old_enough_make_room_for_a_put_that_waits(caller:
 
 def test_rows_that_were_rolled_back_do_not_count_for_the_band_as_no_draw_can_have_them(caller: Caller) -> None:
     caller.set_flow(band=DrawBand(1.0, 0.0, 4.0))
-    reservation_id = caller.reserve("g", ["a", "b", "c", "d"]).reservation_id
+    caller.put_rows(["stays"], "a")
+    reservation_id = caller.reserve("g", ["a", "b", "c"]).reservation_id
     ticket = waits(caller, "x", "y")
     caller.abort_group(reservation_id)
     assert admitted(caller) == [ticket]

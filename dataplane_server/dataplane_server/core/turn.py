@@ -313,7 +313,8 @@ class Turn:
         for deadline in self._state.deadlines.due(now):
             self._verbs.groups.end_late(deadline)
             self._follow_up(now)
-        self._verbs.flow.look_again(now)
+        if (due := self._verbs.flow.next_due) is not None and due <= now:
+            self._state.changes.partitions.update(dict.fromkeys(self._verbs.flow.entrances))
 
     def _drain(self, call: requests.Drain, now: float) -> None:
         self._state.draining = True

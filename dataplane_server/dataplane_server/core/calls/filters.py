@@ -75,14 +75,9 @@ def lacking(terms: Filter) -> Filter:
     return (*unknown, *[Term("or")] * (len(unknown) - 1))
 
 
-def asks_staleness(terms: Filter) -> bool:
-    """Whether other rows fit when the partition's weight version changes."""
-    return any(term.of_row and term.subject == "staleness" for term in terms)
-
-
-def asks_age(terms: Filter) -> bool:
-    """Whether other rows fit when time passes."""
-    return any(term.of_row and term.subject == "age_s" for term in terms)
+def asks(terms: Filter, fact: str) -> bool:
+    """Whether other rows fit when a fact of rows changes: "staleness" with the weight version, "age_s" with time."""
+    return any(term.of_row and term.subject == fact for term in terms)
 
 
 def filter_bytes(terms: Filter) -> int:

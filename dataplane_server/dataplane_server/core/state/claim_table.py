@@ -210,10 +210,7 @@ class ClaimTable:
 
     def holder(self, partition: Partition, task: str, slot: int) -> str:
         """The id of the claim that holds a row; empty if none does."""
-        for claim in self._open.values():
-            if claim.partition is partition and claim.task == task and slot in claim.left():
-                return claim.claim_id
-        return ""
+        return next((claim.claim_id for claim in self.open_on(partition, task) if slot in claim.left()), "")
 
     def open_on(self, partition: Partition, task: str) -> list[OpenClaim]:
         return [claim for claim in self._open.values() if claim.partition is partition and claim.task == task]

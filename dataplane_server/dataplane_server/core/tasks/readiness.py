@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dataplane_server.core.calls.filters import ALL_ROWS, Filter, asks_staleness
+from dataplane_server.core.calls.filters import ALL_ROWS, Filter, asks
 from dataplane_server.core.calls.names import UNKNOWN_VERSION
 from dataplane_server.core.calls.policies import ClaimOrder
 from dataplane_server.core.calls.values import BoolArray, Slots
@@ -35,7 +35,7 @@ class Kind(NamedTuple):
     @property
     def moves_with_version(self) -> bool:
         """Whether rows become ready, or not, when the partition's weight version changes."""
-        return asks_staleness(self.where)
+        return asks(self.where, "staleness")
 
 
 class Readiness:
@@ -84,7 +84,7 @@ class Readiness:
         may have become ready, or not by their versions. Costs two array operations over all rows.
         """
         before, self.bounds = self.bounds, bounds
-        moves = self.kind.moves_with_version or bounds.where != before.where or asks_staleness(bounds.where)
+        moves = self.kind.moves_with_version or bounds.where != before.where or asks(bounds.where, "staleness")
         if bounds.oldest is None or (before.oldest is not None and bounds.oldest < before.oldest) or moves:
             return None
         return np.flatnonzero(self.marked & outdated(self._rows["weight_version"], bounds.oldest))

@@ -18,7 +18,7 @@ import math
 
 import numpy as np
 
-from dataplane_server.core.calls.filters import asks_staleness, filter_bytes
+from dataplane_server.core.calls.filters import asks, filter_bytes
 from dataplane_server.core.calls.policies import TaskPolicy
 from dataplane_server.core.calls.values import BoolArray, Slots
 from dataplane_server.core.rows.bookkeeping import DELAY_BYTES
@@ -126,7 +126,7 @@ class Task:
     @property
     def moves_with_version(self) -> bool:
         """Whether the policy, or a claim, asks for a staleness."""
-        return asks_staleness(self.policy.where) or self.views.move_with_version
+        return asks(self.policy.where, "staleness") or self.views.move_with_version
 
     def follow(self, policy: TaskPolicy) -> None:
         """The policy is this one from now on, or the partition has another weight version."""
@@ -134,7 +134,7 @@ class Task:
         self._rows.keep(filter_bytes(policy.where) - filter_bytes(self.policy.where))
         before, self.policy = self.policy, policy
         self.views.follow(policy)
-        only_stale = policy == before and not asks_staleness(policy.where)
+        only_stale = policy == before and not asks(policy.where, "staleness")
         self.suspect(np.flatnonzero(all_stale(self._rows, self.policy) if only_stale else self._rows["alive"]))
 
     def is_stale(self, slots: Slots) -> BoolArray:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import itemgetter
 
-from dataplane_server.core.calls.filters import asks_age, filter_bytes
+from dataplane_server.core.calls.filters import asks, filter_bytes
 from dataplane_server.core.calls.refusal import Reason, Refusal, draining, superseded
 from dataplane_server.core.calls.requests import DrawSamples, PutSamples, ReserveGroup
 from dataplane_server.core.rows.bookkeeping import WRITE_BYTES, id_bytes
@@ -159,13 +159,8 @@ class Flow:
     def next_due(self) -> float | None:
         """When to look again at those that wait until rows are old enough; None if none does."""
         entrances = [one.entrance for one in self.entrances] if self.waiting else []
-        ages = any(entrance.waiting and asks_age(entrance.policy.evict_where) for entrance in entrances)
+        ages = any(entrance.waiting and asks(entrance.policy.evict_where, "age_s") for entrance in entrances)
         return self._looked + _AGAIN_S if ages else None
-
-    def look_again(self, now: float) -> None:
-        """Rows may be old enough by now, for those that wait for that."""
-        if (due := self.next_due) is not None and due <= now:
-            self._state.changes.partitions.update(dict.fromkeys(self.entrances))
 
     def hopeless(self) -> list[tuple[int, Refusal]]:
         """Those that wait and can never go on, since a policy has changed or a partition was closed."""
