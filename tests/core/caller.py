@@ -294,8 +294,12 @@ class Caller:
     def used(self) -> int:
         return self.plane.totals().memory_used_bytes
 
-    def state(self) -> tuple[list[answers.PartitionInfo], answers.Totals]:
-        return [*map(self.plane.partition_info, self.plane.partitions)], self.plane.totals()
+    def state(self) -> tuple[list[answers.PartitionInfo], list[object], answers.Totals]:
+        """What a call changes: partitions with the tags of their rows and how many were drawn, and the whole."""
+        rows = [
+            (one.rows.tags_of(one.rows.all_slots()), one.entrance.drawn_rows) for one in self.plane.partitions.values()
+        ]
+        return [*map(self.plane.partition_info, self.plane.partitions)], rows, self.plane.totals()
 
     @contextlib.contextmanager
     def refuses(self, reason: Reason, *words: str) -> Iterator[None]:

@@ -69,6 +69,16 @@ def test_small_puts_that_are_served_together_pass_a_large_one_by_no_more_than_it
     assert admitted(full.plane.take_effects()) == [third]
 
 
+def test_a_commit_that_fits_goes_on_though_as_many_wait_as_may(new_caller: Callable[..., Caller]) -> None:
+    caller = new_caller(memory_bytes=256, max_waiting_puts=1)
+    caller.register()
+    caller.put_rows(["s1", "s2"], "a", size=64)
+    large, small = (caller.take("a").claim_id for _ in range(2))
+    waiting = caller.wait(caller.commit_call(large, {"b": [200]}))
+    caller.finish(caller.begin(caller.commit_call(small, {"b": [8]})).ticket)
+    caller.apply(GiveUpWrite(waiting))
+
+
 @pytest.mark.parametrize("size", [1, 16, 64])
 def test_no_stream_of_small_puts_starves_a_large_one(full: Caller, size: int) -> None:
     """There are 64 bytes for small ones. Each is cleared at once, and they never make room for the large one."""

@@ -188,7 +188,7 @@ REFUSED: dict[Reason, list[Case]] = {
     ],
     R.FIELD_MISMATCH: [
         Case("floats over bytes", lambda w: w.put_call(column("a", 3, shape=FLOATS)), "'p' | 'a' | float32 | uint8"),
-        Case("objects over bytes", lambda w: w.put_call(column("a", 3, shape=OBJECT)), "'p' | 'a' | object"),
+        Case("with tags", lambda w: w.put_call(column("a", 3, shape=OBJECT), tags=[{"k": 1}]), "'p' | 'a' | object"),
         Case(
             "objects for tokens",
             lambda w: w.put_call(column("a", 3, shape=OBJECT), partition_id="q"),

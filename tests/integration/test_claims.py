@@ -13,6 +13,7 @@ from dataplane_client import aio
 from dataplane_client.client import Claim, DataPlaneClient, connect
 from dataplane_client.errors import (
     ClaimFencedError,
+    DataPlaneError,
     NotFoundError,
     PreconditionError,
 )
@@ -103,6 +104,9 @@ def test_released_rows_are_first_in_line_and_in_their_order(flow: DataPlaneClien
 def test_a_commit_with_columns_writes_and_consumes_in_one_step(flow: DataPlaneClient) -> None:
     put(flow, ["x", "y"])
     claim = flow.claim("p", "train", ["a"], 2)
+    with pytest.raises(DataPlaneError, match="undeclared"):
+        claim.commit({"b": torch.tensor([1.0, 2.0]), "undeclared": torch.zeros(2)})
+    assert states(flow) == (0, 2, 0)
     assert claim.commit({"b": torch.tensor([1.0, 2.0])}) == 2
     assert flow.get_samples(["y", "x"], "p", ["b"])["b"].tolist() == [2.0, 1.0]
     assert states(flow) == (0, 0, 2)

@@ -313,7 +313,7 @@ class Turn:
         for deadline in self._state.deadlines.due(now):
             self._verbs.groups.end_late(deadline)
             self._follow_up(now)
-        if (due := self._verbs.flow.next_due) is not None and due <= now:
+        if (again := self._verbs.flow.next_due) is not None and again <= now:
             self._state.changes.partitions.update(dict.fromkeys(self._verbs.flow.entrances))
 
     def _drain(self, call: requests.Drain, now: float) -> None:

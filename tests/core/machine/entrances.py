@@ -49,7 +49,7 @@ class Entrances(Writes):
     def enter_put(self, write: Write, partition: PartitionModel, new_rows: int) -> None:
         """A put comes, or begins to wait, or is refused."""
         alike = [other for other in self.queue() if bool(other.call.claim_id) == bool(write.call.claim_id)]
-        is_full = write.size > 0 and len(alike) >= self.limits.max_waiting_puts
+        is_full = write.size > 0 and not write.call.claim_id and len(alike) >= self.limits.max_waiting_puts
         refuse_if((is_full and (self.was_refused or not self.made_way), Reason.LIMIT_REACHED))
         entrant = Entrant(write.call, partition, new_rows, write.size, write)
         if new_rows == 0 or self._passes(entrant):

@@ -108,7 +108,7 @@ class Admission:
             )
             raise Refusal(Reason.PUT_TOO_LARGE, message, size_bytes=needed, memory_budget_bytes=budget)
         queue = self._urgent if urgent else self._waiting
-        if queue and sizes:
+        if queue and sizes and not urgent:  # which evicts nothing, and may yet fit
             self._check_may_wait(queue)
 
     def _check_may_wait(self, queue: OrderedDict[int, _Asked]) -> None:
