@@ -343,7 +343,7 @@ class PartitionModel:
         for line in self.lines:
             line.sift()
         self.became_ready(other for row in rows if row.group is not None for other in row.group.rows)
-        if not self.rows and why != "evicted" and self.surplus() > 0:
+        if rows and not self.rows and why != "evicted" and self.surplus() > 0:
             self.begin_band()
         return size - self.size_bytes
 
