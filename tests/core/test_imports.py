@@ -105,13 +105,10 @@ def imported_by(path: Path) -> set[str]:
     return names
 
 
-def sources() -> list[Path]:
-    return [*MODULES.values(), *sorted(Path(__file__).parent.rglob("*.py"))]
-
-
 def test_neither_the_core_nor_its_tests_import_the_outer_layers_clocks_or_sockets() -> None:
     outer = tuple(f"{name}." for name in (*FORBIDDEN, *INNER, "time", "datetime", "socket", "threading", "unittest"))
-    found = {path: [name for name in imported_by(path) if f"{name}.".startswith(outer)] for path in sources()}
+    sources = [*MODULES.values(), *sorted(Path(__file__).parent.rglob("*.py"))]
+    found = {path: [name for name in imported_by(path) if f"{name}.".startswith(outer)] for path in sources}
     assert {path: names for path, names in found.items() if names} == {}
 
 

@@ -277,20 +277,25 @@ def test_a_claim_takes_the_first_row_and_then_those_of_its_node(cluster: Caller)
     assert claim(cluster, 1, 3) == ["s5", "s7"]
 
 
+def take_all(caller: Caller, names: list[str], take: Callable[[], list[str]]) -> None:
+    """Each is taken once, and none is passed over for ever."""
+    taken: list[str] = []
+    while len(taken) < len(names):
+        first, got = next(name for name in names if name not in taken), take()
+        assert first in got
+        taken += got
+    assert sorted(taken) == sorted(names)
+    caller.plane.check_invariants()
+    caller.plane.check_replay()
+
+
 @given(st.lists(st.sampled_from([1, 2]), min_size=1, max_size=40), st.data())
 def test_each_row_is_claimed_once_and_none_is_passed_over_for_ever(nodes: list[int], data: st.DataObject) -> None:
     caller = two_nodes()
     for n, node in enumerate(nodes):
         put(caller, [f"s{n}"], node)
-    taken: list[str] = []
-    for claims in range(len(nodes)):
-        if len(taken) == len(nodes):
-            break
-        taken += claim(caller, data.draw(st.sampled_from([1, 2])), data.draw(st.integers(1, 4)))
-        assert {f"s{n}" for n in range(claims + 1)} <= set(taken), "the nth row, by the nth claim at the latest"
-    assert sorted(taken) == sorted(f"s{n}" for n in range(len(nodes)))
-    caller.plane.check_invariants()
-    caller.plane.check_replay()
+    at = st.sampled_from([1, 2]), st.integers(1, 4)
+    take_all(caller, [f"s{n}" for n in range(len(nodes))], lambda: claim(caller, *map(data.draw, at)))
 
 
 # -- locality of groups ------------------------------------------------------------------------------------------------
@@ -368,16 +373,12 @@ def test_each_group_is_claimed_once_and_none_is_passed_over_for_ever(
     caller = two_nodes()
     for n, nodes in enumerate(groups):
         put_group(caller, f"g{n}", *nodes, tokens=data.draw(st.integers(0, 5)))
-    taken: list[str] = []
-    for claims in range(len(groups)):
-        if len(taken) == len(groups):
-            break
+
+    def take() -> list[str]:
         bounds = {"unit": data.draw(st.sampled_from(["rows", "groups"])), "max_tokens": data.draw(st.integers(0, 9))}
-        taken += claim_groups(caller, data.draw(st.sampled_from([1, 2])), data.draw(st.integers(1, 4)), **bounds)
-        assert {f"g{n}" for n in range(claims + 1)} <= set(taken), "the nth group, by the nth claim at the latest"
-    assert sorted(taken) == sorted(f"g{n}" for n in range(len(groups)))
-    caller.plane.check_invariants()
-    caller.plane.check_replay()
+        return claim_groups(caller, data.draw(st.sampled_from([1, 2])), data.draw(st.integers(1, 4)), **bounds)
+
+    take_all(caller, [f"g{n}" for n in range(len(groups))], take)
 
 
 # -- locality of shards ------------------------------------------------------------------------------------------------

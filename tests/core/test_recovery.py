@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Failed, Grant
+from dataplane_server.core.calls.answers import Failed
 from dataplane_server.core.calls.life_calls import LetGo, Recover
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import FinishWrite, OpenSession, PutSamples, ShareReservation
@@ -41,9 +41,11 @@ def test_calls_that_wait_end_and_may_be_repeated(caller: Caller, held: bool) -> 
     caller.wait(put)
 
 
-@HELD
-def test_a_write_that_streams_ends_and_its_space_is_free(caller: Caller, held: bool) -> None:
+@pytest.mark.parametrize(("held", "shared"), [(False, False), (True, False), (False, True)])
+def test_a_write_that_streams_ends_and_its_space_is_free(caller: Caller, held: bool, shared: bool) -> None:
     begun = caller.begin(put_call(caller, "s1", 64))
+    if shared:  # by a client that is gone
+        caller.apply(ShareReservation(begun.ticket))
     caller.apply(Recover(held))
     assert caller.used == 0
     with pytest.raises(Refusal):
@@ -59,12 +61,6 @@ def test_what_a_client_writes_to_directly_stays_reserved_until_it_is_gone(caller
     queued = caller.wait(put_call(caller, "s2", 40))
     caller.apply(LetGo())
     assert [effect.ticket for effect in caller.plane.take_effects()] == [queued]
-
-
-def test_what_a_client_writes_to_directly_is_free_if_it_is_gone(caller: Caller) -> None:
-    caller.apply(ShareReservation(caller.begin(put_call(caller, "s1", 40)).ticket))
-    caller.apply(Recover(False))
-    assert caller.used == 0
 
 
 def test_rows_that_clients_of_the_former_server_may_read_keep_their_bytes_until_they_are_gone(caller: Caller) -> None:

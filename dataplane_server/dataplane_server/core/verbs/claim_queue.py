@@ -193,8 +193,9 @@ class ClaimQueue:
     def fail_orphans(self, partition_id: str) -> None:
         """Fail the claims for tasks and fields that the partition no longer has."""
         for queued in list(self.queued_on(partition_id, "")):
-            refusal = self._why_refused(queued.wanted)
-            if refusal is not None:
+            try:
+                self.check(queued.wanted)
+            except Refusal as refusal:  # noqa: PERF203  # few wait
                 self._fail_all(queued, refusal)
 
     def end_hopeless(self, task: Task) -> int:
@@ -230,13 +231,6 @@ class ClaimQueue:
             self._fail_all(queued, refusal)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
-
-    def _why_refused(self, call: ClaimCall) -> Refusal | None:
-        try:
-            self.check(call)
-        except Refusal as refusal:
-            return refusal
-        return None
 
     def _fail_all(self, queued: QueuedClaim, refusal: Refusal) -> None:
         for ticket in list(queued.callers):
