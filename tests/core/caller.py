@@ -295,23 +295,24 @@ class Caller:
         return self.plane.totals().memory_used_bytes
 
     def state(self) -> tuple[list[answers.PartitionInfo], list[object], answers.Totals]:
-        """What a call changes: partitions with the tags of their rows and how many were drawn, and the whole."""
-        rows = [
-            (one.rows.tags_of(one.rows.all_slots()), one.entrance.drawn_rows) for one in self.plane.partitions.values()
-        ]
-        return [*map(self.plane.partition_info, self.plane.partitions)], rows, self.plane.totals()
+        """Partitions, the tags of their rows, and the whole."""
+        tags = [one.rows.tags_of(one.rows.all_slots()) for one in self.plane.partitions.values()]
+        return [*map(self.plane.partition_info, self.plane.partitions)], [*tags], self.plane.totals()
 
     @contextlib.contextmanager
     def refuses(self, reason: Reason, *words: str) -> Iterator[None]:
         """The block is refused for this reason, in a message with these words, and nothing has changed."""
-        before = self.state()
+        before, drawn = self.state(), self._drawn()
         with pytest.raises(Refusal) as caught:
             yield
         assert caught.value.reason is reason, caught.value
         for word in words:
             assert word in caught.value.message
-        assert self.state() == before
+        assert (self.state(), self._drawn()) == (before, drawn)
         assert self.plane.take_effects() == []
+
+    def _drawn(self) -> list[int]:
+        return [partition.entrance.drawn_rows for partition in self.plane.partitions.values()]
 
 
 def int64(values: Sequence[int]) -> Int64Array:

@@ -88,7 +88,7 @@ def test_a_dropped_group_is_rolled_back(flow: DataPlaneClient) -> None:
 )
 @pytest.mark.parametrize("way", ["unix"], indirect=True)
 def test_what_is_granted_while_a_signal_interrupts_the_call_is_given_up(
-    flow: DataPlaneClient, call: Callable[[DataPlaneClient], object], eventually: Eventually
+    flow: DataPlaneClient, call: Callable[[DataPlaneClient], object]
 ) -> None:
     def interrupt(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code.co_name in ("decode_grant", "generations_of"):

@@ -110,9 +110,7 @@ def test_a_view_of_the_former_servers_memory_keeps_its_values(
     assert "former_clients_gone" in events(second)
 
 
-def test_what_becomes_due_after_a_restart_needs_no_other_call(
-    start: Start, tmp_path: Path
-) -> None:
+def test_what_becomes_due_after_a_restart_needs_no_other_call(start: Start, tmp_path: Path) -> None:
     first = start()
     with connect(f"unix://{tmp_path}/s") as client:
         client.register_partition("p", ["x"], 0, ["train"])
