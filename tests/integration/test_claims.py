@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from tests.waiting import eventually
 from torch.nested import nested_tensor
 
 from dataplane_client import aio
@@ -170,7 +171,7 @@ def test_consumption_is_complete_when_the_announced_rows_were_put_and_all_tasks_
 
 
 async def test_an_asynchronous_claim_commits_on_leaving_its_block_and_releases_on_an_exception(
-    flow: DataPlaneClient, async_client: aio.AsyncDataPlaneClient, eventually: Callable[..., None]
+    flow: DataPlaneClient, async_client: aio.AsyncDataPlaneClient
 ) -> None:
     put(flow, ["x", "y"])
     async with async_client.claim("p", "train", ["a"], 1) as claim:

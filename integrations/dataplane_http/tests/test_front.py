@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from tests.integration.access.conftest import Pki
 from tests.integration.access.test_hosts import FAR, NEAR
+from tests.waiting import eventually
 
 from dataplane_http.connections import MAX_CONNECTIONS
 from dataplane_http.front import Door, is_own_name
@@ -91,7 +92,7 @@ def test_the_gateway_says_whether_it_reaches_the_server(ask: Ask) -> None:
         assert ask_at(address)("GET", "/healthz").error == (503, "UNAVAILABLE")
 
 
-def test_a_certificate_is_replaced_once_its_key_is_there(server: ServerThread, tmp_path: Path, eventually: Any) -> None:
+def test_a_certificate_is_replaced_once_its_key_is_there(server: ServerThread, tmp_path: Path) -> None:
     pki = Pki(tmp_path)
     files, later = pki.issue("door", "127.0.0.1"), pki.issue("later", "127.0.0.1")
     tls: dict[str, Any] = {"ssl_certfile": files.certificate, "ssl_keyfile": files.key}

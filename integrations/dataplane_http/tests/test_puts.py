@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.waiting import eventually
 from tests.tensors import objects
+from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_http.tests.asking import Ask, new_id

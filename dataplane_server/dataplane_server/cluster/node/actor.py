@@ -86,6 +86,7 @@ class NodeActor:
         self._life = asyncio.get_running_loop().create_task(self._live())
         self._life.add_done_callback(_end_of)
         self._warming = asyncio.get_running_loop().create_task(self._warm(cache_at))
+        self._linking = asyncio.create_task(self._gateway.link())
 
     # -- bytes ---------------------------------------------------------------------------------------------------------
 
@@ -179,14 +180,14 @@ class NodeActor:
 
         await asyncio.to_thread(_sweep, self._options.coordinator)
         coordinator: Any = None
-        known, linking = False, asyncio.create_task(asyncio.sleep(0))
+        known = False
         while True:
             try:
                 coordinator = coordinator or await asyncio.to_thread(self._find_coordinator)
                 if not known:
                     await self._register(coordinator)
-                if linking.done():  # beats do not wait for a port that does not answer
-                    linking = asyncio.create_task(self._gateway.link())
+                if self._linking.done():  # beats do not wait for a port that does not answer
+                    self._linking = asyncio.create_task(self._gateway.link())
                 known = await self._beat(coordinator)
                 pause_s = BEAT_S if known else _AGAIN_S
             except (RayError, ValueError):  # it has ended for good, is not there yet, or takes no node
@@ -260,9 +261,10 @@ class NodeActor:
 
     async def stop(self, keep: bool = False) -> None:
         """Serve no more. Removes the arena's file, unless its values are to be kept for another actor of the node."""
-        for task in (self._life, self._warming):
+        beside = (self._life, self._linking, self._warming)
+        for task in beside:
             task.cancel()
-        await asyncio.gather(self._life, self._warming, return_exceptions=True)
+        await asyncio.gather(*beside, return_exceptions=True)
         await self._gateway.close()
         if not keep:
             self._folder.remove()  # before it waits for nodes that may not answer
