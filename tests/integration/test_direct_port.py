@@ -143,7 +143,9 @@ def test_a_put_and_a_read_end_at_their_deadline(server: ServerThread, flow: Data
 
 
 def test_a_put_whose_connection_the_kernel_gives_up_is_made_again(server: ServerThread, flow: DataPlaneClient) -> None:
-    (line,) = flow._transport._local._connections._idle
+    local = flow._transport._local
+    assert local is not None
+    (line,) = local._connections._idle
     line._peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 500)
     with ThreadPoolExecutor(1) as threads:
         with nothing_moves(server):

@@ -16,10 +16,10 @@ from dataplane_client.records.meta import PAD_TARGET_KEY, KVBatchMeta
 def with_pad_target(meta: KVBatchMeta, *, pad_to_multiple: int, sequence_length_round: int = 1) -> KVBatchMeta:
     """Return the meta with the width, in tokens, to which all its rows are padded. Call it before the meta is sharded.
 
-    The width is the longest row, at least one token, rounded up to the least common multiple of both arguments: models
-    cannot run rows of no position. pad_to_multiple: what the
-    model's ranks divide a sequence by. sequence_length_round: that of dynamic batching, which rounds the widths of its
-    microbatches but never beyond the width of the batch.
+    The width is the longest row, rounded up to the least common multiple of both arguments. It is at least one token,
+    because models cannot run rows without positions. pad_to_multiple: what the model's ranks divide a sequence by.
+    sequence_length_round: that of dynamic batching, which rounds the widths of its microbatches but never beyond the
+    width of the batch.
 
     A width that the meta already has is widened if needed and never narrowed. So a second call changes nothing, and the
     parts of a step keep its width. Raises ValueError for a meta without rows or lengths and for a multiple below 1.

@@ -115,7 +115,7 @@ DEVIATIONS = {"xavier": math.sqrt(2 / (32 + 512)), **dict.fromkeys(("uniform", "
 
 
 @pytest.mark.parametrize(("start", "deviation"), DEVIATIONS.items())
-def test_a_begins_as_configured_and_b_at_zero(start: str, deviation: float) -> None:
+def test_a_begins_as_configured_and_b_at_zero(start: Any, deviation: float) -> None:
     model = nn.Sequential(nn.Linear(512, 64))
     add_adapters(model, PeftConfig(dim=32, target_modules=("0",), lora_A_init=start))
     torch.manual_seed(3)
