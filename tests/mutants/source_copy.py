@@ -108,9 +108,10 @@ class SourceCopy:
 
     def stop(self) -> None:
         """End what runs in the copy."""
-        if self._running is not None:
+        running, self._running = self._running, None  # another process may get its number
+        if running is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._running, signal.SIGKILL)
+                os.killpg(running, signal.SIGKILL)
 
     def close(self) -> None:
         """End all processes of the copy."""
