@@ -192,13 +192,14 @@ class DataPlaneDataSource:
         was not given back is drawn as it was, unless the call is tried again first.
         """
         for group in samples:
-            claim = self._drawn.pop(_group_name(group), None) or self._tried.get(_group_name(group))
+            name = _group_name(group)
+            claim = self._drawn.pop(name, None) or self._tried.get(name)
             if claim is not None:
-                self._tried[_group_name(group)] = claim
+                self._tried[name] = claim
                 self._give_back(group, claim)
-            elif _group_name(group) not in self._tried:
+            elif name not in self._tried:
                 self._put(group)
-                self._tried[_group_name(group)] = None
+                self._tried[_group_name(group)] = None  # the put has named it
         self._tried.clear()
 
     def _give_back(self, group: Sequence[Any], claim: Claim) -> None:

@@ -11,7 +11,7 @@ from dataplane_server.core.calls.refusal import Reason
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "counted"),
     [
         ("committed", "committed"),
         ("released", "released"),
@@ -23,17 +23,17 @@ from dataplane_server.core.calls.refusal import Reason
         ("abandoned", "abandoned"),
     ],
 )
-def test_every_delivery_is_counted_once_where_it_ended(caller: Caller, how: str, told: str) -> None:
+def test_every_delivery_is_counted_once_where_it_ended(caller: Caller, how: str, counted: str) -> None:
     ended(caller, how, "s1", "s2")
     train = caller.task()
-    assert {way: rows for way, rows in train.ended_deliveries.items() if rows} == {told: 2}
+    assert {way: rows for way, rows in train.ended_deliveries.items() if rows} == {counted: 2}
     assert (train.delivered_rows_total, train.claimed_rows) == (2, 0)
 
 
-@pytest.mark.parametrize(("how", "told"), [("released", 1), ("abandoned", 1), ("task reset", 1), ("session died", 2)])
-def test_only_a_delivery_that_failed_counts(caller: Caller, how: str, told: int) -> None:
+@pytest.mark.parametrize(("how", "times"), [("released", 1), ("abandoned", 1), ("task reset", 1), ("session died", 2)])
+def test_only_a_delivery_that_failed_counts(caller: Caller, how: str, times: int) -> None:
     ended(caller, how, "s1", "s2")
-    assert caller.take("a", batch_size=2).deliveries.tolist() == [told, told]
+    assert caller.take("a", batch_size=2).deliveries.tolist() == [times, times]
 
 
 def test_every_row_is_in_one_of_five_states(caller: Caller) -> None:

@@ -1,5 +1,5 @@
-"""Ended claims: nothing is done in their name any more, and whoever comes late is told why. A claim speaks of the rows
-it was given, not of their names: what was cleared is gone, though its id may return.
+"""Ended claims change nothing any more, and late callers hear why. A claim holds the rows it was given, not their ids:
+a row that was cleared is gone, though another may have its id.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -26,6 +25,7 @@ from dataplane_client.records.listings import (
     WaitingClaim,
     claim_list,
     group_list,
+    known_lengths,
     sample_page,
     session_list,
 )
@@ -56,7 +56,7 @@ def show_samples(request: pb.ListSamplesRequest, most: int, address: str, output
             request.page_size = min(_LARGEST_PAGE, most - len(rows))
             answer = server.call("ListSamples", request)
             page = sample_page(answer, request.partition_id, request.task or None)
-            rows += _rows_of(page, answer.sequence_lengths)
+            rows += _rows_of(page, known_lengths(answer))
             request.page_token, more = page.next_page or 0, page.next_page is not None
         absence = "" if rows else _absence(server, request)
     table = _sample_table(rows, bool(request.task)) if rows else f"no samples{absence}"
@@ -106,10 +106,8 @@ def _absence(server: Server, request: pb.ListSamplesRequest) -> str:
     return f": no row has the tag {' or '.join(absent)}" if absent else ""
 
 
-def _rows_of(page: SamplePage, sequence_lengths: bytes) -> Iterable[SampleRow]:
-    """sequence_lengths: as in the answer; a meta has those of all rows, or none."""
+def _rows_of(page: SamplePage, lengths: Sequence[int | None]) -> Iterable[SampleRow]:
     meta, unknown = page.meta, [None] * page.meta.size
-    lengths = [length if length >= 0 else None for (length,) in struct.iter_unpack("<q", sequence_lengths)]
     columns = (lengths, page.states or unknown, meta.generations or unknown, meta.tags or [])
     return map(SampleRow, meta.sample_ids, *columns, page.groups)
 

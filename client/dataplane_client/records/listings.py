@@ -186,6 +186,13 @@ def _group() -> Callable[[pb.ListedGroup], SampleGroup]:
     return mapper().reader(SampleGroup, pb.ListedGroup, client="client_name")
 
 
+def known_lengths(message: pb.ListSamplesResponse) -> list[int | None]:
+    from dataplane_client._common.arrays import int64s
+
+    # None where they are unknown; the meta of a page has the lengths of all rows, or none.
+    return [length if length >= 0 else None for length in int64s(message.sequence_lengths).tolist()]
+
+
 def sample_page(message: pb.ListSamplesResponse, partition_id: str, task_name: str | None) -> SamplePage:
     from dataplane_client._common.arrays import generations_of, int64s
 

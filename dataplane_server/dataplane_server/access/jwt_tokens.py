@@ -77,7 +77,7 @@ def _keys_of(file: Path) -> dict[str | None, Any]:
         raise ValueError('jwt: PyJWT is not installed; pip install "rl-dataplane[jwt]"') from None
     try:
         keys = jwt.PyJWKSet.from_json(file.read_text()).keys
-    except (jwt.PyJWTError, ValueError, AttributeError) as error:  # the last one for what is no object
+    except (jwt.PyJWTError, ValueError, AttributeError) as error:  # AttributeError: of a list or a number
         raise ValueError(f"jwt: {file} is no set of keys (JWKS): {error}") from None
     if any(key.key_type == "oct" for key in keys):
         raise ValueError(f"jwt: {file} has a symmetric key; who checks tokens could make them")
