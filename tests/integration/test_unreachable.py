@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 import pytest
 import torch
+from tests.waiting import eventually
 
 from dataplane_client import aio
 from dataplane_client.client import connect
@@ -140,16 +141,20 @@ def test_the_port_of_the_metrics_is_told_from_that_of_the_calls(start_server: Ca
 
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
-def test_a_server_that_ends_during_a_call_is_named(tmp_path: Path, transport: TransportChoice) -> None:
+def test_a_server_that_ends_during_a_call_is_named(
+    tmp_path: Path, transport: TransportChoice, threads: ThreadPoolExecutor
+) -> None:
     address = f"unix://{tmp_path}/a.sock"
     server = ServerThread(ServerConfig(listen=(address,)))
     with connect(address, transport=transport) as client:
         client.register_partition("p", ["x"], 0, ["train"])
-        timer = threading.Timer(0.1, server.stop, [0.0])
-        timer.start()
+        client.put_samples(["a"], "p", {"x": torch.zeros(1)})
+        client.claim("p", "train", ["x"], 1).commit()  # opens the session
+        claimed = threads.submit(client.claim, "p", "train", ["x"], 1, timeout_s=3.0)
+        eventually(lambda: client.server_status().waiting_claims)
+        server.stop(0.0)
         with pytest.raises(UnavailableError) as caught:
-            client.claim("p", "train", ["x"], 1, timeout_s=0.8)
-        timer.join()
+            claimed.result()
     assert f"claim at {address}: " in str(caught.value)
     assert START.format(address=address) in str(caught.value)
     assert GRPC_WORDS.search(str(caught.value)) is None, str(caught.value)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +27,7 @@ from tests.trainer_adapter.automodel.setup_cases import (
     set_up,
     train_step,
 )
+from tests.waiting import eventually
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.utils.hooks import RemovableHandle
 
@@ -159,15 +162,24 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+def interrupt_once_in(function: str) -> None:
+    """Send SIGUSR1 once the main thread is in a function of this name."""
+    main = threading.main_thread().ident or 0
+    eventually(lambda: function in [frame.name for frame in traceback.extract_stack(sys._current_frames()[main])])
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
 def test_an_interrupted_wait_is_no_failed_save(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manager, may_write = CheckpointManager(), threading.Event()
     monkeypatch.setattr(_saving, "write_folders", lambda *_: may_write.wait(60))
     before = signal.signal(signal.SIGUSR1, interrupt)
     with set_up(policy_config(folder / "llama"), init_optimizer=False) as state:
         manager.save_checkpoint(state.model, str(tmp_path), checkpointing_cfg={"is_async": True})
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        sender = threading.Thread(target=interrupt_once_in, args=["finish_checkpoint"])
+        sender.start()
         with pytest.raises(KeyboardInterrupt):
             manager.finish_checkpoint()
+        sender.join()
         may_write.set()
         manager.close()
         assert (tmp_path / "model").exists()
