@@ -253,7 +253,7 @@ def test_a_session_leaves_a_server_that_the_actor_no_longer_names_though_its_str
 
         def is_known() -> bool:
             locator.doubt()  # as a call does that fails
-            return locator.wait(20) != former
+            return locator.wait(200) != former
 
         eventually(is_known)
         eventually(lambda: direct.sessions() == [])
@@ -296,7 +296,7 @@ def test_a_data_plane_is_waited_for_until_its_actor_runs(tell: Tell, serve: Serv
         await asyncio.wrap_future(actor.asked.remote().future())
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(asyncio.shield(cancelled), 5)
+            await asyncio.wait_for(asyncio.shield(cancelled), 50)
         connecting = asyncio.create_task(aio.connect(TARGET))
         await asyncio.wrap_future(actor.tell.remote(told).future())
         async with await connecting as client:

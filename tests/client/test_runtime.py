@@ -28,7 +28,7 @@ async def test_a_cancellation_waits_until_work_is_done(cancellations: int, fails
 
     def work() -> None:
         begun.set()
-        go_on.wait(20)
+        go_on.wait(200)
         done.set()
         if fails:
             raise ValueError

@@ -52,7 +52,7 @@ class Sessions:
         opening = next(requests).open
         self.opened.append(opening)
         if self.silent is not None:
-            self.silent.wait(20)
+            self.silent.wait(200)
         if self.refusal is not None:
             abort(context, *self.refusal)
         session_id = opening.session_id or f"s{next(self._numbers)}"
@@ -150,7 +150,7 @@ def liveness() -> Iterator[Open]:
 
     yield new
     for session in opened:
-        session.close().result(20)
+        session.close().result(200)
     assert [thread.name for thread in threading.enumerate() if thread.name == "dataplane-session"] == []
 
 
@@ -161,7 +161,7 @@ def session(liveness: Open, address: str) -> LivenessSession:
 
 
 def opened(session: LivenessSession, stale: str = "", timeout_s: float = 20.0) -> str:
-    return session.open_session(stale, Deadline(timeout_s)).result(20)
+    return session.open_session(stale, Deadline(timeout_s)).result(200)
 
 
 # -- opening -----------------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_no_session_is_opened_until_one_is_wanted_and_then_it_beats(
 ) -> None:
     assert session.session_id == ""
     wanted = [session.open_session("", Deadline(20.0)) for _ in range(20)]
-    assert {future.result(20) for future in wanted} == {session.session_id} == {"s1"}
+    assert {future.result(200) for future in wanted} == {session.session_id} == {"s1"}
     eventually(lambda: sessions.beats >= 8)
     assert [(opening.session_id, opening.client_name) for opening in sessions.opened] == [("", "trainer-0")]
     assert sessions.opened[0].grace.ToNanoseconds() == GRACE_S * 1e9
@@ -183,7 +183,7 @@ def test_a_server_that_comes_up_later_is_waited_for(start: Start, liveness: Open
     session = liveness(target)
     wanted = [session.open_session("", Deadline(20.0)) for _ in range(3)]
     start(Sessions(), target)
-    assert [future.result(20) for future in wanted] == ["s1"] * 3
+    assert [future.result(200) for future in wanted] == ["s1"] * 3
 
 
 def test_all_who_wait_while_a_server_drains_get_the_session_of_the_next(
@@ -260,20 +260,20 @@ def test_closing_tells_the_server_of_a_session_and_ends_the_thread(
 ) -> None:
     if wanted:
         opened(session)
-    session.close().result(20)
+    session.close().result(200)
     assert (len(sessions.opened), sessions.closed) == ((1, ["s1"]) if wanted else (0, []))
     with pytest.raises(ClosedError):
         opened(session)
-    session.close().result(20)
+    session.close().result(200)
 
 
 def test_whoever_waits_for_a_session_learns_that_it_was_closed(session: LivenessSession, sessions: Sessions) -> None:
     sessions.silent = threading.Event()
     wanted = session.open_session("", Deadline(20.0))
     eventually(lambda: sessions.opened)
-    session.close().result(20)
+    session.close().result(200)
     with pytest.raises(DataPlaneError):
-        wanted.result(20)
+        wanted.result(200)
     sessions.silent.set()
 
 
@@ -298,7 +298,7 @@ session = LivenessSession(sys.argv[1], ClientOptions())
 ENDS_WITHOUT_CLOSING = (
     OPENED
     + """
-assert session.open_session('', Deadline(20.0)).result(20) == "s1"
+assert session.open_session('', Deadline(20.0)).result(200) == "s1"
 """
 )
 # It starts none of gRPC's threads before it forks, so that the child can.
@@ -308,8 +308,8 @@ FORKS = (
 session._thread().session_id = 'of the parent'
 child = os.fork()
 if child == 0:
-    found = session.session_id, session.open_session('', Deadline(20.0)).result(20)
-    session.close().result(20)
+    found = session.session_id, session.open_session('', Deadline(20.0)).result(200)
+    session.close().result(200)
     os._exit(0 if found == ('', 's1') else 1)
 code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 sys.exit(code or session.session_id != 'of the parent')

@@ -60,7 +60,7 @@ def lent(place: str, files: Sequence[int], arena_bytes: int = SIZE) -> Iterator[
         server = threading.Thread(target=answer)
         server.start()
         yield
-        server.join(20)
+        server.join(200)
 
 
 def memory_file(flags: int, seals: int = 0) -> Callable[[Path], int]:

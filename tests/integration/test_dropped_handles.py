@@ -64,7 +64,7 @@ def test_a_claim_of_a_cycle_is_given_up_by_the_collector_in_any_thread(flow: Dat
     cycle.append(cycle)
     del cycle
     with pytest.warns(ResourceWarning, match=WARNING), ThreadPoolExecutor(1) as thread:
-        thread.submit(gc.collect).result(20)
+        thread.submit(gc.collect).result(200)
     eventually(lambda: claimed_rows(flow) == 0)
 
 

@@ -187,7 +187,7 @@ def test_waiting_claims_show_while_they_wait_and_their_wait_is_measured(
     claim = threads.submit(flow.claim, "p", "train", ["x"], 4)
     eventually(lambda: total(server, "dataplane_waiting_claims") == 1)
     flow.put_samples(IDS, "p", FIELDS)
-    claim.result(20)
+    claim.result(200)
     assert total(server, "dataplane_waiting_claims") == 0
     assert total(server, "dataplane_open_claims") == 1
     assert total(server, "dataplane_claim_wait_seconds_sum") > 0
@@ -255,7 +255,7 @@ def test_puts_that_wait_for_space_show_while_they_wait_and_their_wait_is_measure
     eventually(lambda: total(server, "dataplane_longest_put_wait_seconds") > 0)
     assert total(server, "dataplane_waiting_puts") == 1
     flow.clear_samples(["a"], "p")
-    waiting.result(20)
+    waiting.result(200)
     assert total(server, "dataplane_longest_put_wait_seconds") == 0
     assert total(server, "dataplane_put_wait_seconds_count") == 1
     assert total(server, "dataplane_put_wait_seconds_sum") > 0

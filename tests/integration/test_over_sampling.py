@@ -44,7 +44,7 @@ def test_the_groups_that_are_complete_first_are_trained_and_the_producers_of_the
             for number in order:
                 add(groups[number])
                 groups[number].commit()
-            trained = claim(flow) if version else waiting.result(20)  # later claims come when more are complete
+            trained = claim(flow) if version else waiting.result(200)  # later claims come when more are complete
             assert [group.group_id for group in trained.groups] == [f"{version}-{number}" for number in order[:TRAINED]]
             trained.commit()
             retired += flow.set_weight_version("p", version + 1, retire_below=version + 1)

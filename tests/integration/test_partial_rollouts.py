@@ -83,7 +83,7 @@ def test_another_generator_goes_on_where_one_was_killed_and_the_trainer_gets_the
     killed.join(60)
     second, of_second = started(address, transport, 3, 6)
     assert of_second.recv() == "sampled"
-    with trainer.result(20) as claim:
+    with trainer.result(200) as claim:
         rows = flow.get_samples(claim.meta.sample_ids, "p", FIELDS)
         assert claim.meta.sample_ids == ["whole", "part"]
         assert [row.tolist() for row in rows["input_ids"].unbind()] == [list(range(6))] * 2

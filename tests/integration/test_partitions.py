@@ -83,7 +83,7 @@ def test_claims_of_every_kind_learn_of_the_end_of_data_at_once(
     assert flow.close_partition("p") == 3
     for claim in waiting:
         with pytest.raises(EndOfDataError, match=r"2 rows .*'train', .*min_size 4") as caught:
-            claim.result(20)
+            claim.result(200)
         assert isinstance(caught.value, EOFError)
         assert caught.value.details["left"] == "2"
     for blocking in (True, False):

@@ -94,13 +94,13 @@ def test_threads_that_unpickle_at_once_share_one_connection(flow: DataPlaneClien
     packed, together = pickle.dumps(flow), threading.Barrier(16)
 
     def use() -> DataPlaneClient:
-        together.wait(20)
+        together.wait(200)
         client: DataPlaneClient = pickle.loads(packed)  # noqa: S301  # made just now
         client.partitions()
         return client
 
     with ThreadPoolExecutor(16) as threads:
-        clients = [future.result(20) for future in [threads.submit(use) for _ in range(16)]]
+        clients = [future.result(200) for future in [threads.submit(use) for _ in range(16)]]
     assert len({id(client._transport) for client in clients}) == 1
     clients[0].close()
 

@@ -49,7 +49,7 @@ def test_all_who_ask_for_a_rank_get_the_same_rows(
         with connect(address, transport=transport) as other:
             claim = shard(other, dp_rank)
             assert shard(other, dp_rank).meta == claim.meta
-            all_have_asked.wait(20)
+            all_have_asked.wait(200)
             return claim.claim_id, claim.meta.sample_ids
 
     found = list(threads.map(asked, [0, 1, 0, 1, 0, 1]))

@@ -107,7 +107,7 @@ def test_a_trajectory_whose_producer_is_killed_vanishes_and_the_others_reach_the
         judged = claim(flow, "judge", 1)
         assert not trainer.done()
         judged.commit({"reward": [float(judged.meta.size)] * judged.meta.size})
-    claimed = trainer.result(20)
+    claimed = trainer.result(200)
     assert sorted(claimed.meta.sample_ids) == [*turns_of("long", 7), *turns_of("short", 2)]
     rewards = flow.get_data(claimed.meta, ["reward"])["reward"].tolist()
     assert rewards == [float(group.rows) for group in claimed.groups for _ in range(group.rows)]

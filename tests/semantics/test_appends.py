@@ -295,7 +295,7 @@ def test_an_append_needs_space_for_old_and_new_tokens_for_a_moment(
     waiting = threads.submit(tight.append_tokens, ["a"], "p", more)
     eventually(lambda: tight.server_status().waiting_puts == 1)
     tight.clear_samples(["b"], "p")
-    waiting.result(20)
+    waiting.result(200)
     assert tight.server_status().memory_used_bytes == 30 << 10
     with pytest.raises(InvalidArgumentError, match="30 KiB"):
         tight.append_tokens(["a"], "p", {"tokens": torch.ones(1, 10 << 10, dtype=torch.uint8)})

@@ -20,7 +20,7 @@ async def test_work_of_a_caller_that_is_cancelled_goes_on_to_its_end_and_its_err
 
     def work() -> None:
         begun.set()
-        go_on.wait(10)
+        go_on.wait(100)
         raise OSError("the connection is gone")
 
     with ThreadPoolExecutor(1) as threads:

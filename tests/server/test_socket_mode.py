@@ -87,7 +87,7 @@ def test_files_that_a_killed_server_left_are_replaced_rights_included(tmp_path: 
     server = server_at(tmp_path / "a.sock", 0o660)
     assert modes(tmp_path) == {"a.sock": 0o660, "a.sock.local": 0o660}
     with grpc.insecure_channel(f"unix://{tmp_path}/a.sock") as channel:
-        grpc.channel_ready_future(channel).result(20)
+        grpc.channel_ready_future(channel).result(200)
     server.stop()
 
 

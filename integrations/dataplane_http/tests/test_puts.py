@@ -170,5 +170,5 @@ def test_a_put_that_waits_for_space_is_put_when_there_is_some(
     thread.start()
     eventually(lambda: client.server_status().waiting_puts == 1)
     client.clear_samples(["big"], "p")
-    thread.join(20)
+    thread.join(200)
     assert [answer.status for answer in answers] == [200]

@@ -260,7 +260,7 @@ def test_a_put_that_waits_when_the_gateway_stops_is_told_to_come_again(
         waiting = threading.Thread(target=lambda: answers.append(ask_at(address)("POST", SAMPLES, body)))
         waiting.start()
         eventually(lambda: client.server_status().waiting_puts == 1)
-    waiting.join(20)
+    waiting.join(200)
     assert (answers[0].error, answers[0].headers["Retry-After"]) == ((503, "DRAINING"), "1")
     with pytest.raises(OSError, match="refused"):
         ask_at(address)("GET", "/v1/partitions/p")

@@ -119,7 +119,7 @@ def test_a_claim_waits_for_all_of_its_rows(registered: DataPlaneAdapter, client:
         while not client.claims("train").waiting:
             pass
         put(registered, "c")
-        assert claimed.result(20).sample_ids == ["a", "b", "c"]
+        assert claimed.result(200).sample_ids == ["a", "b", "c"]
 
 
 def test_a_claim_without_any_row_times_out_or_is_empty(registered: DataPlaneAdapter) -> None:

@@ -82,7 +82,7 @@ class PlainTrainer:
 
     def _sample(self) -> RolloutSample:
         while True:
-            sample = self.worker.rollout_buffer.get(timeout=10.0)
+            sample = self.worker.rollout_buffer.get(timeout=100.0)
             if self.model_version - (sample.model_version or 0) <= self.max_staleness:
                 return sample
 

@@ -38,7 +38,7 @@ def test_a_sample_comes_back_as_it_was_put(client: DataPlaneClient, new_worker: 
     given = sample("a", model_version=3)
     put_rollouts(client, "rollouts", [given])
     trainer = PlainTrainer(new_worker())
-    got = trainer.worker.rollout_buffer.get(timeout=10.0)
+    got = trainer.worker.rollout_buffer.get(timeout=100.0)
     for name in ("input_ids", "completion_mask", "old_log_probs"):
         value: np.ndarray[tuple[int], np.dtype[np.generic]] = getattr(got, name)
         assert value.dtype == getattr(given, name).dtype
@@ -75,7 +75,7 @@ def test_a_version_that_its_producer_does_not_know_counts_as_0(client: DataPlane
     samples = [sample("a"), replace(sample("b"), model_version=client.partition("rollouts").weight_version)]
     put_rollouts(client, "rollouts", samples)
     buffer = PlainTrainer(new_worker()).worker.rollout_buffer
-    assert [buffer.get(timeout=10.0).model_version for _ in samples] == [1, 0]
+    assert [buffer.get(timeout=100.0).model_version for _ in samples] == [1, 0]
 
 
 def test_tensors_of_any_float_type_can_be_put(client: DataPlaneClient) -> None:
@@ -91,7 +91,7 @@ def test_samples_of_a_prompt_come_together_and_have_one_number(client: DataPlane
         put_rollouts(client, "rollouts", [sample("a"), sample("a"), sample("a")], group="a")
         add_rollouts(slow, [sample("slow")])
     put_rollouts(client, "rollouts", [sample("b"), sample("b")])
-    got = [buffer.get(timeout=10.0) for _ in range(7)]
+    got = [buffer.get(timeout=100.0) for _ in range(7)]
     assert sorted(name for name, _ in groupby(map(name_of, got))) == ["a", "b", "slow"]
     numbers = [one.group_id for one in got]
     assert len(set(numbers)) == 3
@@ -106,7 +106,7 @@ def test_samples_can_be_added_after_others_were_refused(client: DataPlaneClient,
             add_rollouts(group, [replace(sample("a"), completion_mask=[1])])  # type: ignore[arg-type]
         add_rollouts(group, [sample("a"), sample("b")])
     buffer = PlainTrainer(new_worker()).worker.rollout_buffer
-    assert [buffer.get(timeout=10.0).prompt for _ in range(2)] == [sample("a").prompt] * 2
+    assert [buffer.get(timeout=100.0).prompt for _ in range(2)] == [sample("a").prompt] * 2
 
 
 def test_the_buffer_is_a_queue(client: DataPlaneClient, new_worker: NewWorker, put: Put) -> None:
@@ -118,7 +118,7 @@ def test_the_buffer_is_a_queue(client: DataPlaneClient, new_worker: NewWorker, p
     assert name_of(buffer.get()) == names[0]
     assert buffer.qsize() == 3
     buffer.put_nowait(sample("c"))
-    assert [name_of(buffer.get(timeout=10.0)) for _ in range(4)] == [*names[1:], "c"]
+    assert [name_of(buffer.get(timeout=100.0)) for _ in range(4)] == [*names[1:], "c"]
     client.set_policies("rollouts", flow=FlowPolicy(max_rows=5))
     with pytest.raises(queue.Full):
         buffer.put_nowait(sample("d"))
@@ -128,7 +128,7 @@ def test_the_end_of_the_data_is_an_error_since_trl_knows_no_end(client: DataPlan
     buffer = PlainTrainer(new_worker()).worker.rollout_buffer
     client.close_partition("rollouts")
     with pytest.raises(EndOfDataError):
-        buffer.get(timeout=10.0)
+        buffer.get(timeout=100.0)
 
 
 def test_a_worker_is_healthy_while_samples_come_or_a_producer_is_at_work(
@@ -246,7 +246,7 @@ def test_the_server_drops_what_is_too_stale_by_versions_that_go_on_after_a_resum
     trainer.worker.update_model_version(2)
     put("a", model_version=6)
     fresh = put("b", model_version=7)
-    got = trainer.worker.rollout_buffer.get(timeout=10.0)
+    got = trainer.worker.rollout_buffer.get(timeout=100.0)
     assert (name_of(got), got.model_version) == (fresh[0], 0)
     assert rows(client) == 2
 
@@ -317,5 +317,5 @@ def test_each_step_reports_the_seconds_that_the_trainer_waited_and_that_rows_too
 def test_trl_s_own_samples_can_be_put(client: DataPlaneClient, new_worker: NewWorker) -> None:
     theirs = SimpleNamespace(**{**vars(sample("theirs")), "input_ids": [1, 2, 3]})
     put_rollouts(client, "rollouts", [theirs])
-    got = PlainTrainer(new_worker()).worker.rollout_buffer.get(timeout=10.0)
+    got = PlainTrainer(new_worker()).worker.rollout_buffer.get(timeout=100.0)
     assert got.input_ids.tolist() == [1, 2, 3]

@@ -76,7 +76,7 @@ def test_what_bounds_new_rows_and_who_waits_is_told_within_80_columns(troubled: 
         eventually(lambda: client.partition("p").waiting_calls)
         text, status = (run(*command, "-s", troubled, COLUMNS="80")[1] for command in (["describe", "p"], ["status"]))
         client.set_policies("p", flow=FlowPolicy())
-        put.result(20)
+        put.result(200)
     assert max(map(len, text.splitlines())) <= 80
     shown = " ".join(text.split())
     assert "new rows at most 2 rows, 1.0 MiB, else evict oldest first; train takes 64 rows of each" in shown

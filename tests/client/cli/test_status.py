@@ -105,7 +105,7 @@ def test_a_server_with_puts_waiting_for_space_is_unhealthy_and_exits_with_3() ->
         code, text = run("status", "-s", address)
         document = run_json("status", "-s", address, code=3)
         client.clear_samples(["a"], "p")
-        put.join(30)
+        put.join(300)
         assert run("status", "-s", address)[0] == 0
     assert code == 3
     reason = "memory is over 95 % full and 1 put waits for space: rows are put faster than they are cleared"

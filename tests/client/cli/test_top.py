@@ -95,7 +95,7 @@ def test_a_server_is_watched_across_a_restart_until_ctrl_c(tmp_path: Path) -> No
             assert seen(process, reachable=True)["server"]["rows"] == 0
             process.send_signal(signal.SIGINT)
             assert process.stderr is not None
-            assert (process.wait(30), process.stderr.read()) == (0, "")
+            assert (process.wait(300), process.stderr.read()) == (0, "")
     server.stop()
 
 

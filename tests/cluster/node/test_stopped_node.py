@@ -58,7 +58,7 @@ async def test_it_registers_without_waiting_for_what_the_other_does_not_give_to_
         following = [asyncio.create_task(node.follow(b"old", "m", place, RUN.offsets, RUN.sizes)) for _ in range(99)]
         await soon(lambda: node._mirror_lines._used)
         coordinator = SimpleNamespace(register=SimpleNamespace(remote=register))
-        await asyncio.wait_for(node._register(coordinator), 15.0)
+        await asyncio.wait_for(node._register(coordinator), 150.0)
     assert await asyncio.gather(*following) == [Mirrored.NO_SOURCE] * 99
     await node.stop()
 

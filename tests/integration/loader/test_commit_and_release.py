@@ -128,7 +128,7 @@ def test_closing_wakes_a_loop_that_waits(loader: Loader, threads: ThreadPoolExec
     eventually(lambda: client.partition("p").task("train").waiting_claims)
     made.close()
     with pytest.raises(ClosedError):
-        waiting.result(20)
+        waiting.result(200)
 
 
 def test_no_more_than_prefetch_batches_are_claimed_ahead(client: DataPlaneClient, loader: Loader) -> None:

@@ -68,7 +68,7 @@ def test_the_last_rows_are_not_split_while_enough_of_them_may_become_ready(
     eventually(lambda: not has_waiting_claim(client))  # the claim for a full batch has timed out
     eventually(lambda: has_waiting_claim(client))
     client.put_samples(["s2", "s3"], "p", {"advantage": torch.zeros(2)})
-    assert sizes.result(20) == [4]
+    assert sizes.result(200) == [4]
 
 
 def test_ready_rows_come_in_a_small_batch_when_the_missing_ones_never_become_ready(
@@ -96,7 +96,7 @@ def test_the_loop_goes_on_until_rows_that_others_hold_are_consumed(
     last = threads.submit(next, rows, None)
     assert not last.done()
     other.release()
-    batch = last.result(20)
+    batch = last.result(200)
     assert batch is not None
     assert next(rows, None) is None
     assert Counter([*seen, *batch.meta.sample_ids]) == Counter(f"s{number}" for number in range(8))

@@ -107,7 +107,7 @@ def test_retries_are_counted_and_a_lost_and_found_server_is_logged_once_each(
         while not value(registry, "retries_total", verb="GetServerStatus"):
             assert not connecting.done()
         start_server((listen,))
-        with connecting.result(20) as client:
+        with connecting.result(200) as client:
             client.partitions()
     reasons = [record for record in caplog.records if record.name == "dataplane_client"]
     assert [record.getMessage().split()[:2] for record in reasons] == [

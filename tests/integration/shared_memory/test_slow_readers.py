@@ -73,6 +73,6 @@ def test_a_put_waits_for_the_memory_that_a_reader_holds_and_for_nothing_else(flo
     stored.start()
     eventually(lambda: flow.server_status().waiting_puts == 1)
     held.pop(0)
-    stored.join(20)
+    stored.join(200)
     assert flow.partition("p").rows == 2 * ROWS
     assert [int(batch["x"].max()) for batch in held] == [2, 3]

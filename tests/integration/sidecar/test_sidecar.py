@@ -124,7 +124,7 @@ def test_a_restarted_container_takes_over_what_a_killed_one_left(
     killed = serve(pod, "--socket-mode", "0660")
     assert killed.process.pid is not None
     os.kill(killed.process.pid, signal.SIGKILL)
-    killed.process.join(20)
+    killed.process.join(200)
     assert {path.name for path in pod.volume.iterdir()} == {"dataplane.sock", "dataplane.sock.local"}
     serve(pod, "--socket-mode", "0660")
     assert pod.of(*TRAINER).run(work, "again") == Work("shm", right=True)

@@ -66,7 +66,7 @@ def test_the_kernel_tells_who_connected() -> None:
         connection, _ = listener.accept()
         with connection:
             assert peer_of(connection) == Peer(visitor.pid, *expected)
-    assert visitor.wait(20) == 0
+    assert visitor.wait(200) == 0
 
 
 def test_a_peer_over_tcp_is_not_allowed() -> None:

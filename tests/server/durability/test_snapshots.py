@@ -316,10 +316,10 @@ async def test_a_restore_comes_although_clients_call_without_a_pause(
     for who in range(2):
         clients.append(asyncio.create_task(call_on(life, who)))
         await asyncio.sleep(0.003)
-    await asyncio.wait_for(life.leave_for(prepared), 10)
+    await asyncio.wait_for(life.leave_for(prepared), 100)
     for client in clients:
         with pytest.raises(Refusal, match="has ended"):
-            await asyncio.wait_for(client, 10)
+            await asyncio.wait_for(client, 100)
     await life.close()
     life.arena.close()
     after = begin(tmp_path / "d", "disk")
@@ -359,7 +359,7 @@ async def test_a_restore_that_is_cancelled_at_a_sync_has_happened_or_calls_are_s
     reached.cancel()
     if leaving.cancelled():
         life.plane.apply(replace(REGISTER, request_id="after"), life.now())
-        await asyncio.wait_for(life.flush(), 10)
+        await asyncio.wait_for(life.flush(), 100)
     else:
         assert checkpoints(tmp_path / "d")[0][0] == life.log.next_record
     await life.close()
@@ -393,7 +393,7 @@ async def test_a_restore_that_was_cancelled_keeps_others_waiting_until_it_has_en
         most.append(len(under_way))
         begun.set()
         if source.request_id == "first":
-            goes_on.wait(20)
+            goes_on.wait(200)
         try:
             return prepare(source, *rest)  # type: ignore[arg-type]
         finally:
