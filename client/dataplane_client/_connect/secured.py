@@ -48,12 +48,14 @@ class Secured:
         name = self._credentials.server_name
         return (("grpc.ssl_target_name_override", name),) if self.encrypts and name else ()
 
-    def metadata(self, *others: tuple[str, str]) -> Metadata | None:
-        """What goes with a call. The file of a token is looked at once a second at most."""
+    def metadata(self, traceparent: str = "") -> Metadata | None:
+        """What goes with a call: the token, and the trace context if there is one. The file of a token is looked at
+        once a second at most.
+        """
         found = self._credentials
         if found.token_file is not None and (not self._token or self._token_due()):
             self._read_token(Path(found.token_file))
-        return (*others, *self._token) or None
+        return ((("traceparent", traceparent), *self._token) if traceparent else self._token) or None
 
     @property
     def token(self) -> str:
@@ -66,7 +68,7 @@ class Secured:
         return not (self.encrypts or self._credentials.token or self._credentials.token_file)
 
     def is_outdated(self) -> bool:
-        """Whether PEM files have changed, so that a new channel would have others."""
+        """Whether PEM files have changed, so that a new channel would have others, and should make the next calls."""
         if not self.encrypts or not self._certificates_due():
             return False
         return _stamps(self._credentials.files) not in (self._seen, [])

@@ -26,6 +26,7 @@ from tests.integration.failpoints.lives import Lives
 from tests.integration.histories.campaign import judged, run
 from tests.integration.histories.history import History
 from tests.integration.histories.settings import Settings
+from tests.waiting import eventually
 
 from dataplane_client.errors import DataPlaneError
 
@@ -58,7 +59,13 @@ def data_folder(durability: str) -> Iterator[Path]:
     roomy = memory.is_dir() and shutil.disk_usage(memory).free > 1 << 30
     folder = Path(tempfile.mkdtemp(prefix="crash-", dir=memory if roomy and durability == "process" else None))
     yield folder
-    shutil.rmtree(folder)
+    eventually(lambda: _removed(folder))
+
+
+def _removed(folder: Path) -> bool:
+    """Remove a folder, unless a process of the last life, which ends a little later, makes a file there meanwhile."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
 
 
 def _kill_often(lives: Lives, settings: Settings) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from dataplane_client._connect.channel import open_aio_channel
 from dataplane_client._connect.options import Credentials
-from dataplane_client._connect.secured import Metadata, Secured
+from dataplane_client._connect.secured import Secured
 from dataplane_client._memory.local_protocol import INLINE_BYTES
 from dataplane_client._memory.placement import Destination, PlacedColumn, ReadBuffers, StreamBuffers, blame_server
 from dataplane_client._requests.row_write import RowWrite
@@ -30,15 +30,15 @@ _WRITES: dict[str, Any] = {"PutSamples": pb.PutSamplesResponse, "CommitClaim": p
 
 
 class AsyncGrpcCalls:
-    """One channel to one server."""
+    """One channel to one server. secured: what its calls are sent with."""
 
     transport: Literal["grpc"] = "grpc"
 
     def __init__(self, target: str, chunk_bytes: int, credentials: Credentials | None = None) -> None:
         self.target = target
         self._chunk_bytes = chunk_bytes
-        self._secured = Secured(target, credentials)
-        self._channel = open_aio_channel(target, self._secured)
+        self.secured = Secured(target, credentials)
+        self._channel = open_aio_channel(target, self.secured)
         self._stub: Any = pb_grpc.DataPlaneServiceStub(self._channel)
         self._writes: dict[str, Any] = {
             verb: self._channel.stream_unary(_path(verb), None, response.FromString)
@@ -48,39 +48,20 @@ class AsyncGrpcCalls:
             _path("ReadColumns"), pb.ReadColumnsRequest.SerializeToString, None
         )
 
-    @property
-    def encrypts(self) -> bool:
-        return self._secured.encrypts
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether calls go unencrypted and without a token."""
-        return self._secured.is_plain
-
-    @property
-    def token(self) -> str:
-        """What calls are sent with, or empty."""
-        return self._secured.token
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether its certificates have been replaced; another channel should make the next calls."""
-        return self._secured.is_outdated()
-
     async def close(self) -> None:
         """Close the channel; calls under way end with an error."""
         await self._channel.close()
 
     async def unary(self, verb: str, request: Message, timeout_s: float, traceparent: str = "") -> Any:
         """Call a method with one request."""
-        return await getattr(self._stub, verb)(request, timeout=timeout_s, metadata=self._metadata(traceparent))
+        return await getattr(self._stub, verb)(request, timeout=timeout_s, metadata=self.secured.metadata(traceparent))
 
     async def write(self, write: RowWrite, timeout_s: float, traceparent: str = "") -> Any:
         """Put or commit, as a stream whose first frame holds the header."""
         write.hash_values()
         write.header.one_frame = write.size_bytes <= min(INLINE_BYTES, self._chunk_bytes)
         frames = _frames(write.header.SerializeToString(), write.columns, self._chunk_bytes)
-        return await self._writes[write.verb](frames, timeout=timeout_s, metadata=self._metadata(traceparent))
+        return await self._writes[write.verb](frames, timeout=timeout_s, metadata=self.secured.metadata(traceparent))
 
     async def read(
         self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float, traceparent: str = ""
@@ -89,7 +70,7 @@ class AsyncGrpcCalls:
         n_rows, what = len(request.sample_ids), f"ReadColumns at {self.target}"
         buffers: ReadBuffers | None = None
         stream: StreamBuffers | None = None
-        async for data in self._read(request, timeout=timeout_s, metadata=self._metadata(traceparent)):
+        async for data in self._read(request, timeout=timeout_s, metadata=self.secured.metadata(traceparent)):
             with blame_server(what):
                 frame = parse_frame(data)
             if buffers is None or stream is None:
@@ -106,9 +87,6 @@ class AsyncGrpcCalls:
         with blame_server(what):
             stream.finish()
         return buffers.columns
-
-    def _metadata(self, traceparent: str) -> Metadata | None:
-        return self._secured.metadata(("traceparent", traceparent)) if traceparent else self._secured.metadata()
 
 
 def _path(verb: str) -> str:

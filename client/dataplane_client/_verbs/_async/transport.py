@@ -88,7 +88,7 @@ class AsyncTransport:
         are replaced, or the server has another address, another one is opened, and the calls of the former go on.
         """
         opened, target = self._opened_grpc, self._locator.place.grpc_target
-        if opened is None or opened.target != target or opened.is_outdated:
+        if opened is None or opened.target != target or opened.secured.is_outdated():
             with self._lock:
                 if self._opened_grpc is opened:
                     options = self.options
@@ -250,7 +250,7 @@ class AsyncTransport:
 
     async def _with_side_of_tls(self, verb: str, error: UnavailableError, left_s: float) -> UnavailableError:
         """Says it if the server alone speaks TLS. A handshake finds that, the first time that a connection breaks."""
-        if MAY_DIFFER_IN_TLS not in error.message or self._grpc.encrypts:
+        if MAY_DIFFER_IN_TLS not in error.message or self._grpc.secured.encrypts:
             return error
         if self._server_speaks_tls is None:
             target, seconds = self._grpc.target, max(0.001, min(left_s, PROBE_S))
@@ -330,7 +330,7 @@ class AsyncTransport:
     async def _attached(self, status: pb.GetServerStatusResponse, timeout_s: float) -> AsyncFrameCalls | None:
         """Calls through the server's memory; None if it cannot be shared, and need not be."""
         try:
-            arena = await run_in_thread(partial(attach, self._locator.place, status, self._grpc.token))
+            arena = await run_in_thread(partial(attach, self._locator.place, status, self._grpc.secured.token))
             local = AsyncFrameCalls(self.target, AsyncArenaCarrier(arena))
             if arena.calls_at is not None:
                 await local.reach(timeout_s)
@@ -348,7 +348,7 @@ class AsyncTransport:
         """Calls to the server's direct port; None if it has none, or it cannot be used, and need not be."""
         try:
             address = DirectAddress.of(self._locator.place, status)
-            if not self._grpc.is_plain:
+            if not self._grpc.secured.is_plain:
                 raise NotSharedError("it takes no credentials, and this client has some")
             direct = AsyncFrameCalls(self.target, AsyncLineCarrier(address))
             await direct.reach(timeout_s)

@@ -39,16 +39,17 @@ class Boundary(grpc.aio.ServerInterceptor):
         self,
         metrics: Metrics,
         messages: Messages,
-        stable: Callable[[], Awaitable[None]],
+        unstable: Callable[[], Awaitable[None] | None],
         tracing: Tracing | None = None,
         gate: Gate = OPEN_GATE,
     ) -> None:
-        """stable: waits for what every answer waits for before it leaves."""
+        """unstable: what every answer waits for before it leaves; None for nothing."""
         self._gate = gate
-        self._stable = stable
+        self._unstable = unstable
         self._metrics = metrics
         self._messages = messages
         self._incoming = IncomingRequests()
+        self._handlers: dict[str, Handler] = {}
         self._tracing = tracing
 
     async def intercept_service(
@@ -56,10 +57,17 @@ class Boundary(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        handler = await continuation(handler_call_details)
-        service, _, verb = handler_call_details.method.removeprefix("/").partition("/")
-        if handler is None or service != SERVICE:
-            return cast("Handler | None", handler)
+        method = handler_call_details.method
+        if method not in self._handlers:
+            handler = await continuation(handler_call_details)
+            service, _, verb = method.removeprefix("/").partition("/")
+            if handler is None or service != SERVICE:
+                return cast("Handler | None", handler)
+            self._handlers[method] = self._handler(verb, handler)
+        return self._handlers[method]
+
+    def _handler(self, verb: str, handler: Any) -> Handler:
+        """A method of ours, with what happens around every call."""
         # Frames of streams stay bytes, see service.frames. Other requests are read and parsed within the call, which
         # refuses what is malformed or late. So gRPC takes unary requests for streams; on the wire they are alike.
         if handler.request_streaming and handler.response_streaming:
@@ -79,7 +87,8 @@ class Boundary(grpc.aio.ServerInterceptor):
         async def behaviour(request: Any, context: Context) -> Any:
             with self._begin(verb, context) as call, acting_as(self._caller(context)):
                 response = await method(request if kind is None else await self._request(verb, kind, request), context)
-                await self._stable()
+                if (pending := self._unstable()) is not None:
+                    await pending
                 call.end()
                 return response
             return await self._abort(context, call)
@@ -95,7 +104,8 @@ class Boundary(grpc.aio.ServerInterceptor):
                     request = await self._request(verb, kind, stream)
                 async with contextlib.aclosing(method(request, context)) as responses:
                     first = await anext(responses)
-                    await self._stable()
+                    if (pending := self._unstable()) is not None:
+                        await pending
                     yield first
                     async for response in responses:
                         yield response
@@ -123,7 +133,8 @@ class Boundary(grpc.aio.ServerInterceptor):
         return behaviour
 
     async def _abort(self, context: Context, call: CallScope) -> None:
-        await self._stable()
+        if (pending := self._unstable()) is not None:
+            await pending
         left_s: float | None = context.time_remaining()  # None for no deadline, unlike the type stubs say
         if context.cancelled() or (left_s is not None and left_s <= 0):
             raise asyncio.CancelledError  # the caller has gone; gRPC would log that it cannot be told
