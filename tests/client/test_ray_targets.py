@@ -282,7 +282,7 @@ def test_a_server_that_is_not_found_before_the_deadline_is_unavailable(
     with pytest.raises(UnavailableError, match=text):
         connect(target, connect_timeout_s=1.0)
     seconds = time.monotonic() - began
-    assert seconds < 8.0
+    assert seconds < 60.0
     if target == TARGET:
         assert len(ray.get(actor.asked.remote())) <= 1 + 2 * seconds
 

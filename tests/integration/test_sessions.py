@@ -17,7 +17,7 @@ from dataplane_client.options import TransportChoice
 from dataplane_server.config import ServerConfig
 from dataplane_server.testing import ServerThread
 
-GRACE_S = 0.3
+GRACE_S = 1.0
 
 
 @pytest.fixture

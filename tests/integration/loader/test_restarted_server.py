@@ -90,7 +90,7 @@ def test_a_loop_is_told_that_the_server_stays_away_and_can_ask_again(place: Plac
             began = time.monotonic()
             with pytest.raises(UnavailableError, match="no socket file"):
                 next(batches)
-            assert AWAY_S <= time.monotonic() - began < AWAY_S + 10.0
+            assert AWAY_S <= time.monotonic() - began < AWAY_S + 60.0
         place.begin()
         client.put_samples(["b"], "p", {"x": [2]})
         assert next_when_reached(batches).meta.sample_ids == ["b"]

@@ -21,7 +21,7 @@ class GlooWorker:
         self.rank = int(os.environ["RANK"])
         if self.rank == unwilling_rank:
             raise ValueError(f"rank {self.rank} does not want to be made")
-        torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=30))
+        torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=300))
         self.tp_size = tp_size
 
     def layout(self) -> dict[str, int]:

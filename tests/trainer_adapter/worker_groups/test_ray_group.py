@@ -71,7 +71,7 @@ def test_a_rank_that_fails_alone_is_named_and_the_group_is_broken_but_gives_its_
         pair.run_everywhere("fail_alone", rank=1, others_wait=True)
     assert failed.value.rank == 1
     assert isinstance(failed.value.__cause__, KeyError)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 200  # the collective waits for 300 s
     with pytest.raises(RuntimeError, match="fail_alone: rank 1"):
         pair.run_everywhere("nothing")
     before = reserved()

@@ -78,7 +78,7 @@ def test_a_failure_in_the_midst_of_a_collective_call_keeps_nobody_for_ever(ranks
     assert failed["failed"].startswith("WorkerFailed: fail_alone: rank 1 failed: KeyError")
     assert "(rank(s) 0 did not finish)" in failed["failed"]
     assert waiting["failed"].startswith("WorkerFailed: fail_alone: ")  # it may have been told by then which rank it was
-    assert max(waiting["seconds"], failed["seconds"]) < 20
+    assert max(waiting["seconds"], failed["seconds"]) < 200  # the collective waits for 300 s
 
 
 def test_a_rank_that_lost_another_one_does_not_blame_itself(tmp_path: Path) -> None:
