@@ -40,7 +40,7 @@ class RecordedArena(SharedArena):
 def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedArena]:
     listen = f"unix://{tmp_path_factory.mktemp('socket')}/a.sock"
     with running_server(listen=listen, memory_bytes=BUDGET), grpc.insecure_channel(listen) as channel:
-        status = pb_grpc.DataPlaneServiceStub(channel).GetServerStatus(pb.GetServerStatusRequest(), timeout=20)
+        status = pb_grpc.DataPlaneServiceStub(channel).GetServerStatus(pb.GetServerStatusRequest(), timeout=200)
         arena = RecordedArena(f"{listen.removeprefix('unix://')}.local", status.shared_memory.nonce)
         arena.gone = []
         arena.writable[:BUDGET] = np.arange(BUDGET, dtype=np.uint32).astype(np.uint8) * 7

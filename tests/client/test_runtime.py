@@ -34,7 +34,7 @@ async def test_a_cancellation_waits_until_work_is_done(cancellations: int, fails
             raise ValueError
 
     task = asyncio.ensure_future(run_in_thread(work))
-    await asyncio.to_thread(begun.wait, 20)
+    await asyncio.to_thread(begun.wait, 200)
     for _ in range(cancellations):
         task.cancel()
         for _ in range(5):
@@ -63,7 +63,7 @@ def test_a_loop_that_ends_waits_until_work_is_done() -> None:
 
     async def main() -> None:
         task = asyncio.ensure_future(caller())
-        await asyncio.to_thread(begun.wait, 20)
+        await asyncio.to_thread(begun.wait, 200)
         assert not task.done()
 
     asyncio.run(main())

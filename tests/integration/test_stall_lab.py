@@ -191,7 +191,7 @@ def test_a_server_that_is_not_healthy_says_so_to_all_who_ask(lab: Lab) -> None:
 
     def told() -> tuple[tuple[str, ...], str, set[str]]:
         """The verdict of the status, of /healthz, and of the metric."""
-        with urllib.request.urlopen(f"http://{lab.server.http_address}/healthz", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://{lab.server.http_address}/healthz", timeout=200) as answer:
             health = answer.read().decode()
         found = {one.labels["reason"] for one in samples(lab.server, "dataplane_unhealthy") if one.value}
         return engineer.server_status().unhealthy, health, found
@@ -210,7 +210,7 @@ def test_a_server_that_is_not_healthy_says_so_to_all_who_ask(lab: Lab) -> None:
 def of_page(server: ServerThread, part: str, fits: Callable[[Any], object] = lambda says: True) -> Any:
     """What the page says of a part, as soon as it fits. A stream ends after some seconds; another goes on."""
     while True:
-        with urllib.request.urlopen(f"http://{server.http_address}/page/events", timeout=20) as events:
+        with urllib.request.urlopen(f"http://{server.http_address}/page/events", timeout=200) as events:
             for line in events:
                 told = json.loads(line[5:]) if line.startswith(b"data:") else {"part": ""}
                 if told["part"] == part and fits(told["says"]):

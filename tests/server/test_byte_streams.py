@@ -25,11 +25,11 @@ async def test_work_of_a_caller_that_is_cancelled_goes_on_to_its_end_and_its_err
 
     with ThreadPoolExecutor(1) as threads:
         caller = asyncio.ensure_future(in_thread(threads, work))
-        await asyncio.to_thread(begun.wait, 10)
+        await asyncio.to_thread(begun.wait, 100)
         caller.cancel()
         assert not (await asyncio.wait([caller], timeout=0.05))[0]
         go_on.set()
-        await asyncio.wait([caller], timeout=10)
+        await asyncio.wait([caller], timeout=100)
     assert caller.cancelled()
     with caplog.at_level(logging.ERROR, "asyncio"):
         del caller

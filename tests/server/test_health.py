@@ -39,7 +39,7 @@ def channel() -> Iterator[grpc.Channel]:
 
 def status_of(channel: grpc.Channel, service: str) -> int:
     check: Any = health_pb2_grpc.HealthStub(channel).Check
-    return int(check(health_pb2.HealthCheckRequest(service=service), timeout=20).status)
+    return int(check(health_pb2.HealthCheckRequest(service=service), timeout=200).status)
 
 
 @pytest.mark.parametrize("service", ["", "readiness", "liveness", SERVICE])
@@ -56,12 +56,12 @@ def test_other_names_are_not_found(channel: grpc.Channel, service: str) -> None:
 
 def reflect(channel: grpc.Channel) -> None:
     info: Any = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
-    list(info(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=20))
+    list(info(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=200))
 
 
 def get_status(channel: grpc.Channel) -> None:
     stub: Any = pb_grpc.DataPlaneServiceStub(channel)
-    stub.GetServerStatus(pb.GetServerStatusRequest(), timeout=20)
+    stub.GetServerStatus(pb.GetServerStatusRequest(), timeout=200)
 
 
 @pytest.mark.parametrize("call", [get_status, reflect], ids=["data", "reflection"])
@@ -82,7 +82,7 @@ async def test_a_server_that_does_not_listen_yet_is_alive_and_not_ready(listener
     async with grpc.aio.insecure_channel(await listener.start("127.0.0.1:0")) as channel:
         check: Any = health_pb2_grpc.HealthStub(channel).Check
         found = [
-            (await check(health_pb2.HealthCheckRequest(service=service), timeout=20)).status
+            (await check(health_pb2.HealthCheckRequest(service=service), timeout=200)).status
             for service in ("", "readiness", SERVICE, "liveness")
         ]
     assert found == [NOT_SERVING, NOT_SERVING, NOT_SERVING, SERVING]
@@ -91,7 +91,7 @@ async def test_a_server_that_does_not_listen_yet_is_alive_and_not_ready(listener
 async def test_a_watch_sees_readiness_come_and_go_and_then_the_end(listener: HealthListener) -> None:
     async with grpc.aio.insecure_channel(await listener.start("127.0.0.1:0")) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
-        watch = stub.Watch(health_pb2.HealthCheckRequest(service="readiness"), timeout=20)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service="readiness"), timeout=200)
         assert (await watch.read()).status == NOT_SERVING
         listener.report(ready=True)
         assert (await watch.read()).status == SERVING

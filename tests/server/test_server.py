@@ -32,7 +32,7 @@ def config(*listen: str) -> ServerConfig:
 
 def answers(address: str) -> bool:
     with grpc.insecure_channel(address) as channel:
-        status = pb_grpc.DataPlaneServiceStub(channel).GetServerStatus(pb.GetServerStatusRequest(), timeout=20)
+        status = pb_grpc.DataPlaneServiceStub(channel).GetServerStatus(pb.GetServerStatusRequest(), timeout=200)
     return status.memory_budget_bytes == 1 << 20
 
 

@@ -43,7 +43,7 @@ def crowded_frames(target: Target) -> Iterator[None]:
         put: Any = channel.stream_unary(f"/{SERVICE}/PutSamples")
         for frame in itertools.cycle([make() for make in FRAMES.values()]):
             with contextlib.suppress(grpc.RpcError):
-                put(iter([frame]), timeout=20)
+                put(iter([frame]), timeout=200)
             yield
 
 

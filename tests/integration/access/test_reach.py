@@ -214,7 +214,7 @@ def test_a_token_that_is_no_text_is_a_bad_token_on_every_transport(
         (server.http_address, "/page/sample?partition=train-1&id=a"),
     ]:
         context = ssl.create_default_context(cafile=pki.ca)
-        connection = http.client.HTTPSConnection(str(address), timeout=20, context=context)
+        connection = http.client.HTTPSConnection(str(address), timeout=200, context=context)
         connection.request("GET", path, headers={"Authorization": token})
         statuses.append(connection.getresponse().status)
         connection.close()

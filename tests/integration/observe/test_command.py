@@ -34,7 +34,7 @@ def test_a_call_is_one_trace_across_two_processes(tmp_path: Path, spans: Spans) 
         with connect(f"unix://{tmp_path}/dataplane.sock", transport="shm") as client:
             client.partitions()
         process.terminate()
-        out, errors = process.communicate(timeout=20)
+        out, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors
     lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     (server_span,) = [span for span in lines if span.get("name", "").endswith("/ListPartitions")]
@@ -48,7 +48,7 @@ def test_without_a_provider_it_serves_and_warns_that_tracing_is_unconfigured(tmp
     with server("", f"--listen=unix://{tmp_path}/dataplane.sock") as process:
         connect(f"unix://{tmp_path}/dataplane.sock").close()
         process.terminate()
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=200)
     events = [json.loads(line) for line in errors.splitlines()]
     assert [(event["event"], event["level"]) for event in events] == [
         ("tracing_unconfigured", "warning"),
@@ -59,6 +59,6 @@ def test_without_a_provider_it_serves_and_warns_that_tracing_is_unconfigured(tmp
 
 def test_without_opentelemetry_it_names_the_extra_and_exits() -> None:
     with server(_WITHOUT) as process:
-        out, errors = process.communicate(timeout=20)
+        out, errors = process.communicate(timeout=200)
     assert (process.returncode, out) == (1, "")
     assert json.loads(errors)["why"] == "--tracing needs opentelemetry-api: pip install 'rl-dataplane[tracing]'"

@@ -21,9 +21,11 @@ MIB = 1 << 20
 def stalled(server: ServerThread) -> Iterator[None]:
     """A block in which the server does nothing."""
     go_on = threading.Event()
-    server._loop.call_soon_threadsafe(go_on.wait, 20)
-    yield
-    go_on.set()
+    server._loop.call_soon_threadsafe(go_on.wait, 200)
+    try:
+        yield
+    finally:
+        go_on.set()
 
 
 @pytest.fixture

@@ -350,12 +350,12 @@ async def test_a_restore_that_is_cancelled_at_a_sync_has_happened_or_calls_are_s
     life.commits.unstable()
     await asyncio.sleep(0)  # it is under way
     leaving, reached = asyncio.ensure_future(life.leave_for(prepared)), asyncio.ensure_future(asked.wait())
-    await asyncio.wait([leaving, reached], timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([leaving, reached], timeout=100, return_when=asyncio.FIRST_COMPLETED)
     if not leaving.done():
         await asyncio.sleep(0.01)
         leaving.cancel()
     ready.set()
-    await asyncio.wait([leaving], timeout=10)
+    await asyncio.wait([leaving], timeout=100)
     reached.cancel()
     if leaving.cancelled():
         life.plane.apply(replace(REGISTER, request_id="after"), life.now())
@@ -401,13 +401,13 @@ async def test_a_restore_that_was_cancelled_keeps_others_waiting_until_it_has_en
 
     monkeypatch.setattr(snapshots, "prepare", slowly)
     first = asyncio.create_task(kept.restore("s", "first"))
-    await asyncio.to_thread(begun.wait, 20)
+    await asyncio.to_thread(begun.wait, 200)
     second = asyncio.create_task(kept.restore("s", "second"))
     for _ in range(2):
         first.cancel()
         await asyncio.sleep(0.05)
     goes_on.set()
-    await asyncio.wait([first, second], timeout=20)
+    await asyncio.wait([first, second], timeout=200)
     assert (first.cancelled(), second.result()[0].name, max(most)) == (True, "s", 1)
     await life.close()
     life.arena.close()

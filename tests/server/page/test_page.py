@@ -34,7 +34,7 @@ class Asked:
     """An answer, read to its end unless it is a stream."""
 
     def __init__(self, server: ServerThread, path: str, token: str = "", host: str = "127.0.0.1", **query: str) -> None:
-        self.connection = http.client.HTTPConnection(str(server.http_address), timeout=20)
+        self.connection = http.client.HTTPConnection(str(server.http_address), timeout=200)
         headers = {"Host": host} | ({"Authorization": f"Bearer {token}"} if token else {})
         self.connection.request("GET", f"{path}?{urlencode(query)}" if query else path, headers=headers)
         self.answer = self.connection.getresponse()

@@ -57,7 +57,7 @@ def meta_of(partition: str, rows: list[int], known: bool = True) -> KVBatchMeta:
 
 def counters(http_address: str | None) -> dict[tuple[str, str], int]:
     """The server's, by name and partition."""
-    with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=20) as response:
+    with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=200) as response:
         families = list(text_string_to_metric_families(response.read().decode()))
     samples = [sample for family in families for sample in family.samples if "partition" in sample.labels]
     return {(sample.name, sample.labels["partition"]): int(sample.value) for sample in samples}
