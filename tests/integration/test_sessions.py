@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +14,10 @@ from tests.waiting import eventually
 
 from dataplane_client import aio
 from dataplane_client.client import Claim, DataPlaneClient, connect
-from dataplane_client.errors import ClaimNotFoundError, ClosedError
+from dataplane_client.errors import ClaimNotFoundError, ClosedError, DeadlineError, NotFoundError, UnavailableError
 from dataplane_client.options import TransportChoice
 from dataplane_server.config import ServerConfig
+from dataplane_server.service.grpc.servicer import DataPlaneServicer
 from dataplane_server.testing import ServerThread
 
 GRACE_S = 1.0
@@ -85,6 +88,37 @@ def test_a_client_claims_from_a_server_that_was_started_anew(
         with pytest.raises(ClaimNotFoundError):
             held.commit()
         assert claimed_anew(client).commit() == 1
+
+
+def test_a_client_whose_claims_do_not_wait_finds_a_server_again_that_is_slow_to_answer(
+    start_server: Callable[..., ServerThread],
+    listen: str,
+    transport: TransportChoice,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    status_of = DataPlaneServicer.GetServerStatus
+
+    async def slowly(servicer: DataPlaneServicer, *asked: Any) -> Any:
+        await asyncio.sleep(0.2)
+        return await status_of(servicer, *asked)
+
+    first = ServerThread(ServerConfig(listen=(listen,), direct=ANY_PORT))
+    with connect(first.addresses[0], timeout_s=20.0, transport=transport) as client:
+        claimed_anew(client).commit()
+        first.stop(0.0)
+        monkeypatch.setattr(DataPlaneServicer, "GetServerStatus", slowly)
+        start_server(tuple(first.addresses))
+
+        def finds_the_new_one() -> bool:
+            try:
+                client.claim("p", "train", ["a"], 1, timeout_s=0.0)
+            except NotFoundError:
+                return True  # it has no partition yet
+            except (UnavailableError, DeadlineError):
+                return False
+            return False
+
+        eventually(finds_the_new_one)
 
 
 def claimed_anew(client: DataPlaneClient) -> Claim:

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import grpc
 
 from dataplane_client._connect.connection_errors import MAY_DIFFER_IN_TLS
-from dataplane_client._connect.deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses, unanswered
+from dataplane_client._connect.deadline import ANSWER_MARGIN_S, WAITING_VERBS, Deadline, backoff_pauses, unanswered
 from dataplane_client._connect.error_table import translated
 from dataplane_client._connect.locator import NotSharedError, locator_of
 from dataplane_client._connect.log import log_event
@@ -46,6 +46,7 @@ from dataplane_client.observe._call import Call
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _ATTACH_TRIES = 10
+_MAY_WAIT = WAITING_VERBS | {"PutSamples", "CommitClaim"}
 _REFUSALS = 3
 _CONNECT_S = 2.0
 _BROKEN = {grpc.StatusCode.UNKNOWN: "Stream removed", grpc.StatusCode.INTERNAL: "Internal error from Core"}
@@ -294,7 +295,7 @@ class Transport:
             if self._locator.is_doubted:
                 self._locate(deadline)
             if not self._is_chosen:
-                self._attach(deadline)
+                self._attach(deadline.left_s + (ANSWER_MARGIN_S if verb in _MAY_WAIT else 0.0))
             self._check_open(verb)
         return self._local or self._grpc
 
@@ -307,9 +308,11 @@ class Transport:
         with self._lock:
             self._is_chosen = self._local is not None or self.options.transport == "grpc"
 
-    def _attach(self, deadline: Deadline) -> None:
-        """Find a better way than gRPC, if there is one."""
-        choice = self.options.transport
+    def _attach(self, timeout_s: float) -> None:
+        """Find a better way than gRPC, if there is one. A call that may wait at the server has the margin of its answer
+        for this, too: without it, calls that wait for a moment only never found a server again that is slow to answer.
+        """
+        choice, deadline = self.options.transport, Deadline(timeout_s)
         status = self._grpc.unary("GetServerStatus", pb.GetServerStatusRequest(), deadline.left_s)
         found: FrameCalls | None = None
         if choice != "direct":
