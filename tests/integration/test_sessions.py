@@ -121,6 +121,25 @@ def test_a_client_whose_claims_do_not_wait_finds_a_server_again_that_is_slow_to_
         eventually(finds_the_new_one)
 
 
+def test_a_server_that_starts_anew_between_its_status_and_a_visit_at_its_socket_is_asked_again(
+    start_server: Callable[..., ServerThread], listen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status_of, asked = DataPlaneServicer.GetServerStatus, list[None]()
+
+    async def of_the_former_first(servicer: DataPlaneServicer, *given: Any) -> Any:
+        status = await status_of(servicer, *given)
+        asked.append(None)
+        if len(asked) <= 2:  # connect asks once, and the first attempt to attach
+            status.shared_memory.nonce = bytes(len(status.shared_memory.nonce))
+        return status
+
+    monkeypatch.setattr(DataPlaneServicer, "GetServerStatus", of_the_former_first)
+    server = start_server((listen,))
+    with connect(server.addresses[0], timeout_s=20.0, transport="shm") as client:
+        assert client.partitions() == []
+        assert client.transport == "shm"
+
+
 def claimed_anew(client: DataPlaneClient) -> Claim:
     client.register_partition("p", ["a"], 1, ["train"])
     client.put_samples(["x"], "p", {"a": torch.zeros(1)})

@@ -33,6 +33,10 @@ class NotSharedError(OSError):
     """The server has said that there is no such way."""
 
 
+class RefusedError(ConnectionError):
+    """The socket or port is that of another run of the server than the one that answered over gRPC."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where this process reaches a server. grpc_target: unix:///path or host:port."""

@@ -17,10 +17,6 @@ from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 _CHUNK_BYTES = 1 << 20
 
 
-class RefusedError(ConnectionError):
-    """The port is that of another run of the server than the one that answered over gRPC."""
-
-
 @dataclass(frozen=True)
 class DirectAddress:
     """Where a port is. nonce: as the server told it over gRPC."""

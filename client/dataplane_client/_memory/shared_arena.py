@@ -29,7 +29,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
 from dataplane_client._common.arrays import ByteArray
-from dataplane_client._connect.locator import NodePlace, NotSharedError, Place
+from dataplane_client._connect.locator import NodePlace, NotSharedError, Place, RefusedError
 from dataplane_client._memory.local_protocol import INLINE_BYTES, request_frame
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
@@ -73,7 +73,7 @@ class SharedArena:
         self.inline_bytes = 0 if response.bare_messages else INLINE_BYTES
         for descriptor in self._descriptors:
             if memory_nonce(response.proof, descriptor) != nonce:
-                raise ConnectionError("the socket's memory is not that of the server")
+                raise RefusedError("the socket's memory is not that of the server")
         _check_size(self._descriptors[0], self._size, server_user)
         self.readable: ByteArray = np.frombuffer(self._map(self._descriptors[0], mmap.PROT_READ), np.uint8)
         self._writable: ByteArray | None = None
@@ -181,7 +181,7 @@ def attach(place: Place, status: plane_pb.GetServerStatusResponse, token: str = 
     """Attach to the memory of the server with this status; in a cluster, to that of the node of this process. token:
     that calls over gRPC are sent with, or empty. Raises NotSharedError, or another OSError, which says what failed at
     each address: ConnectionResetError if the server ended meanwhile, ConnectionRefusedError if it may have, because
-    nothing listens beside its socket file.
+    nothing listens beside its socket file, RefusedError if another run of it, or another server, has the socket.
     """
     if isinstance(place, NodePlace):
         return _attach_to_node(place)
@@ -195,6 +195,8 @@ def attach(place: Place, status: plane_pb.GetServerStatusResponse, token: str = 
             failures.append(f"{address.replace(chr(0), '@')}: {error}")
             if isinstance(error, ConnectionResetError):
                 kind = ConnectionResetError
+            elif isinstance(error, RefusedError) and kind is OSError:
+                kind = RefusedError
             elif isinstance(error, _NOBODY) and address[0] != "\0" and kind is OSError:
                 kind = ConnectionRefusedError
     raise kind("; ".join(failures) or NO_SOCKET)

@@ -13,8 +13,9 @@ from typing import Literal
 from google.rpc import status_pb2
 
 from dataplane_client._common.arrays import Int64Array, int64s
+from dataplane_client._connect.locator import RefusedError
 from dataplane_client._memory.arena_writes import fill_and_hash_runs, fill_runs
-from dataplane_client._memory.direct_port import DirectAddress, RefusedError, receive_values, send_values
+from dataplane_client._memory.direct_port import DirectAddress, receive_values, send_values
 from dataplane_client._memory.leased_views import leased_columns
 from dataplane_client._memory.local_protocol import INLINE_BYTES, Address, request_frame
 from dataplane_client._memory.placement import PlacedColumn, ReadBuffers

@@ -27,12 +27,12 @@ import grpc
 from dataplane_client._connect.connection_errors import MAY_DIFFER_IN_TLS
 from dataplane_client._connect.deadline import ANSWER_MARGIN_S, WAITING_VERBS, Deadline, backoff_pauses, unanswered
 from dataplane_client._connect.error_table import translated
-from dataplane_client._connect.locator import NotSharedError, locator_of
+from dataplane_client._connect.locator import NotSharedError, RefusedError, locator_of
 from dataplane_client._connect.log import log_event
 from dataplane_client._connect.options import ClientOptions, TransportChoice, TransportName
 from dataplane_client._connect.pacing import Pacing, Turn
 from dataplane_client._connect.tls_probe import PROBE_S, SERVER_SPEAKS_TLS, speaks_tls
-from dataplane_client._memory.direct_port import DirectAddress, RefusedError
+from dataplane_client._memory.direct_port import DirectAddress
 from dataplane_client._memory.placement import Destination, PlacedColumn
 from dataplane_client._memory.shared_arena import attach
 from dataplane_client._requests.known_partitions import KnownPartitions
@@ -77,7 +77,7 @@ class Transport:
         self.known = KnownPartitions()
         self._tries_left = 0  # to attach again to a server that has shared its memory before
         self._refused_by: bytes | None = None  # the run of the server to which it could not be attached
-        self._refusals_left = _REFUSALS  # by servers at a direct port that are not the one behind the gRPC address
+        self._refusals_left = _REFUSALS  # by servers at a socket or port that are not the one behind the gRPC address
         self._logged_reachable = True
         self._server_speaks_tls: bool | None = None  # not asked for yet
         self._pid = os.getpid()
