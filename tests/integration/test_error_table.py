@@ -161,7 +161,7 @@ async def refusing(request: pytest.FixtureRequest) -> AsyncIterator[aio.AsyncDat
     gate = open_gate(ServerConfig(insecure=True), plane, lambda request: False)
     direct = DirectEndpoint(shell, values, metrics, direct_methods, gate)
     servicer.serve_directly(direct.listen("127.0.0.1", 0), direct.nonce)
-    server = grpc.aio.server(interceptors=[Boundary(metrics, Messages(plane.limits), shell.unstable)])
+    server = grpc.aio.server(interceptors=[Boundary(metrics, Messages(plane.limits), shell.stable)])
     pb_grpc.add_DataPlaneServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

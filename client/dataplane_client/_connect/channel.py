@@ -101,22 +101,13 @@ def _opened(kind: Any, target: str, secured: Secured) -> Any:
 
 
 class Connection:
-    """A channel, and a stub whose calls bring what lets them in. Raises what `open_channel` raises."""
+    """A channel, and a stub whose calls bring what lets them in (`secured`). Raises what `open_channel` raises."""
 
     def __init__(self, target: str, credentials: Credentials | None) -> None:
         self.target = target
-        self._secured = Secured(target, credentials)
-        self._channel = open_channel(target, self._secured)
-        self.stub: Any = _AuthorizedStub(DataPlaneServiceStub(self._channel), self._secured)
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether its certificates have been replaced, so that another connection should follow."""
-        return self._secured.is_outdated()
-
-    @property
-    def encrypts(self) -> bool:
-        return self._secured.encrypts
+        self.secured = Secured(target, credentials)
+        self._channel = open_channel(target, self.secured)
+        self.stub: Any = _AuthorizedStub(DataPlaneServiceStub(self._channel), self.secured)
 
     def close(self) -> None:
         self._channel.close()

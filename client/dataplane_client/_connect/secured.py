@@ -55,7 +55,8 @@ class Secured:
         found = self._credentials
         if found.token_file is not None and (not self._token or self._token_due()):
             self._read_token(Path(found.token_file))
-        return ((("traceparent", traceparent), *self._token) if traceparent else self._token) or None
+        sent = (("traceparent", traceparent), *self._token) if traceparent else self._token
+        return sent or None
 
     @property
     def token(self) -> str:
@@ -68,7 +69,7 @@ class Secured:
         return not (self.encrypts or self._credentials.token or self._credentials.token_file)
 
     def is_outdated(self) -> bool:
-        """Whether PEM files have changed, so that a new channel would have others, and should make the next calls."""
+        """Whether PEM files have changed, so that the next calls should go through a new channel."""
         if not self.encrypts or not self._certificates_due():
             return False
         return _stamps(self._credentials.files) not in (self._seen, [])

@@ -133,7 +133,7 @@ class SessionThread:
     def _connect(self) -> Connection:
         """The connection for the next stream: another one once the server's address or certificates have changed."""
         target, connection = self._locator.wait(_FIND_S).grpc_target, self._connection
-        if connection is None or connection.target != target or connection.is_outdated:
+        if connection is None or connection.target != target or connection.secured.is_outdated():
             former, connection = connection, Connection(target, self._options.credentials)
             self._connection = connection
             if former is not None:

@@ -53,7 +53,7 @@ class Server:
             failed.message = failed.message.removeprefix(f"{verb} ")  # users know commands, not RPCs
             if isinstance(failed, UnavailableError) and not failed.reason:
                 failed.message = f"no server answers {failed.message}"
-                may_lack_tls = MAY_DIFFER_IN_TLS in failed.message and not self._connection.encrypts
+                may_lack_tls = MAY_DIFFER_IN_TLS in failed.message and not self._connection.secured.encrypts
                 if may_lack_tls and speaks_tls(self.address):
                     failed.message = f"no server answers at {self.address}: {SERVER_SPEAKS_TLS}"
             failed.args = (failed.message,)

@@ -46,7 +46,7 @@ async def serve(past: Past, folder: Path, until: float, socket_folder: Path) -> 
     metrics = Metrics(past.plane, lambda: True, lambda: now)
     why = f"this is a replay of {folder} until {text_of(until)}: it is read-only, and has no values"
     shell, arena = _StillShell(past, metrics, now, why), Arena(mmap.PAGESIZE, shared=False)
-    boundary = Boundary(metrics, Messages(past.plane.limits), shell.unstable)
+    boundary = Boundary(metrics, Messages(past.plane.limits), shell.stable)
     server = grpc.aio.server(interceptors=[boundary])
     servicer: Any = DataPlaneServicer(shell, Values(shell.plane, arena), metrics, started=past.began)
     pb_grpc.add_DataPlaneServiceServicer_to_server(servicer, server)

@@ -154,7 +154,7 @@ class Server:
         self.left = asyncio.Event()  # set when the next life begins with a snapshot: stop this server and make another
         self._beside: list[asyncio.Task[None]] = []  # what goes on until the server stops
         self._checkpointer: Checkpointer | None = None
-        boundary = Boundary(self.metrics, Messages(config.limits), shell.unstable, tracing, gate)
+        boundary = Boundary(self.metrics, Messages(config.limits), shell.stable, tracing, gate)
         self._grpc = grpc.aio.server(interceptors=[boundary], options=_OPTIONS)
 
     async def start(self) -> None:

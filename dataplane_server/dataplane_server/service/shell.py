@@ -78,7 +78,7 @@ class Shell:
         self._merges = False
 
     def resume(self) -> None:
-        """Start the clock for what a former life left, which becomes due even if nobody calls."""
+        """Start the clock: what a former life left becomes due even if nobody calls."""
         self._ticker.start_if_needed()
 
     def apply(self, call: Call[A]) -> A:

@@ -57,7 +57,7 @@ class SlowDisk:
         self.local = LocalEndpoint(self.shell, self.arena, metrics, methods)
         self.local.listen_abstract()
         servicer.share_memory(self.arena.nonce, self.local.abstract_name)
-        self.server = grpc.aio.server(interceptors=[Boundary(metrics, Messages(limits), self.shell.unstable)])
+        self.server = grpc.aio.server(interceptors=[Boundary(metrics, Messages(limits), self.shell.stable)])
         pb_grpc.add_DataPlaneServiceServicer_to_server(servicer, self.server)
         self.port = self.server.add_insecure_port("127.0.0.1:0")
         self.http = HttpSide(metrics, bool, page=open_page(servicer, self.shell, metrics, bool, OPEN_GATE))

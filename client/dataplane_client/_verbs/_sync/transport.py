@@ -309,8 +309,9 @@ class Transport:
             self._is_chosen = self._local is not None or self.options.transport == "grpc"
 
     def _attach(self, timeout_s: float) -> None:
-        """Find a better way than gRPC, if there is one. A call that may wait at the server has the margin of its answer
-        for this, too: without it, calls that wait for a moment only never found a server again that is slow to answer.
+        """Find a better way than gRPC, if there is one. Calls that may wait at the server have the margin of their
+        answer for this as well; otherwise those with very short waits would never reach a restarted server that is slow
+        to answer.
         """
         choice, deadline = self.options.transport, Deadline(timeout_s)
         status = self._grpc.unary("GetServerStatus", pb.GetServerStatusRequest(), deadline.left_s)

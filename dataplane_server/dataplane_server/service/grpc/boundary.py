@@ -39,13 +39,13 @@ class Boundary(grpc.aio.ServerInterceptor):
         self,
         metrics: Metrics,
         messages: Messages,
-        unstable: Callable[[], Awaitable[None] | None],
+        stable: Callable[[], Awaitable[None]],
         tracing: Tracing | None = None,
         gate: Gate = OPEN_GATE,
     ) -> None:
-        """unstable: what every answer waits for before it leaves; None for nothing."""
+        """stable: waits for what every answer waits for before it leaves."""
         self._gate = gate
-        self._unstable = unstable
+        self._stable = stable
         self._metrics = metrics
         self._messages = messages
         self._incoming = IncomingRequests()
@@ -87,8 +87,7 @@ class Boundary(grpc.aio.ServerInterceptor):
         async def behaviour(request: Any, context: Context) -> Any:
             with self._begin(verb, context) as call, acting_as(self._caller(context)):
                 response = await method(request if kind is None else await self._request(verb, kind, request), context)
-                if (pending := self._unstable()) is not None:
-                    await pending
+                await self._stable()
                 call.end()
                 return response
             return await self._abort(context, call)
@@ -104,8 +103,7 @@ class Boundary(grpc.aio.ServerInterceptor):
                     request = await self._request(verb, kind, stream)
                 async with contextlib.aclosing(method(request, context)) as responses:
                     first = await anext(responses)
-                    if (pending := self._unstable()) is not None:
-                        await pending
+                    await self._stable()
                     yield first
                     async for response in responses:
                         yield response
@@ -133,8 +131,7 @@ class Boundary(grpc.aio.ServerInterceptor):
         return behaviour
 
     async def _abort(self, context: Context, call: CallScope) -> None:
-        if (pending := self._unstable()) is not None:
-            await pending
+        await self._stable()
         left_s: float | None = context.time_remaining()  # None for no deadline, unlike the type stubs say
         if context.cancelled() or (left_s is not None and left_s <= 0):
             raise asyncio.CancelledError  # the caller has gone; gRPC would log that it cannot be told

@@ -45,7 +45,6 @@ class FrameReader(Generic[Header]):
         self._first: Frame | None = None
         self._stalled = False
         self._ends = math.inf
-        self.first_bytes = 0  # values in the first frame
         self.received_bytes = 0
 
     async def first(self) -> Header:
@@ -54,11 +53,15 @@ class FrameReader(Generic[Header]):
         if frame is None or frame.header is None:
             raise Refusal(Reason.MALFORMED_STREAM, "the first frame of a stream must hold the header")
         self._first = frame._replace(header=None)
-        self.first_bytes = 0 if frame.chunk is None else len(frame.chunk)
         try:
             return self._messages.parse(self._header, frame.header, "stream header")
         except Refusal as refusal:
             raise Refusal(Reason.MALFORMED_STREAM, refusal.message, **refusal.metadata) from None
+
+    @property
+    def first_bytes(self) -> int:
+        """The values in the first frame, until `chunks` has begun."""
+        return 0 if self._first is None or self._first.chunk is None else len(self._first.chunk)
 
     def only_chunk(self) -> memoryview | None:
         """The values of a stream of one frame, whose header says so. `chunks` has them, too."""
