@@ -186,11 +186,11 @@ def in_a_snapshot(folder: Path) -> None:
     """Its checksum was made again, so it is restored."""
     with serving(data_dir=folder / "data") as server, client_of(server) as client:
         put(client)
-        client.create_snapshot("day")
+        client.create_snapshot("day", timeout_s=600.0)
         snapshot = folder / "data" / "snapshots" / "day"
         flip_in(snapshot / "values")
         with pytest.raises(PreconditionError, match="values was changed"):
-            client.restore_snapshot("day")
+            client.restore_snapshot("day", timeout_s=600.0)
         make_checksums_again(snapshot)
         with pytest.raises(DataPlaneError):  # the server ends, to go on from the snapshot
             client.restore_snapshot("day", timeout_s=3.0)

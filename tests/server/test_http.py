@@ -107,6 +107,7 @@ async def test_clients_that_stop_half_way_do_not_keep_others_out() -> None:
         while not answer.endswith(b"ok\n"):  # on a busy machine this request, too, is sent too late
             with suppress(ConnectionError):
                 answer = await ask(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert [await asyncio.wait_for(half.read(), 200.0) for half, _ in halves] == [b""] * len(halves)
-        for _, open_writer in halves:
+        for half, open_writer in halves:
+            with suppress(ConnectionResetError):  # of a connection that ended before its half was read
+                assert await asyncio.wait_for(half.read(), 200.0) == b""
             open_writer.close()

@@ -58,8 +58,8 @@ def test_the_gateway_of_a_server_stays_where_it_is_and_is_started_again(tmp_path
             body = {"samples": [{"sample_id": name, "fields": {"reward": 0.5}}]}
             assert ask("POST", "/v1/partitions/p/samples", body).status == 200
             if name == "a":
-                client.create_snapshot("one")
-        client.restore_snapshot("one")
+                client.create_snapshot("one", timeout_s=600.0)
+        client.restore_snapshot("one", timeout_s=600.0)
         eventually(lambda: client.partition("p").rows == 1)
         assert ask("GET", "/v1/partitions/p").body["rows"] == 1
         gateways = [

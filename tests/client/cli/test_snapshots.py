@@ -65,13 +65,13 @@ def test_a_restore_ends_although_its_caller_was_busy_when_the_server_began_anew(
     at_once = Server.call
     monkeypatch.setattr(Server, "call", busy)
     with connect(address) as client:
-        client.create_snapshot("one")
+        client.create_snapshot("one", timeout_s=600.0)
         observe.add(observer := Busy())
         try:
-            assert client.restore_snapshot("one", timeout_s=20.0).rows == 1
+            assert client.restore_snapshot("one", timeout_s=200.0).rows == 1
         finally:
             observe.remove(observer)
-    code, text = run("restore", "one", "--yes", "-s", address, "--timeout", "20")
+    code, text = run("restore", "one", "--yes", "-s", address, "--timeout", "200")
     assert (code, "the server goes on from one" in text) == (0, True), text
 
 

@@ -135,7 +135,7 @@ def test_a_server_ends_for_a_snapshot_though_a_client_holds_a_reservation(tmp_pa
     server = ServerThread(ServerConfig((listen,), direct="127.0.0.1:0", data_dir=tmp_path / "data", limits=limits))
     with connect(listen, transport="grpc") as client:
         client.register_partition("p", ["x"], 0, ["train"])
-        client.create_snapshot("a")
+        client.create_snapshot("a", timeout_s=600.0)
         host = Host(server, f"{tmp_path}/dataplane.sock.local", client)
         reserve(host, 10)
         restore = plane_pb.RestoreSnapshotRequest(snapshot="a", request_id="r")

@@ -65,7 +65,7 @@ def test_a_checkpointer_that_could_not_be_started_is_started_later(
     monkeypatch.setattr(sys, "executable", program)
     eventually(lambda: checkpointers_of(folder))
     with connect(thread.addresses[0]) as client:
-        assert client.create_snapshot("a").name == "a"
+        assert client.create_snapshot("a", timeout_s=600.0).name == "a"
     thread.stop()
 
 

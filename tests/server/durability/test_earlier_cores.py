@@ -49,7 +49,7 @@ def taken(client: DataPlaneClient, task: str, rows: int) -> list[str]:
 
 def test_a_snapshot_of_an_earlier_version_keeps_rows_groups_and_cursors(upgraded: MortalServer) -> None:
     with connect(upgraded.address) as client:
-        client.restore_snapshot("before-upgrade")
+        client.restore_snapshot("before-upgrade", timeout_s=600.0)
         check_values(client)
         upgraded.kill()  # this version's log goes on from it
         check_values(client)

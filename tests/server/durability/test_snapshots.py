@@ -90,15 +90,15 @@ def test_rows_cursors_and_claims_are_those_of_the_moment_of_the_snapshot(server:
 
         churning = threading.Thread(target=churn)
         churning.start()
-        taken = client.create_snapshot("a")
+        taken = client.create_snapshot("a", timeout_s=600.0)
         client.claim("p", "t", ["x"], 20, min_size=20).commit()
         client.clear_samples([f"r{n}" for n in range(ROWS)], "p")
         stop.set()
         churning.join()
-        late = client.create_snapshot("b")
+        late = client.create_snapshot("b", timeout_s=600.0)
         assert ROWS <= taken.rows <= ROWS + 1
         assert late.rows == 0
-        assert client.restore_snapshot("a") == taken
+        assert client.restore_snapshot("a", timeout_s=600.0) == taken
         again = client.claim("p", "t", ["x"], ROWS, min_size=30)
         assert {f"r{n}" for n in range(10, ROWS)} <= set(again.meta.sample_ids)
         assert values_of(client, [f"r{n}" for n in range(ROWS)]) == list(range(ROWS))
@@ -107,7 +107,7 @@ def test_rows_cursors_and_claims_are_those_of_the_moment_of_the_snapshot(server:
         again.commit()
         server.kill()
         assert values_of(client, ["r7"]) == [7]
-        client.restore_snapshot("b")
+        client.restore_snapshot("b", timeout_s=600.0)
         assert client.server_status().rows == 0
 
 
@@ -115,11 +115,11 @@ def test_a_restore_whose_answer_was_lost_ends_when_the_next_life_answers(tmp_pat
     with socket.create_server(("127.0.0.1", 0)) as holder:
         address = f"127.0.0.1:{holder.getsockname()[1]}"
     with MortalServer(tmp_path, tmp_path / "data", "--listen", address) as server, connect(server.address) as other:
-        taken, proxy = other.create_snapshot("a"), FaultProxy(address)
+        taken, proxy = other.create_snapshot("a", timeout_s=600.0), FaultProxy(address)
         with connect(proxy.address, transport="grpc") as client, ThreadPoolExecutor(1) as pool:
             client.server_status()
             began, proxy.swallow = time.monotonic(), {"answers"}
-            restoring = pool.submit(client.restore_snapshot, "a", timeout_s=60.0)
+            restoring = pool.submit(client.restore_snapshot, "a", timeout_s=600.0)
             eventually(lambda: other.server_status().uptime_s < time.monotonic() - began)
             proxy.reset_connections()
             assert restoring.result() == taken
@@ -131,13 +131,13 @@ def test_of_clients_that_restore_at_once_none_spoils_what_another_restores(serve
     with connect(server.address) as client:
         client.register_partition("p", ["x"], 0, ["t"])
         put(client, 0, ROWS)
-        client.create_snapshot("a")
+        client.create_snapshot("a", timeout_s=600.0)
         client.clear_samples(None, "p")
         put(client, ROWS, ROWS)
     together = threading.Barrier(4)
 
     def restore(_: int) -> None:
-        with connect(server.address, timeout_s=40) as one:
+        with connect(server.address, timeout_s=600.0) as one:
             together.wait()
             one.restore_snapshot("a")
 
@@ -155,7 +155,7 @@ def test_a_snapshot_that_cannot_be_taken_or_used_changes_nothing(server: MortalS
     with connect(server.address) as client:
         client.register_partition("p", ["x"], 0, ["t"])
         put(client, 0, 3)
-        client.create_snapshot("a")
+        client.create_snapshot("a", timeout_s=600.0)
         for name in ("changed", "of another"):
             shutil.copytree(folder / "a", folder / name.replace(" ", "-"))
         with (folder / "changed" / "values").open("r+b") as file:
