@@ -168,6 +168,12 @@ def unreadable_of_unknown_lengths(here: Rank, name: str) -> Any:
     return raised(lambda: here.side().fetch(rows_of(here, name, here.dp_rank == 1, known=False)))
 
 
+def without_rows(here: Rank, name: str) -> Any:
+    """One replica's shard has none, as where there are fewer groups than replicas; the others find out as well."""
+    rows = meta_of(name, ORDERS[here.dp_rank] if here.dp_rank == 0 else [])
+    return raised(lambda: here.side().fetch(rows))
+
+
 def unreadable_by_one(here: Rank, name: str) -> Any:
     rows = rows_of(here, name, here.rank == 3)
     with connect(here.address) as client:
@@ -355,7 +361,8 @@ def layouts(here: Rank, _name: str) -> Any:
 
 
 FETCHES = [fetched, minted, unknown_lengths, independent, jagged, preprocessed, planned]
-FETCHES += [plan_of_other_rows, unreadable, unreadable_of_unknown_lengths, unreadable_by_one, preprocess_fails]
+FETCHES += [plan_of_other_rows, unreadable, unreadable_of_unknown_lengths, without_rows]
+FETCHES += [unreadable_by_one, preprocess_fails]
 WRITES = [written, unwritable]
 CLAIMS = [claimed, left_clean, one_rank_fails, ranks_disagree, fenced, cleared]
 EXCHANGES = [exchanged, gathered, refused, layouts]

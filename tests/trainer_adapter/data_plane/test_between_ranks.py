@@ -111,6 +111,10 @@ LACKING = "NotFoundError: .*gone"
             [*["RuntimeError: .*another data-parallel rank could not read"] * 2, *[LACKING] * 2],
         ),
         (
+            "without_rows",
+            [*["RuntimeError: .*another data-parallel rank could not read"] * 2, *[".*ValueError: .*has no rows"] * 2],
+        ),
+        (
             "unreadable_by_one",
             ["nothing", "nothing", f"RuntimeError: another rank of the replica failed: {LACKING}", LACKING],
         ),

@@ -102,9 +102,9 @@ class ReplicaDataPlane:
         (`torch.cuda.stream`) and let the other stream wait for it.
 
         A read that fails raises on all ranks of the replica: errors of the data plane as they are; other errors as they
-        are on the failing rank and as RuntimeError elsewhere. ValueError for an unknown policy or layout, for no
-        fields, and for a width or a plan that does not fit the rows; RuntimeError for "leader_broadcast" on a single
-        rank.
+        are on the failing rank and as RuntimeError elsewhere. ValueError for an unknown policy or layout, for no rows
+        or fields, and for a width or a plan that does not fit the rows; RuntimeError for "leader_broadcast" on a single
+        rank, and where ranks agree on a width and another one could not read its rows, or has none.
         """
         names = (meta.fields if fields is None else fields) or []
         self._check(meta, names, layout, fetch_policy)
@@ -138,7 +138,7 @@ class ReplicaDataPlane:
     ) -> BatchedDataDict[Any]:
         if layout != "padded":
             return self.require_client().read_columns(meta, names, layout=layout, device=self._device)
-        if meta.sequence_lengths is None:
+        if meta.sequence_lengths is None or not meta.size:
             return self._read_and_measure(meta, names, dp_group)
         width = pad_target(meta)
         if width is None:
@@ -151,9 +151,13 @@ class ReplicaDataPlane:
     def _read_and_measure(
         self, meta: KVBatchMeta, names: Sequence[str], dp_group: ProcessGroup | None
     ) -> BatchedDataDict[Any]:
-        """Read rows whose lengths are unknown before."""
+        """Read rows whose lengths are unknown before. Without rows this rank could not take part in what comes next, so
+        it tells the others, as a rank that cannot read its rows does.
+        """
         width = pad_target(meta)
         try:
+            if not meta.size:
+                raise ValueError(f"fetch from {meta.partition_id!r}: this data-parallel rank has no rows")
             ragged = self.require_client().read_columns(meta, names, layout="jagged", device=self._device)
             longest = longest_row(ragged)
             _check_width(meta, longest)
