@@ -20,6 +20,8 @@ TOLD = Failure("UnavailableError", "rank 0: no server")
 RESET = Failure("RuntimeError", "[...] Connection closed by peer [192.0.2.2]:1")
 CLOSED = Failure("RuntimeError", "Application timeout caused pair closure")
 DEAD = Failure("ActorDiedError", "gone", died=True)
+AWAY = Failure("UnavailableError", "ReadColumns at unix:a: the shm connection broke: Connection reset by peer")
+LATE = Failure("TimeoutError", "not all 3 ranks joined the group for weights: Connection reset by peer")
 
 
 @pytest.mark.parametrize(
@@ -47,12 +49,14 @@ def test_the_failure_that_caused_the_others_is_named(failures: dict[int, Failure
         ({0: REAL, 1: REAL}, 0),
         ({0: ECHO, 1: REAL}, 1),
         ({1: TOLD, 0: REAL}, 0),
+        ({0: AWAY, 1: AWAY}, 0),
+        ({0: LATE, 1: LATE}, 0),
         ({0: REAL}, None),
         ({0: REAL, 1: RESET}, None),
         ({0: REAL, 1: Failure("DistBackendError", "NCCL error")}, None),
         ({0: REAL, 1: DEAD}, None),
     ],
-    ids=["alike", "together", "told", "one", "reset", "nccl", "dead"],
+    ids=["alike", "together", "told", "no_server", "no_engine", "one", "reset", "nccl", "dead"],
 )
 def test_ranks_have_common_error_when_all_raised_and_none_was_lost(
     failures: dict[int, Failure], raised: int | None

@@ -21,7 +21,9 @@ _LOST = re.compile(
     "Connection (closed|reset) by peer|Connection refused|[Tt]imed out waiting|Operation timed out"
     "|Application timeout caused pair closure"
 )
-"""What gloo reports for a rank that does not answer."""
+"""What gloo reports, as a RuntimeError, for a rank that does not answer. Errors of other types may say the same of a
+server or an engine.
+"""
 _LOST_KINDS = ("DistBackendError", "DistNetworkError")
 """The types of NCCL's failures."""
 _BROKEN = "; the group is broken: shut it down"
@@ -59,7 +61,7 @@ class Failure:
     @property
     def lost_a_rank(self) -> bool:
         """Whether the rank waited for a dead one, or timed out waiting."""
-        return self.kind in _LOST_KINDS or _LOST.search(self.text) is not None
+        return self.kind in _LOST_KINDS or (self.kind == "RuntimeError" and _LOST.search(self.text) is not None)
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
