@@ -1,4 +1,6 @@
-"""Two real ranks save beside training: what is saved, a rank that cannot write, and a kill while files are written."""
+"""Two real ranks save beside training: what is saved, a rank that cannot write, and a kill while files are written. And
+they load what one of them cannot read.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import contextlib
 import json
 import os
 import resource
+import shutil
 import signal
 import threading
 import time
@@ -81,6 +84,39 @@ def test_a_rank_that_cannot_write_fails_the_save_of_all_when_it_is_asked_for_and
             assert "File too large" in text
     assert not (tmp_path / "0" / "weights" / "model").exists()
     assert (tmp_path / "other" / "weights" / "model").exists()
+
+
+READ = {
+    "weights/model": "looking for weights",
+    "optimizer/optim/numbers.msgpack": "reading the optimizer's numbers",
+    "optimizer/optim/scheduler.msgpack": "reading the learning-rate schedule",
+}
+"""What a checkpoint may lack, and when that shows."""
+
+
+def lack_on_rank_1(rank: int, folder: Path, saved: Path) -> list[str]:
+    """What is said of loads of checkpoints that are whole for rank 0, as where ranks have file systems of their own."""
+    manager, whole = CheckpointManager(), saved / "whole"
+    said: list[str] = []
+    with set_up(scheduled(folder)) as state:
+        manager.save_checkpoint(**parts_of(state), **paths_in(whole), checkpointing_cfg={})
+        for number, lacking in enumerate(READ):
+            seen = whole if rank == 0 else Path(shutil.copytree(whole, saved / str(number)))
+            if rank == 1:
+                (seen / lacking).rename(seen / "elsewhere")
+            with pytest.raises(RuntimeError if rank == 0 else FileNotFoundError) as refused:
+                manager.load_checkpoint(**parts_of(state), **paths_in(seen))
+            said.append(str(refused.value))
+        manager.load_checkpoint(**parts_of(state), **paths_in(whole))
+    return said
+
+
+def test_files_that_one_rank_cannot_read_fail_the_load_of_all(
+    folder: Path, tmp_path: Path, rank_pool: RankPool
+) -> None:
+    told, _ = rank_pool.play(lack_on_rank_1, folder, tmp_path)
+    for text, what in zip(told, READ.values(), strict=True):
+        assert text.startswith(f"another rank failed: {what}")
 
 
 def die_while_saving(rank: int, port: int, folder: Path, saved: Path) -> None:

@@ -139,9 +139,10 @@ class CheckpointManager:
             return
         optim = _find_subfolder(optimizer_path, "optim")
         read_optimizer(optim, model, optimizer)
-        if scheduler is not None:
-            scheduler.load_state_dict(read_plain(optim / _SCHEDULER, like=scheduler.state_dict()))
-        read_random_state(optim, model)
+        with fail_together("reading the learning-rate schedule and the random state"):
+            if scheduler is not None:
+                scheduler.load_state_dict(read_plain(optim / _SCHEDULER, like=scheduler.state_dict()))
+            read_random_state(optim, model)
 
 
 def _require_process_group() -> None:
@@ -179,6 +180,16 @@ def _find_subfolder(path: str, name: str) -> Path:
 
 def _read_weights(path: str, model: torch.nn.Module) -> None:
     folder = _find_subfolder(path, "model")
+    with fail_together(f"looking for weights in {folder}"):
+        is_adapter = _check_weights(folder, model)
+    if is_adapter:
+        read_adapters(folder, model)
+    else:
+        read_tensors(folder, own_weights(model))
+
+
+def _check_weights(folder: Path, model: torch.nn.Module) -> bool:
+    """Whether they are those of an adapter."""
     save_format, is_adapter = detect_checkpoint_format(str(folder))
     if save_format != "safetensors":
         raise ValueError(
@@ -190,7 +201,4 @@ def _read_weights(path: str, model: torch.nn.Module) -> None:
         )
     if not any(folder.glob("*.safetensors")):
         raise FileNotFoundError(f"{folder} contains no weights (*.safetensors)")
-    if is_adapter:
-        read_adapters(folder, model)
-    else:
-        read_tensors(folder, own_weights(model))
+    return is_adapter

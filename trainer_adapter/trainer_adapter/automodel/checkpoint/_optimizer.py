@@ -57,7 +57,8 @@ def read_optimizer(folder: Path, model: torch.nn.Module, optimizer: Optimizer) -
 
 def _replace_state(folder: Path, model: torch.nn.Module, optimizer: Optimizer) -> None:
     current: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer))
-    saved = read_plain(folder / _NUMBERS, like=_split_state(current)[1])
+    with fail_together("reading the optimizer's numbers"):
+        saved = read_plain(folder / _NUMBERS, like=_split_state(current)[1])
     if not saved["scalars"].keys() <= current["state"].keys():
         current = _state_of_all(model, optimizer)
     current["state"] = {name: values for name, values in current["state"].items() if name in saved["scalars"]}
