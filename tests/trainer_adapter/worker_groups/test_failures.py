@@ -17,6 +17,8 @@ from trainer_adapter.worker_groups._replicas import Replicas
 REAL = Failure("ValueError", "no")
 ECHO = Failure("RuntimeError", "another rank failed: reading")
 TOLD = Failure("UnavailableError", "rank 0: no server")
+UNREAD = Failure("RuntimeError", "another data-parallel rank could not read its rows; see that rank's error")
+REPLICA = Failure("RuntimeError", "another rank of the replica failed: NotFoundError: gone")
 RESET = Failure("RuntimeError", "[...] Connection closed by peer [192.0.2.2]:1")
 CLOSED = Failure("RuntimeError", "Application timeout caused pair closure")
 DEAD = Failure("ActorDiedError", "gone", died=True)
@@ -29,12 +31,13 @@ LATE = Failure("TimeoutError", "not all 3 ranks joined the group for weights: Co
     [
         ({1: REAL, 0: REAL}, 1),
         ({0: ECHO, 2: REAL}, 2),
+        ({0: UNREAD, 1: REPLICA, 2: REAL}, 2),
         ({0: RESET, 1: RESET, 3: DEAD}, 3),
         ({0: REAL, 1: DEAD}, 1),
         ({2: ECHO, 1: RESET}, 2),
         ({0: CLOSED, 2: REAL}, 2),
     ],
-    ids=["earliest", "not_an_echo", "death_explains_resets", "death_explains_all", "echoes_alone", "late"],
+    ids=["earliest", "not_an_echo", "nor_these", "death_explains_resets", "death_explains_all", "echoes_alone", "late"],
 )
 def test_the_failure_that_caused_the_others_is_named(failures: dict[int, Failure], first: int) -> None:
     found = failed_error("train", failures, [7, 5])

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-_ECHO = re.compile(r"another rank failed|rank \d+( failed)?: ")
+_ECHO = re.compile(r"another (data-parallel )?rank |rank \d+( failed)?: ")
 """The beginning of a failure that was reported by another rank."""
 _LOST = re.compile(
     "Connection (closed|reset) by peer|Connection refused|[Tt]imed out waiting|Operation timed out"
