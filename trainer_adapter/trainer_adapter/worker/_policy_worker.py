@@ -48,6 +48,9 @@ class AutomodelPolicyWorker:
     With sequence packing it also tries one packed row, and raises NotImplementedError if the model's sequences see each
     other.
 
+    The reference weights are those after weights_path is loaded. To resume a run with its own reference, call
+    load_checkpoint instead.
+
     RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and, with GPUs, LOCAL_RANK come from the environment. data_plane: address
     of the data plane's server; None: methods that take a meta or a partition raise RuntimeError.
     """

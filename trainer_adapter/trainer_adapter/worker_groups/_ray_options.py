@@ -21,7 +21,8 @@ class RayGroupOptions:
     call_timeout_s: until a method has finished on all ranks.
     failure_grace_s: after a rank has failed, how long to wait for the others, so that the first failure can be told
     from its consequences.
-    shutdown_timeout_s: until workers have closed their resources; then they are killed.
+    shutdown_timeout_s: until workers have closed their resources, and written the checkpoint in flight; then they are
+    killed.
     """
 
     num_workers: int
