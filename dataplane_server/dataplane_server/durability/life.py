@@ -375,15 +375,21 @@ def _boot() -> str:
 
 def _check(terms: Terms, header: Mapping[str, Any]) -> None:
     """ValueError if a life cannot go on after the one that wrote a header."""
-    folder, held, wanted = terms.folder, header["limits"], dataclasses.asdict(terms.limits)
-    differing = [f"{name} {held.get(name)} (now {value})" for name, value in wanted.items() if held.get(name) != value]
-    if differing:
-        texts = ", ".join(differing)
-        raise ValueError(f"{folder} was made with other limits: {texts}; start with those, or empty the folder")
+    check_limits(terms, header)
     if header["durability"] == "process" and header["boot"] != _boot():
         raise ValueError(
-            f"the machine was started again since a server with --durability process used {folder}, so calls and "
+            f"the machine was started again since a server with --durability process used {terms.folder}, so calls and "
             "values in it may not fit together; empty the folder (--durability disk survives this)"
+        )
+
+
+def check_limits(terms: Terms, header: Mapping[str, Any]) -> None:
+    """ValueError names the limits that differ from those of a header: all of one log have the same."""
+    held, wanted = header["limits"], dataclasses.asdict(terms.limits)
+    differing = [f"{name} {held.get(name)} (now {value})" for name, value in wanted.items() if held.get(name) != value]
+    if differing:
+        raise ValueError(
+            f"{terms.folder} was made with other limits: {', '.join(differing)}; start with those, or empty the folder"
         )
 
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 
 from dataplane_server.durability.checkpoint import DamagedCheckpointError
-from dataplane_server.durability.life import Life, RecoveryError, Terms, begin_life
+from dataplane_server.durability.life import Life, RecoveryError, Terms, begin_life, check_limits
 from dataplane_server.durability.log_reader import LogDamagedError, LogFormatError, RecordMissingError, segments
 from dataplane_server.durability.replica import Replica, kept
 
@@ -47,15 +47,19 @@ class _Standby:
     """replica: None until there is a log."""
 
     def __init__(self, terms: Terms) -> None:
-        self._folder = terms.folder
+        self._terms = terms
         self.replica: Replica | None = None
 
     def advance(self) -> int:
-        """Apply some of the records that are there. Returns how many. RecoveryError if the log cannot be followed."""
+        """Apply some of the records that are there. Returns how many. RecoveryError if the log cannot be followed, or
+        was made with other limits.
+        """
         try:
-            if self.replica is None and segments(self._folder):
-                with kept(self._folder):
-                    self.replica = Replica(self._folder)
+            folder = self._terms.folder
+            if self.replica is None and segments(folder):
+                with kept(folder):
+                    self.replica = Replica(folder)
+                check_limits(self._terms, self.replica.header)  # not only when it has to take over
                 gc.freeze()
             return 0 if self.replica is None else self.replica.advance()
         except RecordMissingError:

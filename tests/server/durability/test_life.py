@@ -182,6 +182,14 @@ def test_a_standby_that_cannot_follow_the_log_says_why(tmp_path: Path) -> None:
     life.arena.close()
 
 
+def test_a_standby_with_other_limits_is_refused_before_it_is_needed(tmp_path: Path) -> None:
+    life, stopping = begin(tmp_path), threading.Event()
+    terms = Terms(tmp_path, replace(LIMITS, max_rows=7), False, "process", raised)
+    with pytest.raises(RecoveryError, match=r"max_rows 4000000 \(now 7\)"):
+        take_over(terms, stopping, stopping.set)
+    life.arena.close()
+
+
 def test_reads_are_not_in_the_log_until_a_row_that_they_pin_is_given_up(tmp_path: Path) -> None:
     life = begin(tmp_path)
     life.plane.apply(REGISTER, 0.0)
