@@ -39,10 +39,11 @@ class Snapshots:
         self._restoring = asyncio.Lock()
         discard_unfinished(folder)
         self._taking: asyncio.Task[Manifest] | None = None
+        self._asked = ("", "")  # its name, and the request for it
 
     async def create(self, name: str, request_id: str) -> Manifest:
-        """Take a snapshot of this moment. It is completed also if the caller goes away. Refusal SNAPSHOT_FAILED,
-        LIMIT_REACHED, INVALID_REQUEST.
+        """Take a snapshot of this moment. It is completed also if the caller goes away, who may ask for it again.
+        Refusal SNAPSHOT_FAILED, LIMIT_REACHED, INVALID_REQUEST.
         """
         check_name("request_id", request_id, self._shell.plane.limits)
         if self._checked(name).exists():
@@ -51,10 +52,12 @@ class Snapshots:
                 return manifest
             raise Refusal(Reason.INVALID_REQUEST, f"there is a snapshot {name!r} already; choose another name")
         if self._taking is None or self._taking.done():
+            self._asked = name, request_id
             self._taking = asyncio.create_task(self._take(name, request_id))
             self._taking.add_done_callback(_tell_nobody)  # its caller may be gone
-            return await asyncio.shield(self._taking)
-        raise Refusal(Reason.LIMIT_REACHED, "another snapshot is being taken; there can be one at a time")
+        elif self._asked != (name, request_id):
+            raise Refusal(Reason.LIMIT_REACHED, "another snapshot is being taken; there can be one at a time")
+        return await asyncio.shield(self._taking)
 
     async def _take(self, name: str, request_id: str) -> Manifest:
         try:

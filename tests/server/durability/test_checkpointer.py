@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -20,7 +21,11 @@ from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.requests import ClearSamples
 from dataplane_server.durability.checkpointer import Checkpointer
+from dataplane_server.durability.snapshot import Manifest
+from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service import server
+from dataplane_server.service.shell import Shell
+from dataplane_server.service.snapshots import Snapshots
 from dataplane_server.testing import ServerThread
 
 
@@ -85,6 +90,20 @@ def test_a_snapshot_is_of_its_own_call_although_another_of_its_name_was_begun_be
     checkpointer = Checkpointer(tmp_path / "d", 1000, 0)
     life.plane.apply(checkpointer.order("a", tmp_path / "snapshots", "r"), life.now())
     assert checkpointer.answer()["rows"] == {"p": 2}
+    checkpointer.close()
+    life.arena.close()
+
+
+async def test_a_snapshot_that_is_asked_for_again_while_it_is_taken_is_taken_once(tmp_path: Path) -> None:
+    """As by a client whose connection broke meanwhile."""
+    life, checkpointer = begin(tmp_path / "d"), Checkpointer(tmp_path / "d", 1000, 0)
+    shell = Shell(life.plane, Metrics(life.plane, lambda: True), life.now)
+    kept = Snapshots(shell, life, checkpointer, tmp_path / "snapshots")
+    asked = [kept.create(name, request_id) for name, request_id in (("a", "r"), ("a", "r"), ("a", "r2"), ("b", "r"))]
+    first, again, *others = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(first, Manifest)
+    assert again == first
+    assert [str(other) for other in others] == ["another snapshot is being taken; there can be one at a time"] * 2
     checkpointer.close()
     life.arena.close()
 
