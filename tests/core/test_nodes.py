@@ -14,7 +14,7 @@ from dataplane_server.core.calls.answers import Admitted, Failed
 from dataplane_server.core.calls.life_calls import Recover, Settle
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.node_calls import AddNode, LoseNode, SetMirror
-from dataplane_server.core.calls.refusal import Reason
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.rows.regions import NODE_SHIFT, Mirror, Regions, node_of
 
 BUDGET = 1024
@@ -138,6 +138,14 @@ def test_writes_that_wait_for_a_lost_node_end(cluster: Caller) -> None:
     cluster.wait(cluster.put_call(["s1"], {"a": [8]}, node=2))
     cluster.apply(LoseNode(2))
     assert cluster.effect(Failed).refusal.reason is Reason.NODE_LOST
+
+
+def test_a_write_whose_bytes_a_lost_node_had_makes_no_row(cluster: Caller) -> None:
+    begun = cluster.begin(cluster.put_call(["s1"], {"a": [8]}, node=2))
+    cluster.apply(LoseNode(2))
+    with pytest.raises(Refusal, match="node 2 has left the cluster"):
+        cluster.finish(begun.ticket)
+    assert (cluster.plane.totals().rows, cluster.used) == (0, 0)
 
 
 def test_an_arena_that_comes_back_has_its_number_and_rows_and_one_that_was_lost_another(cluster: Caller) -> None:

@@ -306,7 +306,8 @@ class Writes:
         return check_put(partition, sample_ids, slots, columns, None, None, self._state.limits)
 
     def _check_again(self, ticket: int, begun: _UnderWay, now: float) -> Checked:
-        """As _check, of a write that has entered its partition."""
+        """As _check, of a write that has entered its partition, and whose node still has its bytes."""
+        self._state.space.capacity_of(begun.call.node)  # refuses a node that is gone
         checked, call = self._check(begun, now), begun.call
         if checked.new_rows and isinstance(call, PutSamples) and not call.reservation_id:
             partition = self._state.partition(begun.partition_id)
