@@ -139,12 +139,20 @@ async def test_the_next_life_of_the_actor_has_the_mirrors(mirrors: KeptMirrors, 
     await mirrors.follow("m", PLACE, source.write(16, b"one"))
     mirrors.close()
     (tmp_path / "mirror-4-small").write_bytes(b"of another size")
+    (tmp_path / "mirror-4-late.new").write_bytes(b"was being made")
     (tmp_path / "arena").write_bytes(b"no mirror")
     again = begin(tmp_path, source)
     assert again.names == ("m",)
     assert bytes_at(again, 16, 3) == b"one"
     assert names_in(tmp_path) == ["arena", "mirror-3-m"]
     again.close()
+
+
+async def test_a_mirror_that_cannot_be_opened_now_stays(mirrors: KeptMirrors, source: Source, tmp_path: Path) -> None:
+    """It may have the only copy of the rows of a node that has ended."""
+    with pytest.raises(OSError, match="another server"):
+        begin(tmp_path, source)
+    assert names_in(tmp_path) == ["mirror-3-m"]
 
 
 async def test_other_nodes_read_the_newest_mirror_of_a_node(mirrors: KeptMirrors, source: Source) -> None:

@@ -46,11 +46,14 @@ class KeptMirrors:
             self._take(path)
 
     def _take(self, path: Path) -> None:
+        """OSError if it cannot be opened now. It stays then: nothing else may have its bytes."""
         try:
+            if path.suffix == ".new":
+                raise ValueError(f"{path} was being made")
             _, node, name = path.name.split("-")
             self._kept[name] = _KeptMirror(int(node), Arena(arena_bytes(path), file=path))
-        except (OSError, ValueError):  # it is not complete, or of another size
-            path.unlink(missing_ok=True)
+        except ValueError:  # or it is of another size
+            path.unlink()
 
     @property
     def names(self) -> tuple[str, ...]:
