@@ -67,9 +67,10 @@ class NodeActor:
         self._ray_node = this_node()
         self._folder = NodeFolder(Path(options.folder or default_folder(options.coordinator, self._ray_node)))
         cache_at = -(-options.memory_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._arena = Arena(cache_at + options.cache_bytes, shared=True, file=self._folder.arena)
+        cache_bytes = self._folder.cache_bytes(cache_at, options.cache_bytes)
+        self._arena = Arena(cache_at + cache_bytes, shared=True, file=self._folder.arena)
         self._arena_id = self._folder.arena_id(self._arena)
-        self._cache = Cache(cache_at, options.cache_bytes)
+        self._cache = Cache(cache_at, cache_bytes)
         self._cache.closed = bool(self._arena.holders())
         self._fetching = Fetching(self._arena, self._cache, self._take)
         self._gateway = Gateway(self._arena, self._cache, self._fetching)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dataplane_server.storage.arena import Arena
-from dataplane_server.storage.arena_file import is_used
+from dataplane_server.storage.arena_file import arena_bytes, is_used
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # a folder in it is made safely
 _OTHERS_WRITE = 0o022
@@ -40,6 +40,10 @@ class NodeFolder:
             self._incarnation.unlink(missing_ok=True)
             _write(self._id, secrets.token_hex(16))
         return self._id.read_text()
+
+    def cache_bytes(self, cache_at: int, wanted: int) -> int:
+        """Of the cache that is behind the values, from byte cache_at of the arena. An arena that is there keeps its."""
+        return max(0, arena_bytes(self.arena) - cache_at) if self.arena.exists() else wanted
 
     @property
     def incarnation(self) -> str:
