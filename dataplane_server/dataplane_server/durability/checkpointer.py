@@ -4,8 +4,9 @@
 if DIR is still the folder with this identity. After as many calls since the last checkpoint, or 256 MiB of log, it
 writes one. Of the segments and checkpoints before that one it keeps BYTES, for `dataplane replay`, and removes the
 oldest beyond that. It ends when its standard input does, that is, when its server has ended by whatever cause. It
-removes nothing after that, since the next server may be reading. SIGTERM ends it sooner, but not in the middle of a
-checkpoint or snapshot. It has a session of its own, so Ctrl-C ends the server alone, which then ends it.
+removes nothing after that, since the next server may be reading, and keeps no snapshot, whose values that server may
+have replaced while they were copied. SIGTERM ends it sooner, but not in the middle of a checkpoint or snapshot. It has
+a session of its own, so Ctrl-C ends the server alone, which then ends it.
 
 Each line of its standard input orders a snapshot to be taken at the call BeginSnapshot that names the order. The server
 writes the line before it logs the call, so the line is there when the replica comes to the call. No earlier call of the
@@ -151,12 +152,18 @@ class _Orders:
         self.poll(0.0)
         return self._snapshots.pop(call.name, None)
 
+    def check(self) -> None:
+        """SnapshotError if the server has ended: rows that a snapshot keeps may have given way to others since."""
+        self.poll(0.0)
+        if self.ended:
+            raise SnapshotError("the server has ended while its values were copied")
+
 
 def _follow(folder: Path, calls: int, history_bytes: int, identity: str) -> None:
     orders, in_use = _Orders(), FolderInUse(folder, identity)
     with kept(in_use.anchor):
         replica = Replica(folder)
-    replica.at_snapshot = lambda call: _take_snapshot(orders.take(call), replica, folder)
+    replica.at_snapshot = lambda call: _take_snapshot(orders, orders.take(call), replica, folder)
     last, last_bytes, rest_until = replica.calls, replica.log_bytes, 0.0
     while not orders.ended:
         orders.poll(0.0 if replica.advance() else _POLL_S)
@@ -169,12 +176,13 @@ def _follow(folder: Path, calls: int, history_bytes: int, identity: str) -> None
             rest_until = time.monotonic() + _REST * seconds
 
 
-def _take_snapshot(order: _Order | None, replica: Replica, folder: Path) -> None:
+def _take_snapshot(orders: _Orders, order: _Order | None, replica: Replica, folder: Path) -> None:
     if order is None:
         return
     with unbroken():
         try:
-            written = write_snapshot(Path(order.folder), order.snapshot, order.request_id, replica, folder / "arena")
+            where, arena = (Path(order.folder), order.snapshot, order.request_id), folder / "arena"
+            written = write_snapshot(*where, replica, arena, orders.check)
             answer = dataclasses.asdict(written)
         except (OSError, SnapshotError) as error:
             answer = {"error": str(error)}

@@ -90,9 +90,17 @@ class Manifest:
         return xxh3_64_hexdigest(json.dumps(entries, sort_keys=True).encode())
 
 
-def write_snapshot(folder: Path, name: str, request_id: str, replica: Replica, arena: Path) -> Manifest:
+def write_snapshot(
+    folder: Path,
+    name: str,
+    request_id: str,
+    replica: Replica,
+    arena: Path,
+    check: Callable[[], object] = lambda: None,
+) -> Manifest:
     """Write what a replica has, whose values are in the arena's file and stay there until this returns. Blocks, and
-    leaves nothing if it fails: SnapshotError or OSError.
+    leaves nothing if it fails: SnapshotError or OSError. check: called while values are copied, and when all are; it
+    raises if they may be others by then.
     """
     if (folder / name).exists():
         raise SnapshotError(f"there is a snapshot {name!r} in {folder} already")
@@ -101,7 +109,7 @@ def write_snapshot(folder: Path, name: str, request_id: str, replica: Replica, a
     with locked(folder / _LOCK, fcntl.LOCK_SH):
         unfinished = Path(tempfile.mkdtemp(".unfinished", f".{name}.", folder))
         try:
-            manifest = _write(unfinished, name, request_id, replica, arena)
+            manifest = _write(unfinished, name, request_id, replica, arena, check)
             unfinished.rename(folder / name)
             sync_path(folder)
         finally:
@@ -184,14 +192,16 @@ def open_part(folder: Path, name: str, manifest: Manifest) -> BinaryIO:
     return file
 
 
-def _write(folder: Path, name: str, request_id: str, replica: Replica, arena: Path) -> Manifest:
+def _write(
+    folder: Path, name: str, request_id: str, replica: Replica, arena: Path, check: Callable[[], object]
+) -> Manifest:
     extra = {"checksums": replica.checksums.keep(replica.plane)}
     state = write_checkpoint(folder, replica.plane, 0, replica.at, extra).rename(folder / "state")
     ranges = _used_ranges(replica.plane)
     (folder / "ranges").write_bytes(ranges.tobytes())
     with arena.open("rb") as source, (folder / "values").open("w+b") as target:
         target.truncate(os.fstat(source.fileno()).st_size)
-        values = _copy(source.fileno(), target.fileno(), _in_pieces(ranges))
+        values = _copy(source.fileno(), target.fileno(), _with_checks(_in_pieces(ranges), check))
         os.fsync(target.fileno())
     header = replica.header
     manifest = Manifest(
@@ -294,6 +304,14 @@ def _write_all(file: int, data: bytes, offset: int) -> None:
     while rest:
         written = os.pwrite(file, rest, offset)
         rest, offset = rest[written:], offset + written
+
+
+def _with_checks(pieces: Iterable[tuple[int, int]], check: Callable[[], object]) -> Iterator[tuple[int, int]]:
+    """The pieces, with a check before each and behind the last."""
+    for piece in pieces:
+        check()
+        yield piece
+    check()
 
 
 def _in_pieces(ranges: Int64Array) -> Iterator[tuple[int, int]]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +28,7 @@ from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service import server
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.snapshots import Snapshots
+from dataplane_server.storage.folders import locked
 from dataplane_server.testing import ServerThread
 
 
@@ -52,6 +55,16 @@ def has_signal(process: int, which: str, number: signal.Signals) -> bool:
     """Whether a signal is among those of /proc/*/status: ShdPnd, which wait for a stopped process; SigCgt, caught."""
     (line,) = [line for line in Path(f"/proc/{process}/status").read_text().splitlines() if which in line]
     return bool(int(line.split()[1], 16) >> number - 1 & 1)
+
+
+def is_stopped(process: int) -> bool:
+    """Whether SIGSTOP has reached a process."""
+    return "State:\tT" in Path(f"/proc/{process}/status").read_text()
+
+
+def has_open(process: int, path: Path) -> bool:
+    """Whether a process has a file open."""
+    return path in [file.resolve() for file in Path(f"/proc/{process}/fd").iterdir()]
 
 
 def test_a_checkpointer_that_could_not_be_started_is_started_later(
@@ -91,6 +104,25 @@ def test_a_snapshot_is_of_its_own_call_although_another_of_its_name_was_begun_be
     life.plane.apply(checkpointer.order("a", tmp_path / "snapshots", "r"), life.now())
     assert checkpointer.answer()["rows"] == {"p": 2}
     checkpointer.close()
+    life.arena.close()
+
+
+def test_a_snapshot_whose_server_ends_while_it_is_written_is_not_kept(tmp_path: Path) -> None:
+    """The next life of the server frees what it needs, and may put other values there."""
+    life, folder = begin(tmp_path / "d"), tmp_path / "snapshots"
+    folder.mkdir()
+    checkpointer = Checkpointer(tmp_path / "d", 1000, 0)
+    process, ending = checkpointer_of(tmp_path / "d"), threading.Thread(target=checkpointer.close)
+    with locked(folder / ".lock", fcntl.LOCK_EX):  # for which it waits before it writes
+        life.plane.apply(checkpointer.order("a", folder, "r"), life.now())
+        eventually(lambda: has_open(process, folder / ".lock"))
+        os.kill(process, signal.SIGSTOP)
+        eventually(lambda: is_stopped(process))  # or it would take the next signal before this one
+        ending.start()
+        eventually(lambda: has_signal(process, "ShdPnd", signal.SIGTERM))
+    os.kill(process, signal.SIGCONT)
+    ending.join()
+    assert [path.name for path in folder.iterdir()] == [".lock"]
     life.arena.close()
 
 
