@@ -178,10 +178,6 @@ class Regions(Releases):
     def free_of(self, node: int) -> int:
         return self.placeable(node).free
 
-    @property
-    def nodes(self) -> int:
-        return len(self._nodes)
-
     def allocate_columns(self, row_bytes: Int64Array, node: int = 0) -> tuple[Int64Array, tuple[Run, ...]] | None:
         """As of Space, on one node."""
         region = self.placeable(node)

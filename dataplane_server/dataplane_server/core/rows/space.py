@@ -58,9 +58,6 @@ class Space(Releases):
         """No byte from here on is in use."""
         return self._start_of.get(self.capacity, self.capacity)
 
-    nodes = 1
-    """How many arenas there are; `Regions` has more."""
-
     def capacity_of(self, node: int) -> int:
         return self.capacity
 
