@@ -272,13 +272,14 @@ def _next(terms: Terms, arena: Arena, marks: Marks | None, replica: Replica | No
 
 
 def _end_for_standby(terms: Terms, replica: Replica, marks: Marks | None) -> _Recovered | None:
-    """As _end_of_log, without a wait for the former checkpointer, which may hold its lock at a low priority. None
-    if the replica lagged behind the removal of old records.
+    """As _end_of_log, without a wait for the former checkpointer, which may hold its lock at a low priority. None if
+    the replica lagged behind the removal of old records, or if the former server has synced nothing and this one does.
     """
     try:
-        return _end_of_log(terms, replica, marks)
+        found = _end_of_log(terms, replica, marks)
     except RecordMissingError:
         return None
+    return None if terms.durability == "disk" and found.replica.header["durability"] == "process" else found
 
 
 def _recovered(terms: Terms, arena: Arena, marks: Marks | None) -> _Recovered:

@@ -5,19 +5,20 @@ What happens when syncs fail, or power is lost, is shown by `tests/simulate`.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.server.durability.test_life import LIMITS, REGISTER, begin, put, put_of
+from tests.server.durability.test_life import LIMITS, REGISTER, begin, put, put_of, raised
 
 from dataplane_server.core.calls.answers import Reservation, Reserved, Waiting
 from dataplane_server.core.calls.life_calls import Recover, Settle
 from dataplane_server.core.calls.requests import AbortWrite, ClearSamples, FinishWrite, PutSamples, ReserveGroup
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.durability import life as lives
-from dataplane_server.durability.life import DataDirDurability, Life, RecoveryError
-from dataplane_server.durability.log_reader import LogReader
+from dataplane_server.durability.life import DataDirDurability, Life, RecoveryError, Terms, begin_life
+from dataplane_server.durability.log_reader import LogReader, segments
 from dataplane_server.durability.replica import Replica
 
 
@@ -34,6 +35,30 @@ async def test_calls_are_in_the_log_when_their_answers_may_leave_and_not_before(
     assert life.commits.unstable() is None
     await life.close()
     life.arena.close()
+
+
+def test_a_standby_on_disk_syncs_what_a_server_that_syncs_nothing_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own calls would be of no use after a loss of power if some before them were missing."""
+    life = begin(tmp_path, "process", segment_bytes=1400)
+    life.plane.apply(REGISTER, 0.0)
+    for number in range(12):
+        put(life.plane, f"s{number}", 8)
+    replica, written, synced = Replica(tmp_path), {path.stat().st_ino for _, path in segments(tmp_path)}, set[int]()
+    replica.catch_up()
+    life.arena.close()
+    sync = os.fdatasync
+
+    def noted(file: int) -> None:
+        synced.add(os.fstat(file).st_ino)
+        sync(file)
+
+    monkeypatch.setattr(os, "fdatasync", noted)
+    after = begin_life(Terms(tmp_path, LIMITS, False, "disk", raised), replica)
+    assert len(written) > 1
+    assert written <= synced
+    after.arena.close()
 
 
 def test_freed_bytes_are_used_again_once_the_call_that_freed_them_is_stable() -> None:
