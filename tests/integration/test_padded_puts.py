@@ -203,3 +203,11 @@ def test_columns_are_not_cut_for_a_partition_that_had_the_name_before(
     for _ in range(2):
         flow.put_samples(IDS, "p", {"tokens": PADDED}, sequence_lengths=LENGTHS)
         assert torch.equal(flow.get_samples(IDS, "p", ["tokens"])["tokens"], PADDED)
+
+
+def test_a_field_that_another_client_has_declared_per_token_meanwhile_is_cut_too(
+    flow: DataPlaneClient, connected: Callable[[], DataPlaneClient]
+) -> None:
+    connected().extend_partition("p", fields=["values"], per_token_fields=["values"])
+    flow.put_samples(IDS, "p", {"tokens": PADDED, "values": PADDED}, sequence_lengths=LENGTHS)
+    assert rows(flow, "tokens") == rows(flow, "values") == [[1, 2], [3, 4, 5, 6]]

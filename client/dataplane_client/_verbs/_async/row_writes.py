@@ -45,8 +45,8 @@ async def write_rows(transport: AsyncTransport, write: RowWrite, timeout_s: floa
         try:
             return await _send(transport, write, deadline)
         except (InvalidArgumentError, PreconditionError) as error:
-            if error.reason != "FIELD_MISMATCH" and not may_be_floats(error, cut):
-                raise
+            if error.reason not in ("FIELD_MISMATCH", "LENGTH_MISMATCH") and not may_be_floats(error, cut):
+                raise  # the others may come of what is known: more fields are per-token by now, or fewer
         transport.known.forget(write.partition_id)
         write.send_instead(given)
     try:
