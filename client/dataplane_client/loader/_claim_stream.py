@@ -8,8 +8,9 @@ of the missing rows may never be ready. The server refuses a claim at once if it
 are left (EndOfDataError). Then the stream asks for one row, too.
 
 The end of an iteration. Rows that another loader holds may come back, because it releases them or is killed. So an
-iteration ends when all announced rows were put and the task has consumed all resident rows. No row is lost with a
-killed loader. It also ends, with or without until_consumed, when the partition is closed and no row is left to claim.
+iteration ends when all announced rows were put and the task has consumed all resident rows but its dead letters. No row
+is lost with a killed loader. It also ends, with or without until_consumed, when the partition is closed and no row is
+left to claim.
 
 A server that is away, as while it starts again, is asked until it answers: its rows, claims and sessions come back.
 
@@ -123,17 +124,10 @@ class ClaimStream:
 
     def _is_over(self, partition: PartitionDescription) -> bool:
         task = partition.task(self._settings.task_name)
-        withheld = task.stale_rows + task.excluded_rows  # they are not waited for
+        withheld = task.stale_rows + task.excluded_rows  # neither they nor dead letters are waited for
         if not _has_all_rows(partition) or task.untaken_rows > withheld or task.delayed_rows:
             return False
-        if not self._waits_for_others:
-            return True
-        if task.claimed_rows:
-            return False
-        if withheld:
-            return True
-        settings = self._settings
-        return self._client.check_consumption_status(settings.partition_id, [settings.task_name], timeout_s=CLOSING_S)
+        return not (self._waits_for_others and task.claimed_rows)
 
     def _min_size(self, partition: PartitionDescription, waited_s: float) -> int:
         if not _has_all_rows(partition):

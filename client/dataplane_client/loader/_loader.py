@@ -100,10 +100,10 @@ class ClaimLoader(IterableDataset[LoadedBatch]):
         layout, pad_value_dict, pad_to_seqlen: as in read_columns. device: where to put tensors.
 
         until_consumed: whether an iteration ends when the partition's announced rows were put and the task has consumed
-        all resident rows, including those that others hold. With num_samples 0 it ends when a row was put and no
-        resident row is unconsumed. If False, the iteration does not end. Either way it ends when the partition is
-        closed (close_partition) and the task has no row left. max_batches: the number of batches after which an
-        iteration ends in any case. idle_timeout_s: how long `next` waits for a batch before it raises
+        all resident rows, including those that others hold, but not its dead letters. With num_samples 0 it ends when a
+        row was put and no other resident row is unconsumed. If False, the iteration does not end. Either way it ends
+        when the partition is closed (close_partition) and the task has no row left. max_batches: the number of batches
+        after which an iteration ends in any case. idle_timeout_s: how long `next` waits for a batch before it raises
         ClaimTimeoutError, or UnavailableError while the server is away; it can be called again.
 
         client_options: keyword arguments of `connect`, for the client of each iteration.

@@ -80,6 +80,14 @@ def test_the_reason_of_a_failed_delivery_is_the_error_of_the_loop(loader: Loader
     assert [letter.reason for letter in client.dead_letters("p", "train")] == ["ZeroDivisionError"]
 
 
+def test_a_loop_does_not_wait_for_rows_that_its_task_has_given_up(loader: Loader, client: DataPlaneClient) -> None:
+    client.register_partition("p", ["tokens", "number", "text"], 2, ["train"], max_deliveries=1)
+    client.put_samples(["s0", "s1"], "p", {name: torch.zeros(2) for name in ("tokens", "number", "text")})
+    client.claim("p", "train", ["number"], 1).release(reason="it kills every consumer")
+    assert [batch.meta.sample_ids for batch in loader(1)] == [["s1"]]
+    assert client.partition("p").task("train").dead_rows == 1
+
+
 def test_a_block_that_ends_without_an_exception_commits_the_current_batch(
     client: DataPlaneClient, loader: Loader
 ) -> None:
