@@ -13,9 +13,16 @@ from tests.integration.conftest import ANY_PORT
 from tests.waiting import eventually
 
 from dataplane_client import aio
-from dataplane_client.client import Claim, DataPlaneClient, connect
-from dataplane_client.errors import ClaimNotFoundError, ClosedError, DeadlineError, NotFoundError, UnavailableError
-from dataplane_client.options import TransportChoice
+from dataplane_client.client import Claim, DataPlaneClient, connect, connect_later
+from dataplane_client.errors import (
+    ClaimNotFoundError,
+    ClosedError,
+    DataPlaneError,
+    DeadlineError,
+    NotFoundError,
+    UnavailableError,
+)
+from dataplane_client.options import ClientOptions, TransportChoice
 from dataplane_server.config import ServerConfig
 from dataplane_server.service.grpc.servicer import DataPlaneServicer
 from dataplane_server.testing import ServerThread
@@ -138,6 +145,40 @@ def test_a_server_that_starts_anew_between_its_status_and_a_visit_at_its_socket_
     with connect(server.addresses[0], timeout_s=20.0, transport="shm") as client:
         assert client.partitions() == []
         assert client.transport == "shm"
+
+
+def test_nothing_is_taken_back_of_what_was_never_asked_for(
+    start_server: Callable[..., ServerThread],
+    listen: str,
+    transport: TransportChoice,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client that finds no way to a server has not sent its claim."""
+    status_of, release = DataPlaneServicer.GetServerStatus, DataPlaneServicer.ReleaseClaim
+    answers = transport == "grpc"  # this way needs no status
+    released: list[str] = []
+
+    async def when_it_answers(servicer: DataPlaneServicer, *asked: Any) -> Any:
+        while not answers:
+            await asyncio.sleep(0.01)
+        return await status_of(servicer, *asked)
+
+    async def noted(servicer: DataPlaneServicer, request: Any, *asked: Any) -> Any:
+        released.append(request.claim_id)
+        return await release(servicer, request, *asked)
+
+    monkeypatch.setattr(DataPlaneServicer, "GetServerStatus", when_it_answers)
+    monkeypatch.setattr(DataPlaneServicer, "ReleaseClaim", noted)
+    address = start_server((listen,)).addresses[0]
+    with connect_later(address, ClientOptions(transport=transport, timeout_s=20.0)) as client:
+        with pytest.raises(DataPlaneError):
+            client.claim("p", "train", ["a"], 1, timeout_s=0.0)
+        answers = True
+        claim = claimed_anew(client)
+        held = claim.claim_id
+        del claim  # it is given up behind what is to be taken back
+        eventually(lambda: held in released)
+    assert released == [held]
 
 
 def claimed_anew(client: DataPlaneClient) -> Claim:

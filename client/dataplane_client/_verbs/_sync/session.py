@@ -94,7 +94,8 @@ class Session:
                 if again and deadline.left_s <= pause_s:
                     raise
             except BaseException as error:
-                if verb != "AdoptClaim" and _may_have_been_granted(error):  # that has an undo of its own
+                may_be_sent = verb != "AdoptClaim" and request.HasField("wait_timeout")  # that has an undo of its own
+                if may_be_sent and _may_have_been_granted(error):
                     undo_of = _undo_of_reservation if verb == "ReserveGroup" else _undo_of_claim
                     self._liveness.undo(undo_of(request))
                 raise

@@ -122,7 +122,9 @@ class Transport:
                 calls.close()
 
     def unary(self, verb: str, request: Any, timeout_s: float | None, *, waits: bool = False) -> Any:
-        """Call a method with one request. waits: set the request's wait_timeout from the deadline."""
+        """Call a method with one request. waits: set the request's wait_timeout from the deadline, just before it is
+        sent: without one, it never was.
+        """
 
         def attempt(calls: Calls, left_s: float) -> Any:
             if waits:
