@@ -21,6 +21,7 @@ from dataplane_client.cli._options import (
     Task,
     Timeout,
     Where,
+    seconds_flag,
 )
 from dataplane_client.cli._value_commands import bench, export, import_, peek, tail
 
@@ -60,9 +61,7 @@ def _dataplane(
 @app.command()
 def status(
     server: Address = "",
-    wait: Annotated[
-        float, typer.Option("--wait", min=0.0, metavar="SECONDS", help="How long to wait for a healthy server.")
-    ] = 0.0,
+    wait: Annotated[float, seconds_flag("--wait", least=0.0, text="How long to wait for a healthy server.")] = 0.0,
     output: Output = "table",
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
@@ -94,7 +93,7 @@ def status(
 def top(
     server: Address = "",
     interval: Annotated[
-        float, typer.Option("--interval", "-i", min=0.1, max=3600.0, metavar="SECONDS", help="Time between screens.")
+        float, seconds_flag("--interval", "-i", least=0.1, most=3600.0, text="Time between screens.")
     ] = 2.0,
     count: Annotated[
         int | None, typer.Option("--count", "-n", min=1, metavar="N", help="Stop after N screens (default: at Ctrl-C).")
@@ -262,7 +261,7 @@ def why(
     everything: Annotated[bool, typer.Option("--all", help="Also show waits of less than 2 s.")] = False,
     fail_after: Annotated[
         float | None,
-        typer.Option("--fail-after", min=0.0, metavar="SECONDS", help="Exit with 3 if a call has waited for so long."),
+        seconds_flag("--fail-after", least=0.0, text="Exit with 3 if a call has waited for so long."),
     ] = None,
     server: Address = "",
     output: Output = "table",

@@ -8,7 +8,7 @@ not run a command yet.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -48,6 +48,18 @@ def _chosen_server(ctx: typer.Context, address: str | None) -> str:
     return str(ctx.parent.params["server"])
 
 
+def _a_number(given: float | None) -> float | None:
+    """Refuse NaN, which is in every range. A wait of so many seconds would not begin, or not end."""
+    if given is not None and not given >= 0:
+        raise typer.BadParameter("nan is not a number of seconds")
+    return given
+
+
+def seconds_flag(*names: str, least: float, most: float | None = None, text: str) -> Any:
+    """A flag that takes seconds."""
+    return typer.Option(*names, min=least, max=most, metavar="SECONDS", callback=_a_number, help=text)
+
+
 SERVER = "127.0.0.1:50051"
 TIMEOUT_S = 5.0
 
@@ -61,9 +73,7 @@ Address = Annotated[
 ]
 FileFormat = Literal["jsonl", "parquet"]
 Output = Annotated[Format, typer.Option("--output", "-o", help="Print tables or JSON.")]
-Timeout = Annotated[
-    float, typer.Option("--timeout", min=0.001, max=3600.0, metavar="SECONDS", help="Longest wait for an answer.")
-]
+Timeout = Annotated[float, seconds_flag("--timeout", least=0.001, most=3600.0, text="Longest wait for an answer.")]
 Partition = Annotated[str, typer.Argument(metavar="PARTITION", autocompletion=_partition_names)]
 Task = Annotated[str, typer.Argument(metavar="TASK", autocompletion=_task_names)]
 AnyPartition = Annotated[str | None, typer.Argument(metavar="PARTITION", autocompletion=_partition_names)]

@@ -5,7 +5,17 @@ from typing import Annotated
 import typer
 
 from dataplane_client._connect.options import TransportChoice
-from dataplane_client.cli._options import TIMEOUT_S, Address, Fields, FileFormat, Output, Partition, Timeout, Where
+from dataplane_client.cli._options import (
+    TIMEOUT_S,
+    Address,
+    Fields,
+    FileFormat,
+    Output,
+    Partition,
+    Timeout,
+    Where,
+    seconds_flag,
+)
 
 _FileFormat = Annotated[
     FileFormat | None,
@@ -97,7 +107,7 @@ def bench(
     tokens: Annotated[int, typer.Option("--tokens", min=1, metavar="N", help="Tokens of a row.")] = 4096,
     clients: Annotated[int, typer.Option("--clients", min=1, max=64, metavar="N", help="Threads that call.")] = 1,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, max=600.0, metavar="SECONDS", help="Time for each kind of call.")
+        float, seconds_flag("--seconds", least=0.1, most=600.0, text="Time for each kind of call.")
     ] = 2.0,
     transport: Annotated[TransportChoice, typer.Option("--transport", help="How values travel.")] = "auto",
     server: Address = "",

@@ -148,6 +148,17 @@ def test_a_server_that_does_not_answer_in_time_is_said_to_be_slow() -> None:
     assert (code, text) == (1, f"dataplane: at {address}: no answer before the deadline\n")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    ["status --timeout", "status --wait", "top --count 2 --interval", "why --fail-after", "bench --seconds"],
+)
+def test_a_time_that_is_no_number_is_a_usage_error(arguments: str) -> None:
+    code, text = run(*arguments.split(), "nan", "-s", "127.0.0.1:1")
+    assert code == 2
+    assert f"{arguments.split()[-1]}'" in text
+    assert "nan is not a number of seconds" in text
+
+
 @pytest.mark.parametrize("command", ["status", "top", "doctor"])
 def test_a_malformed_address_is_a_usage_error(command: str) -> None:
     code, text = run(command, "-s", "nowhere")
