@@ -57,6 +57,11 @@ REFUSED: dict[str, tuple[TensorDict | Mapping[str, object], type[Exception], str
     "ragged in dim 2": ({"j": RAGGED_IN_DIM_2}, ValueError, "'j': ragged in dim 2"),
     "a bool of 2": ({"mask": BOOL_OF_2}, ValueError, r"'mask'.*byte"),
     "offsets outside the values": ({"j": OUTSIDE}, ValueError, "'j', row 1"),
+    "entries without numbers beside others": (
+        {"j": [[[], []], [[1, 2], [3, 4]]]},
+        ValueError,
+        r"'j', row 1: shape \(2, 2\), but row 0 has \(2, 0\)",
+    ),
 }
 
 

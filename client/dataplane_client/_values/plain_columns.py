@@ -187,7 +187,7 @@ def _of_numbers(field: str, rows: Sequence[object], dtype: np.dtype[Any] | None,
         return _joined(_numbers(field, flat, dtype), lengths)
     arrays = [_row_numbers(field, row, dtype, row_name(index)) for index, row in enumerate(listed)]
     trailing = next(array.shape[1:] for array in arrays if array.numel())
-    arrays = [array if array.numel() else array.reshape(0, *trailing) for array in arrays]
+    arrays = [array if len(array) else array.reshape(0, *trailing) for array in arrays]
     tensors = _checked_tensors(field, arrays, row_name)
     if wrong := ragged_later(tensors, row_name):
         raise ValueError(f"field {field!r}, {wrong}, or, {AS_OBJECTS}")
