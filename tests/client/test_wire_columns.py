@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 from tests.tensors import jagged, raw, some
 from torch.nested import nested_tensor_from_jagged, to_padded_tensor
 
@@ -85,6 +85,14 @@ def test_values_beside_the_rows_are_not_sent(offsets: list[int], lengths: list[i
     holes = None if lengths is None else torch.tensor(lengths)
     nested = nested_tensor_from_jagged(torch.arange(10), torch.tensor(offsets), holes, min_seqlen=1, max_seqlen=3)
     assert round_trip({"j": nested}, len(offsets) - 1)["j"].values().tolist() == sent
+
+
+def test_rows_of_a_lazy_stack_may_differ_in_length() -> None:
+    rows = [TensorDict({"tokens": torch.arange(size), "box": torch.ones(2)}, []) for size in (2, 3)]
+    columns = {column.name: column for column in encode_columns(lazy_stack(rows))}
+    assert {name: column.kind for name, column in columns.items()} == {"tokens": "jagged", "box": "dense"}
+    tokens = decode_columns(received([columns["tokens"]]), 2)["tokens"]
+    assert [row.tolist() for row in tokens.unbind()] == [[0, 1], [0, 1, 2]]
 
 
 def test_contiguous_tensors_are_encoded_without_a_copy() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorData, TensorDict
+from tensordict import NonTensorData, TensorDict, lazy_stack
 from torch.nested import as_nested_tensor, nested_tensor_from_jagged
 
 from dataplane_client._values.columns_layout import WireColumn
@@ -71,6 +71,12 @@ def test_fields_that_do_not_fit_are_refused_naming_field_and_rule(
 ) -> None:
     with pytest.raises(error, match=message):
         encode_columns(fields)
+
+
+def test_a_field_that_some_rows_of_a_lazy_stack_lack_is_refused() -> None:
+    rows = [TensorDict({"x": torch.ones(2)}, []), TensorDict({"x": torch.ones(2), "y": torch.ones(2)}, [])]
+    with pytest.raises(ValueError, match="'y': some rows lack it"):
+        encode_columns(lazy_stack(rows))
 
 
 DENSE = WireColumn("x", "dense", "int32", (2,), None, memoryview(bytearray(24)))

@@ -12,13 +12,13 @@ only ValueError.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from dataplane_client._common.arrays import ByteArray, EmptyRows, Int64Array
 from dataplane_client._values.columns_layout import ColumnLayout, WireColumn
@@ -66,7 +66,7 @@ def encode_columns(
     if isinstance(td, TensorDictBase) and not td.batch_dims:
         raise ValueError("a TensorDict must have a batch dim, its rows; this one has none")
     row_name = row_number if sample_ids is None else partial(name_of_row, sample_ids)
-    leaves = {name: _leaf(name, value, row_name) for name, value in td.items()}
+    leaves = {name: _leaf(name, value, row_name) for name, value in _fields(td)}
     n_rows = _count_rows(td, leaves) if n_samples is None else n_samples
     for name, leaf in leaves.items():
         found = _rows_of(leaf)
@@ -76,6 +76,25 @@ def encode_columns(
         message = f"the TensorDict has {_counted(td.batch_size[0], 'row')}, but the call names {n_rows} samples"
         raise InvalidArgumentError(message, reason="ROW_COUNT_MISMATCH")
     return [_encode(name, leaf, n_rows, row_name) for name, leaf in _from_cuda(leaves).items()]
+
+
+def _fields(td: TensorDictBase | Mapping[str, object]) -> Iterable[tuple[str, object]]:
+    """The fields and their values; of a lazy stack, lists where rows differ in shape, which no tensor holds. Raises
+    ValueError for a field that some of its rows lack: it does not show that it has it.
+    """
+    if not isinstance(td, LazyStackedTensorDict):
+        return td.items()
+    rows = td.unbind(0)
+    if partial_fields := set().union(*(row.keys() for row in rows)) - set(td.keys()):
+        raise ValueError(f"field {min(partial_fields)!r}: some rows lack it; put the rows that have it by themselves")
+    return [(name, _stacked(td, rows, name)) for name in td.keys()]  # noqa: SIM118  # iterating gives rows
+
+
+def _stacked(td: LazyStackedTensorDict, rows: Sequence[TensorDictBase], name: str) -> object:
+    try:
+        return dict(td.select(name).items())[name]
+    except RuntimeError:
+        return [row[name] for row in rows]
 
 
 def _from_cuda(leaves: Mapping[str, object]) -> Mapping[str, object]:
