@@ -124,6 +124,8 @@ def test_a_mapping_means_rows_that_have_all_of_these_tags(tags: Mapping[str, Tag
     [
         ({"n": [1]}, UnsupportedTypeError, "tag 'n' of the filter is list"),
         ({1: 1}, UnsupportedTypeError, "tag 1 of the filter"),
+        ({"n": "\ud800"}, InvalidArgumentError, "tag of a filter '\\ud800' cannot be encoded as UTF-8"),
+        ({"\ud800": 1}, InvalidArgumentError, "tag of a filter '\\ud800' cannot be encoded as UTF-8"),
         ({"n": 1 << 64}, InvalidArgumentError, "tag 'n' of the filter: an int has at most 64 bits"),
         (["std > 1"], UnsupportedTypeError, "a filter must be an expression (str) or a mapping of tags, got list"),
     ],

@@ -18,6 +18,7 @@ import keyword
 import re
 from collections.abc import Mapping, Sequence
 
+from dataplane_client._common.arguments import checked_name
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.records.meta import Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -125,6 +126,9 @@ def _tag_equals(tag: object, value: object, call: str) -> pb.FilterTerm:
             f"{call}: tag {tag!r} of the filter is {type(value).__name__}; a tag must be a str with a value None, "
             "bool, int, float or str"
         )
+    for text in (tag, value):
+        if isinstance(text, str):
+            checked_name("tag of a filter", text, call)
     if value is None:
         return pb.FilterTerm(operator=pb.FILTER_OPERATOR_IS_NULL, tag=tag)
     if isinstance(value, int) and value not in _NUMBERS:
