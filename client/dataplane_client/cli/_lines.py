@@ -157,7 +157,7 @@ def _value_of(written: Any, refused: str) -> Any:
     try:
         values = torch.tensor(written["values"], dtype=dtype)
         return values.reshape(written.get("shape", values.shape))
-    except (ValueError, TypeError, RuntimeError):
+    except (ValueError, TypeError, RuntimeError, OverflowError):
         fail(f'{refused}: "values" needs {written["dtype"]} numbers, in lists of equal lengths')
 
 

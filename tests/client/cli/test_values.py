@@ -211,6 +211,10 @@ def test_numbers_that_json_cannot_hold_are_named(client: DataPlaneClient, tmp_pa
             "field 'x': dtype 'number' is not a known element type",
         ),
         (
+            '{"sample_id": "a", "fields": {"x": {"values": [18446744073709551616], "dtype": "uint64"}}}',
+            "field 'x': \"values\" needs uint64 numbers, in lists of equal lengths",
+        ),
+        (
             '{"sample_id": "a", "fields": {"x": {"values": [[1], [1, 2]], "dtype": "int64"}}}',
             "field 'x': \"values\" needs int64 numbers, in lists of equal lengths",
         ),
