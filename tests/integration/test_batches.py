@@ -10,7 +10,7 @@ import torch
 
 from dataplane_client import BatchedDataDict
 from dataplane_client.client import DataPlaneClient, kv_first_write, read_columns, write_columns
-from dataplane_client.errors import ClosedError, InvalidArgumentError
+from dataplane_client.errors import ClosedError, InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.records.meta import KVBatchMeta
 
 IDS = ["u0_g0", "u0_g1", "u1_g0"]
@@ -64,6 +64,12 @@ def test_a_pad_value_of_a_field_that_is_not_there_is_refused(flow: DataPlaneClie
     read_columns(flow, meta, ["reward"], pad_value_dict={"input_ids": -7})  # the claim's, and not read now
     with pytest.raises(InvalidArgumentError, match=r"'inputs'.*input_ids"):
         read_columns(flow, meta, ["input_ids"], pad_value_dict={"input_ids": -7, "inputs": 1})
+
+
+def test_a_width_that_is_no_number_of_tokens_is_refused(flow: DataPlaneClient) -> None:
+    meta = claimed(flow)
+    with pytest.raises(UnsupportedTypeError, match="pad_to_seqlen must be an int, got str"):
+        read_columns(flow, meta, ["input_ids"], pad_to_seqlen="8")  # type: ignore[arg-type]
 
 
 def test_written_columns_are_ragged_by_the_metas_lengths_and_complete_the_next_stage(flow: DataPlaneClient) -> None:

@@ -66,6 +66,7 @@ class LoaderSettings:
             selection=self.selection,
         )
         checked_count("prefetch", self.prefetch, "ClaimLoader", least=1, most=_MOST)
+        checked_count("pad_to_seqlen", self.pad_to_seqlen, "ClaimLoader", least=0, most=_MOST)
         optional_count("max_batches", self.max_batches, "ClaimLoader", least=1, most=_MOST)
         if unknown := sorted(self.pad_value_dict.keys() - {*self.fields, *self.required_fields}):
             raise InvalidArgumentError(f"ClaimLoader: pad_value_dict names {unknown[0]!r}, which is not in fields")

@@ -28,6 +28,7 @@ SENSELESS: list[tuple[dict[str, Any], str]] = [
 ]
 OF_ANOTHER_TYPE: list[tuple[dict[str, Any], str]] = [
     ({"address": object()}, "^ClaimLoader: .*address .*object"),
+    ({"pad_to_seqlen": None}, "^ClaimLoader: pad_to_seqlen must be an int, got NoneType"),
     ({"batch_size": "4"}, "batch_size must be an int, got str"),
     ({"idle_timeout_s": "5"}, "^ClaimLoader: idle_timeout_s .*'5'"),
     ({"fields": [1]}, "^ClaimLoader: .*field name .*int"),

@@ -37,6 +37,7 @@ from dataplane_client.records.meta import KVBatchMeta, checked_meta
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _MAX_BATCHED_ROWS, _MAX_BATCHED_BYTES = 1 << 16, 1 << 30
+_MAX_LENGTH = (1 << 31) - 1
 
 
 @short_tracebacks
@@ -274,6 +275,7 @@ class SampleVerbs:
         n_rows, where = len(request.sample_ids), f"read_columns from {meta.partition_id!r}"
         checked_choice("layout", layout, Layout, where)
         pad_values = checked_mapping("pad_value_dict", pad_value_dict or {}, where)
+        checked_count("pad_to_seqlen", pad_to_seqlen, where, least=0, most=_MAX_LENGTH)
         if unknown := sorted(set(pad_values).difference(request.fields, meta.fields or ())):
             raise InvalidArgumentError(
                 f"{where}: pad_value_dict names {', '.join(map(repr, unknown))}, which neither select_fields "
