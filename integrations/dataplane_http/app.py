@@ -21,7 +21,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import AfterValidator
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from dataplane_client import FieldDescription, KVBatchMeta, PartitionDescription
 from dataplane_client.aio import AsyncClaim
@@ -321,7 +321,7 @@ def _float(text: str) -> float:
     return number
 
 
-async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
+async def _http_error(request: Request, error: HTTPException) -> Response:
     headers = {"Allow": error.headers["Allow"]} if error.headers and "Allow" in error.headers else {}
     message = error.detail
     if error.status_code in (404, 405):
@@ -329,7 +329,7 @@ async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
     return answer_of(error.status_code, "INVALID_REQUEST", message, headers=headers)
 
 
-async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+async def _invalid(request: Request, error: RequestValidationError) -> Response:
     """Names the sample, the key and the rule of the first thing that is wrong."""
     found = error.errors()[0]
     place: Sequence[Any] = found["loc"][1:]
@@ -341,5 +341,4 @@ async def _invalid(request: Request, error: RequestValidationError) -> JSONRespo
         where += f" (sample {sample_id!r})" if details else ""
     limit = found.get("ctx", {}).get("max_length")
     details |= {} if limit is None else {"limit": str(limit)}
-    message = f"{where or 'the body'}: {found['msg']}".encode(errors="replace").decode()
-    return answer_of(400, "INVALID_REQUEST", message, details)
+    return answer_of(400, "INVALID_REQUEST", f"{where or 'the body'}: {found['msg']}", details)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from dataplane_client import errors
 
@@ -43,7 +44,7 @@ def refused(message: str, reason: str = "INVALID_REQUEST", **details: str) -> er
     return errors.InvalidArgumentError(message, reason=reason, details=details)
 
 
-async def error_answer(request: Request | None, error: errors.DataPlaneError) -> JSONResponse:
+async def error_answer(request: Request | None, error: errors.DataPlaneError) -> Response:
     """The answer to a call that failed. Its message is the server's, without the verb and the address."""
     status = next(STATUS_TABLE[kind] for kind in type(error).__mro__ if kind in STATUS_TABLE)
     if isinstance(error, errors.ClosedError):  # the gateway is stopping
@@ -58,6 +59,7 @@ async def error_answer(request: Request | None, error: errors.DataPlaneError) ->
 
 def answer_of(
     status: int, reason: str, message: str, details: Mapping[str, str] = {}, headers: Mapping[str, str] = {}
-) -> JSONResponse:
-    error = {**details, "reason": reason, "message": message}
-    return JSONResponse({"error": error}, status, headers=dict(headers))
+) -> Response:
+    """Half a letter of a name that the caller sent, which UTF-8 does not have, becomes a question mark."""
+    text = json.dumps({"error": {**details, "reason": reason, "message": message}}, ensure_ascii=False)
+    return Response(text.encode(errors="replace"), status, dict(headers), "application/json")

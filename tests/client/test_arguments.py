@@ -171,6 +171,7 @@ WRONG: dict[type[Exception], list[tuple[Call, str]]] = {
             "balance .*'fair'",
         ),
         (dead_letters("a\udfff"), "task name .*UTF-8"),
+        (register(dtypes={"x": "\udfff"}), "'q': dtype .*UTF-8"),
         *((claim(x), f"batch_size must be 1 to 65536, got {x}") for x in (0, 65_537, 1 << 70)),
         *((claim(least=x), f"min_size .* 1 to 5, got {x}") for x in (0, 6, -1, 1 << 70)),
         *((put(lengths=[1, x]), f"{BOUNDS} {x}") for x in (-2, 1 << 31, 1 << 70)),

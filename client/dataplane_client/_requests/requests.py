@@ -105,7 +105,7 @@ def register_request(
 
 def _name_of_dtype(field: str, dtype: object, where: str) -> str:
     if isinstance(dtype, str):
-        return dtype
+        return checked_name("dtype", dtype, where)
     if not isinstance(dtype, torch.dtype):
         raise UnsupportedTypeError(f"{where}, field {field!r}: a dtype must be torch's, or its name, got {dtype!r}")
     with blame_caller(where):

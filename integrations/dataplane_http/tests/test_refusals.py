@@ -47,6 +47,16 @@ BODIES: dict[str, tuple[object, str, tuple[str, ...]]] = {
     "half a letter in a field": (one(fields={"answer": "\ud83d"}), "INVALID_REQUEST", ("'answer'", "'a'")),
     "half a letter as a field": (one(fields={"\ud83d": 1}), "INVALID_REQUEST", ("field name", "UTF-8")),
     "half a letter in a tag": (one(tags={"x": "\ud83d"}), "INVALID_REQUEST", ("'a'",)),
+    "half a letter in names of what is refused": (
+        {"samples": [{"sample_id": "\ud83d", "fields": {"\ud83d": [[1]]}}]},
+        "FIELD_MISMATCH",
+        ("flatten",),
+    ),
+    "half a letter in the name of a sample with an unknown key": (
+        {"samples": [{"sample_id": "\ud83d", "x": 1}]},
+        "INVALID_REQUEST",
+        ("samples.0.x",),
+    ),
     "fields that are a list": (one(fields=[]), "INVALID_REQUEST", ("fields", "'a'")),
     "a length that is no integer": (one(sequence_length=1.5), "INVALID_REQUEST", ("sequence_length", "'a'")),
     "a negative length": (one(sequence_length=-1), "INVALID_REQUEST", ("sequence_length", "'a'", "0")),
