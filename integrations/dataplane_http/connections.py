@@ -25,6 +25,7 @@ class Places:
         self._most = most
         self._served: OrderedDict[Connection, float] = OrderedDict()
         self._waiting: OrderedDict[Connection, None] = OrderedDict()
+        self._next_look: asyncio.TimerHandle | None = None
 
     def come(self, connection: Connection) -> None:
         self._waiting[connection] = None
@@ -39,6 +40,8 @@ class Places:
         self._fill()
 
     def _fill(self) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()  # each would lead to others, as long as somebody waits
         now = asyncio.get_running_loop().time()
         while self._waiting and len(self._served) < self._most:
             connection, _ = self._waiting.popitem(last=False)
@@ -48,7 +51,7 @@ class Places:
             slowest = next((one for one in self._served if one.is_arriving), None)
             if slowest is not None and now - self._served[slowest] > _PATIENCE_S:
                 slowest.transport.abort()
-            asyncio.get_running_loop().call_later(_PATIENCE_S / 4, self._fill)
+            self._next_look = asyncio.get_running_loop().call_later(_PATIENCE_S / 4, self._fill)
 
 
 class Connection(H11Protocol):

@@ -13,15 +13,17 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.integration.access.conftest import Pki
 from tests.integration.access.test_hosts import FAR, NEAR
 from tests.waiting import eventually
 
-from dataplane_http.connections import MAX_CONNECTIONS
+from dataplane_http.connections import MAX_CONNECTIONS, Places
 from dataplane_http.front import Door, is_own_name
 from dataplane_http.tests.asking import Ask, ask_at
 from dataplane_http.tests.conftest import running_gateway
@@ -143,6 +145,23 @@ async def test_requests_that_do_not_come_lose_their_places_to_those_that_wait(se
         assert b'"PARTITION_NOT_FOUND"' in await answer_to(address, GET)
         for _, writer in slow:
             writer.close()
+
+
+async def test_however_many_callers_wait_one_timer_looks_for_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, timers = asyncio.get_running_loop(), list[asyncio.TimerHandle]()
+    begin_timer = loop.call_later
+
+    def call_later(delay_s: float, look: Callable[[], object]) -> asyncio.TimerHandle:
+        timers.append(begin_timer(delay_s, look))
+        return timers[-1]
+
+    monkeypatch.setattr(loop, "call_later", call_later)
+    places, callers = Places(most=1), [Mock(is_arriving=False) for _ in range(9)]
+    for caller in callers:
+        places.come(caller)
+    for caller in callers[1:5]:
+        places.go(caller)
+    assert [timer.cancelled() for timer in timers].count(False) == 1
 
 
 @pytest.mark.parametrize("ends", ["closed", "reset"])
