@@ -117,27 +117,45 @@ class Gateway(uvicorn.Server):
         super().__init__(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
         if self.config.ssl is not None:
-            self._reloading = asyncio.create_task(self._reload())
+            tls = _NewestTls(ssl.PROTOCOL_TLS_SERVER)
+            tls.newest, self.config.ssl = self.config.ssl, tls
+            self._reloading = asyncio.create_task(self._reload(tls))
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._callers.close()  # calls that wait end, and are told to come again
         await super().shutdown(sockets)
 
-    async def _reload(self) -> None:
-        """Take a certificate and key that were replaced, for new connections."""
-        files = [Path(str(self.config.ssl_certfile)), Path(str(self.config.ssl_keyfile))]
+    async def _reload(self, tls: _NewestTls) -> None:
+        """Take a certificate, key or CA of callers that was replaced, for new connections."""
+        named = (self.config.ssl_certfile, self.config.ssl_keyfile, self.config.ssl_ca_certs)
+        files = [Path(str(name)) for name in named if name]
         before = [file.stat().st_mtime_ns for file in files]
         while True:
             await asyncio.sleep(_LOOK_S)
             with contextlib.suppress(OSError):  # half-written: the last one stays
                 now = [file.stat().st_mtime_ns for file in files]
-                if now != before and self.config.ssl is not None:
-                    # into another context first: one that a certificate is loaded into loses a key that does not fit
-                    for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.config.ssl):
-                        context.load_cert_chain(files[0], files[1], "")  # without a pass phrase, OpenSSL asks for one
-                    before = now
+                if now != before:
+                    tls.newest, before = _loaded(self.config), now
+
+
+class _NewestTls(ssl.SSLContext):
+    """For a listener: each new connection gets the context that is the newest by then."""
+
+    newest: ssl.SSLContext
+
+    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
+        return self.newest.wrap_bio(*args, **kwargs)
+
+
+def _loaded(config: uvicorn.Config) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(str(config.ssl_certfile), config.ssl_keyfile, "")  # else OpenSSL asks for a pass phrase
+    if config.ssl_ca_certs:
+        context.load_verify_locations(config.ssl_ca_certs)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -27,6 +27,7 @@ from dataplane_http.connections import MAX_CONNECTIONS, Places
 from dataplane_http.front import Door, is_own_name
 from dataplane_http.tests.asking import Ask, ask_at
 from dataplane_http.tests.conftest import running_gateway
+from dataplane_server.config import TlsFiles
 from dataplane_server.testing import ServerThread
 
 HEAD = (
@@ -108,6 +109,38 @@ def test_a_certificate_is_replaced_once_its_key_is_there(server: ServerThread, t
         later.key.replace(files.key)
         eventually(lambda: ssl.get_server_certificate(place).strip() == new.strip())
         assert ask("GET", "/healthz").status == 200
+
+
+def test_a_ca_of_callers_is_replaced(server: ServerThread, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("old", "new")]
+    for folder in folders:
+        folder.mkdir()
+    old, new = map(Pki, folders)
+    files, callers = old.issue("door", "127.0.0.1"), [pki.issue("caller", "caller.example") for pki in (old, new)]
+    ca = tmp_path / "callers.pem"
+    ca.write_bytes(old.ca.read_bytes())
+    tls: dict[str, Any] = {"ssl_certfile": files.certificate, "ssl_keyfile": files.key, "ssl_ca_certs": ca}
+
+    def admitted(address: str) -> list[bool]:
+        return [_is_admitted(address, old.ca, caller) for caller in callers]
+
+    with running_gateway(server.addresses[0], **tls, ssl_cert_reqs=ssl.CERT_REQUIRED) as address:
+        assert admitted(address) == [True, False]
+        new.ca.replace(ca)
+        eventually(lambda: admitted(address) == [False, True])
+
+
+def _is_admitted(address: str, ca: Path, caller: TlsFiles) -> bool:
+    context = ssl.create_default_context(cafile=ca)
+    context.load_cert_chain(caller.certificate, caller.key)
+    connection = http.client.HTTPSConnection(address, timeout=300, context=context)
+    try:
+        connection.request("GET", "/healthz")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
 
 
 # -- slow and many callers ---------------------------------------------------------------------------------------------
