@@ -305,15 +305,25 @@ class DataPlaneDataSource:
                 if not self._unput:  # it is at its end, but groups may be given back
                     break
                 self._put_new(deadline)
-        return self._draw(max(0.0, deadline - time.monotonic()))
+        return self._draw(deadline)
 
-    def _draw(self, timeout_s: float) -> list[Any]:
-        claim = self._client.claim(
-            self._partition, _TASK, ["sample"], 1, whole_groups=True, where=UNTRAINED, timeout_s=timeout_s
-        )
-        arrays = [name for name in str(claim.tags[0]["arrays"]).split(",") if name]
+    def _draw(self, until: float) -> list[Any]:
+        """A group that slime has not got."""
+        while True:
+            timeout_s = max(0.0, until - time.monotonic())
+            claim = self._client.claim(
+                self._partition, _TASK, ["sample"], 1, whole_groups=True, where=UNTRAINED, timeout_s=timeout_s
+            )
+            name = claim.groups[0].group_id
+            former = self._drawn.get(name)
+            if former is None:
+                break
+            self._drawn[name] = claim  # the session had expired; slime generates the group, or has used it
+            with contextlib.suppress(ClaimNotFoundError):
+                former.release()
+        arrays = [array for array in str(claim.tags[0]["arrays"]).split(",") if array]
         columns = self._client.read_columns(claim.meta, ["sample", *arrays], layout="jagged")
-        self._drawn[claim.groups[0].group_id] = claim
+        self._drawn[name] = claim
         return samples_of(columns, self._sample_type)
 
     def _put_new(self, deadline: float) -> None:

@@ -264,6 +264,16 @@ def test_a_group_whose_claim_the_server_has_ended_can_still_be_given_back(
     assert source.get_samples(1) == [first]
 
 
+def test_a_group_that_slime_still_has_is_not_drawn_again(client: DataPlaneClient, new_source: NewSource) -> None:
+    source = new_source()
+    first, second = source.get_samples(2)
+    client.reset("slime", "rollout")  # as when the session expires
+    assert prompts_of(source.get_samples(1)) == ["p2"]
+    source.add_samples([generated(first, 1, Status.ABORTED)])
+    source.note_rollout([second])
+    assert source.get_samples(1) == [first]
+
+
 def test_a_group_that_another_process_has_drawn_meanwhile_stays_as_that_one_has_it(
     client: DataPlaneClient, new_source: NewSource
 ) -> None:
