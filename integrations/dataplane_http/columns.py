@@ -110,6 +110,8 @@ def _array(name: str, numbers: Sequence[Any], dtype: str) -> np.ndarray[Any, Any
             array = np.array(numbers, _DTYPES[dtype])
     except OverflowError:
         raise _mismatch(name, f"a number that {dtype} does not hold") from None
+    if array.dtype.kind in "iu" and array.tolist() != numbers:  # before NumPy 2, small types wrap around
+        raise _mismatch(name, f"a number that {dtype} does not hold")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise _mismatch(name, f"a number that {dtype} does not hold; numbers must be finite")
     return array

@@ -85,6 +85,11 @@ BODIES: dict[str, tuple[object, str, tuple[str, ...]]] = {
     "true beside a number": (two("reward", 1, True), "FIELD_MISMATCH", ("'reward'", "bool", "float32")),
     "only empty lists": (two("input_ids", [], []), "FIELD_MISMATCH", ("'input_ids'", "dtypes")),
     "an integer that is too large": (one(fields={"input_ids": [1 << 63]}), "FIELD_MISMATCH", ("'input_ids'", "int64")),
+    "an integer that is too large for a small type": (
+        {**one(fields={"input_ids": [300]}), "dtypes": {"input_ids": "uint8"}},
+        "FIELD_MISMATCH",
+        ("'input_ids'", "uint8"),
+    ),
     "a float that is too large": (one(fields={"reward": 1e39}), "FIELD_MISMATCH", ("'reward'", "float32")),
     "a float for an integer": (
         {**one(fields={"input_ids": [1.5]}), "dtypes": {"input_ids": "int64"}},
