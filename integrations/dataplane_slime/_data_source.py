@@ -122,11 +122,15 @@ def _status(sample: Any) -> str:
     return str(getattr(sample.status, "value", sample.status))
 
 
+def _known_group(sample: Any) -> Any:
+    """That under which its group was drawn, or the number that slime's source gave it; None without both."""
+    return (sample.metadata or {}).get(_GROUP) or getattr(sample, "group_index", None)
+
+
 def _group_name(samples: Sequence[Any]) -> str:
-    """That under which the group was drawn, or the number that slime's source gave it, or a new one."""
-    first = samples[0]
-    number = getattr(first, "group_index", None)
-    return str((first.metadata or {}).get(_GROUP) or (uuid.uuid4().hex if number is None else number))
+    """That of the first sample, or a new one."""
+    known = _known_group(samples[0])
+    return uuid.uuid4().hex if known is None else str(known)
 
 
 def _load(path: str) -> Any:
@@ -388,8 +392,8 @@ def convert_samples_to_train_data(args: Any, samples: Iterable[Any]) -> dict[str
     several rewards. A sample with remove_sample has a loss mask of zeros; one without a loss mask trains on its whole
     response. `rollout_mask_sums` are the trained tokens of a sample's rollout: of all samples with its rollout_id, or
     of itself without one. Optional columns are there if all samples have them, `multimodal_train_inputs` if any has
-    them. Raises InvalidArgumentError (a ValueError) for a sample without a reward, or with a loss mask of another
-    length than its response.
+    them. Raises InvalidArgumentError (a ValueError) for a sample without a reward, or without a group in which to
+    normalize it, or with a loss mask of another length than its response.
     """
     flat = list(_flat(samples))
     key = getattr(args, "reward_key", None)
@@ -410,7 +414,7 @@ def convert_samples_to_train_data(args: Any, samples: Iterable[Any]) -> dict[str
     if process := getattr(args, "custom_reward_post_process_path", None):
         raw, rewards = _load(process)(args, flat)
     else:
-        rewards = _normalized(args, raw, [_group_name([sample]) for sample in flat])
+        rewards = _normalized(args, raw, flat)
     metadata = [sample.metadata or {} for sample in flat]
     data: dict[str, Any] = {
         "tokens": [sample.tokens for sample in flat],
@@ -447,10 +451,14 @@ def _rollouts(samples: Sequence[Any]) -> list[int]:
     return [next(free) if rollout is None else rollout for rollout in ids]
 
 
-def _normalized(args: Any, rewards: Sequence[float], groups: Sequence[str]) -> list[float]:
+def _normalized(args: Any, rewards: Sequence[float], samples: Sequence[Any]) -> list[float]:
     estimator = getattr(args, "advantage_estimator", "grpo")
     values = np.array(rewards, np.float64)
     if estimator in _CENTRED and getattr(args, "rewards_normalization", True):
+        for sample in samples:
+            if _known_group(sample) is None:  # as a group of its own it would have the reward 0
+                raise InvalidArgumentError(f"sample {sample.index} has no group_index; {estimator} compares groups")
+        groups = [_group_name([sample]) for sample in samples]
         for group in set(groups):
             rows = [row for row, name in enumerate(groups) if name == group]
             values[rows] -= values[rows].mean()

@@ -68,6 +68,14 @@ def test_one_of_several_rewards_is_chosen_and_a_lone_sample_has_none_above_other
         convert_samples_to_train_data(SimpleNamespace(reward_key="style"), [lone])
 
 
+def test_rewards_of_samples_without_a_group_are_not_normalized() -> None:
+    samples = [Sample(None, index, "p", reward=float(index)) for index in range(2)]
+    with pytest.raises(ValueError, match="sample 0 has no group_index"):
+        convert_samples_to_train_data(SimpleNamespace(), samples)
+    data = convert_samples_to_train_data(SimpleNamespace(advantage_estimator="ppo"), samples)
+    assert data["rewards"] == [0.0, 1.0]
+
+
 def test_a_loss_mask_of_another_length_than_the_response_is_refused() -> None:
     wrong = Sample(0, 3, "p", reward=1.0, loss_mask=[1], response_length=2)
     with pytest.raises(ValueError, match="sample 3: loss_mask has 1 entries for 2 tokens of its response"):
