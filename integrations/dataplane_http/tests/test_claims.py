@@ -81,6 +81,12 @@ def test_numbers_that_are_not_finite_are_null_and_what_json_has_not_is_refused(
     assert (refused.body["error"]["field"], refused.body["error"]["sample_id"]) == ("answer", "a")
 
 
+def test_tags_that_are_not_finite_are_null(ask: Ask, client: DataPlaneClient, partition: str) -> None:
+    client.put_samples(["a"], "p", {"reward": [1.0]}, [{"std": float("nan"), "least": float("-inf")}])
+    claimed = ask("POST", CLAIMS, {"fields": ["reward"], "batch_size": 1}).body
+    assert claimed["samples"][0]["tags"] == {"std": None, "least": None}
+
+
 def test_released_rows_return_to_the_task(ask: Ask, client: DataPlaneClient, partition: str) -> None:
     put(ask, "a")
     at = f"/v1/claims/{claim(ask)}"
