@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dataplane_client.errors import AuthenticationError, DataPlaneError, PermissionDeniedError
 from dataplane_http.app import SLASH
-from dataplane_http.callers import Callers
+from dataplane_http.callers import Caller, Callers
 from dataplane_http.errors import answer_of, error_answer, refused
 
 MAX_BODY_BYTES = 4 << 20
@@ -75,7 +75,8 @@ class Front:
         try:
             self._check_name(request)
             self._check_user(scope)
-            async with self._callers.of(self._token(request)) as scope["caller"]:
+            async with contextlib.AsyncExitStack() as until:
+                scope["caller"] = await self._caller(request, until)
                 body = await self._body(request, receive)
                 async with self._long if len(body) > _LONG_BYTES else contextlib.nullcontext():
                     await _until_hung_up(self._app, scope, body, receive, send)
@@ -91,6 +92,16 @@ class Front:
                 await asyncio.wait_for(_drained(receive), _DRAIN_S)
         await answer(scope, receive, send)
         return None
+
+    async def _caller(self, request: HTTPConnection, until: contextlib.AsyncExitStack) -> Caller | None:
+        """Who calls, until the end of the stack. None for what nobody needs a token for, if the server wants one."""
+        token = self._token(request)
+        try:
+            return await until.enter_async_context(self._callers.of(token))
+        except PermissionDeniedError:
+            if token is not None or request.scope["path"] not in _OPEN_PATHS:
+                raise
+            return None
 
     def _token(self, request: HTTPConnection) -> str | None:
         kind, _, token = request.headers.get("Authorization", "").partition(" ")

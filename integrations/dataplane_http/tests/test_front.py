@@ -19,7 +19,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from tests.integration.access.conftest import Pki
+from tests.integration.access.conftest import Pki, access
 from tests.integration.access.test_hosts import FAR, NEAR
 from tests.waiting import eventually
 
@@ -27,7 +27,8 @@ from dataplane_http.connections import MAX_CONNECTIONS, Places
 from dataplane_http.front import Door, is_own_name
 from dataplane_http.tests.asking import Ask, ask_at
 from dataplane_http.tests.conftest import running_gateway
-from dataplane_server.config import TlsFiles
+from dataplane_server.config import ServerConfig, TlsFiles
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
 
 HEAD = (
@@ -67,6 +68,21 @@ def test_with_tokens_a_request_needs_one_and_the_name_does_not_matter(server: Se
         for host in ("a/healthz?", "a/openapi.json#"):  # from it, Starlette made the URL, and so its path
             assert ask("GET", "/v1/partitions", headers={"Host": host}).error == (401, "UNAUTHENTICATED")
         assert ask("GET", "/healthz").body == {"status": "serving"}
+
+
+def test_health_and_the_description_need_no_token_where_the_server_wants_one(tmp_path: Path) -> None:
+    file = tmp_path / "access.json"
+    file.write_text(json.dumps(access()))
+    server = ServerThread(ServerConfig(listen=("127.0.0.1:0",), access=file, limits=Limits(memory_bytes=1 << 20)))
+    try:
+        with running_gateway(server.addresses[0], Door("127.0.0.1", tokens=True)) as address:
+            ask = ask_at(address)
+            assert ask("GET", "/healthz").body == {"status": "serving"}
+            assert "/healthz" in ask("GET", "/openapi.json").body["paths"]
+            for headers in ({}, {"Authorization": "Bearer unknown"}):
+                assert ask("GET", "/v1/partitions", headers=headers).error == (401, "UNAUTHENTICATED")
+    finally:
+        server.stop()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
