@@ -61,7 +61,8 @@ class RolloutRows:
 
         grouped: put the rows of each prompt as a group; each group is there whole or not at all, and a failure leaves
         those before it. Otherwise all rows are one put. weight_version: of the weights that sampled them. timeout_s:
-        of each call to the server. Blocks and raises as reserve_group, or put_samples.
+        of each call to the server. Blocks and raises as reserve_group, or put_samples with create_only: no row that
+        exists is replaced.
         """
         self._check()
         if not self.sample_ids:
@@ -69,7 +70,8 @@ class RolloutRows:
         if not grouped:
             version = {} if weight_version is None else {"weight_version": weight_version}
             tags = [{**version, **tags} for tags in self.tags]
-            return client.put_samples(self.sample_ids, partition_id, self.columns, tags, timeout_s=timeout_s)
+            whole = (self.sample_ids, partition_id, self.columns, tags)
+            return client.put_samples(*whole, create_only=True, timeout_s=timeout_s)
         metas = []
         for group_id, rows in self._groups().items():
             ids, tags, columns = self._rows(rows)

@@ -82,6 +82,12 @@ def test_a_group_that_fails_leaves_those_before_it(client: DataPlaneClient) -> N
     assert client.list_samples("p").meta.sample_ids == ["13_g0", "12_g0", "12_g1"]
 
 
+def test_rows_of_an_engine_that_uses_its_request_ids_again_replace_none(client: DataPlaneClient) -> None:
+    rows().put(client, "p", grouped=False)
+    with pytest.raises(PreconditionError, match="'12_g0'"):
+        rows().put(client, "p", grouped=False)
+
+
 @pytest.mark.parametrize("grouped", [True, False])
 def test_a_column_of_another_length_is_refused_and_no_rows_are_nothing_to_do(
     client: DataPlaneClient, grouped: bool
