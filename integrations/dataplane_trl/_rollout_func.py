@@ -7,6 +7,7 @@ rank that was killed when it begins anew.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, Final
@@ -83,9 +84,12 @@ class RolloutFunc:
 
     def _connected(self, rank: Mapping[str, int]) -> DataPlaneClient:
         if self._client is None:
-            self._client = connect(self._address, **self._connection)
-            register_prompts(self._client, self._partition, self._extra_fields)
-            self._client.clear_samples(None, self._partition, where=rank)
+            with contextlib.ExitStack() as unless_ready:
+                client = unless_ready.enter_context(connect(self._address, **self._connection))
+                register_prompts(client, self._partition, self._extra_fields)
+                client.clear_samples(None, self._partition, where=rank)
+                unless_ready.pop_all()
+            self._client = client
         return self._client
 
     def _collect(self, client: DataPlaneClient, ids: list[str], call: Mapping[str, int]) -> dict[str, list[Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError
+from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError, PreconditionError
 from dataplane_trl import RolloutFunc, answer_prompts, register_prompts
 
 NewFunc = Callable[..., Any]
@@ -145,3 +145,18 @@ def test_prompts_of_a_rank_that_was_killed_are_gone_when_it_begins_anew(
     generator.put_samples(["rank 1, call 0, 0"], "prompts", {"prompt": ["the killed one's"]}, [left])
     answer = result(ask(new_func(), ["ab"], trainer(rank=1, step=2)), generator)
     assert answer["prompt_ids"] == [[ord("a"), ord("b")]]
+
+
+def test_a_rank_whose_first_call_failed_begins_anew_with_the_next(
+    client: DataPlaneClient, new_func: NewFunc, ask: Ask
+) -> None:
+    client.register_partition("prompts", ["prompt"], 0, ["generate"], max_deliveries=3)
+    func = new_func()
+    with pytest.raises(PreconditionError, match="max_deliveries"):
+        func(["ab"], trainer())
+    client.drop_partition("prompts")
+    register_prompts(client, extra_fields=["score"])
+    tags = {"rank": 0, "call": 0, "weight_version": 0}
+    client.put_samples(["of a rank that was killed"], "prompts", {"prompt": ["x"]}, [tags])
+    assert result(ask(func, ["ab"], trainer(step=1)), client)["completion_ids"] == [[ord("a")]]
+    assert client.partition("prompts").rows == 0
