@@ -66,7 +66,8 @@ def encode_columns(
     if isinstance(td, TensorDictBase) and not td.batch_dims:
         raise ValueError("a TensorDict must have a batch dim, its rows; this one has none")
     row_name = row_number if sample_ids is None else partial(name_of_row, sample_ids)
-    leaves = {name: _leaf(name, value, row_name) for name, value in _fields(td)}
+    fields = _fields_of_stack(td) if isinstance(td, LazyStackedTensorDict) else td.items()
+    leaves = {name: _leaf(name, value, row_name) for name, value in fields}
     n_rows = _count_rows(td, leaves) if n_samples is None else n_samples
     for name, leaf in leaves.items():
         found = _rows_of(leaf)
@@ -78,12 +79,10 @@ def encode_columns(
     return [_encode(name, leaf, n_rows, row_name) for name, leaf in _from_cuda(leaves).items()]
 
 
-def _fields(td: TensorDictBase | Mapping[str, object]) -> Iterable[tuple[str, object]]:
-    """The fields and their values; of a lazy stack, lists where rows differ in shape, which no tensor holds. Raises
-    ValueError for a field that some of its rows lack: it does not show that it has it.
+def _fields_of_stack(td: LazyStackedTensorDict) -> Iterable[tuple[str, object]]:
+    """The fields and their values: lists where rows differ in shape, which no tensor holds. Raises ValueError for a
+    field that only some rows have, which the stack does not show.
     """
-    if not isinstance(td, LazyStackedTensorDict):
-        return td.items()
     rows = td.unbind(0)
     if partial_fields := set().union(*(row.keys() for row in rows)) - set(td.keys()):
         raise ValueError(f"field {min(partial_fields)!r}: some rows lack it; put the rows that have it by themselves")
