@@ -86,7 +86,7 @@ def _fields_of_stack(td: LazyStackedTensorDict) -> Iterable[tuple[str, object]]:
     rows = td.unbind(0)
     if partial_fields := set().union(*(row.keys() for row in rows)) - set(td.keys()):
         raise ValueError(f"field {min(partial_fields)!r}: some rows lack it; put the rows that have it by themselves")
-    return [(name, _stacked(td, rows, name)) for name in td.keys()]  # noqa: SIM118  # iterating gives rows
+    return [(name, _stacked(td, rows, name)) for name in map(str, td.keys())]
 
 
 def _stacked(td: LazyStackedTensorDict, rows: Sequence[TensorDictBase], name: str) -> object:

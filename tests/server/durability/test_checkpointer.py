@@ -63,8 +63,10 @@ def is_stopped(process: int) -> bool:
 
 
 def has_open(process: int, path: Path) -> bool:
-    """Whether a process has a file open."""
-    return path in [file.resolve() for file in Path(f"/proc/{process}/fd").iterdir()]
+    """Whether a process has a file open. No if it closes another one at this moment: ask again."""
+    with contextlib.suppress(FileNotFoundError):
+        return path in [file.resolve() for file in Path(f"/proc/{process}/fd").iterdir()]
+    return False
 
 
 def test_a_checkpointer_that_could_not_be_started_is_started_later(
