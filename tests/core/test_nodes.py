@@ -133,8 +133,10 @@ def test_the_producer_of_a_reserved_group_learns_that_a_row_is_lost(cluster: Cal
         cluster.finish_group(reserved.reservation_id)
 
 
-def test_writes_that_wait_for_a_lost_node_end(cluster: Caller) -> None:
-    put(cluster, ["big"], 2, BUDGET)
+@pytest.mark.parametrize("waits", ["for space", "for room in its partition"])
+def test_writes_that_wait_for_a_lost_node_end(cluster: Caller, waits: str) -> None:
+    put(cluster, ["big"], 2 if waits == "for space" else 1, BUDGET)
+    cluster.set_flow(max_rows=None if waits == "for space" else 1)
     cluster.wait(cluster.put_call(["s1"], {"a": [8]}, node=2))
     cluster.apply(LoseNode(2))
     assert cluster.effect(Failed).refusal.reason is Reason.NODE_LOST

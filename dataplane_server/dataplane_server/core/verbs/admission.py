@@ -200,10 +200,6 @@ class Admission:
                 most -= columns.size_bytes if ahead else 0
         return admitted
 
-    def tickets_of(self, node: int) -> list[int]:
-        """Writes that wait for space of a node."""
-        return [ticket for queue in (self._urgent, self._waiting) for ticket, one in queue.items() if one.node == node]
-
     def waiting_tickets(self) -> list[int]:
         """Tickets in both queues, in the order in which they are served."""
         return [*self._urgent, *self._waiting]

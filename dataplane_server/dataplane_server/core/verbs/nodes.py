@@ -16,16 +16,14 @@ from dataplane_server.core.rows.group_table import Group, with_groups
 from dataplane_server.core.rows.regions import NODE_SHIFT, Mirror, Region, Regions, node_of
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import Fact, State
-from dataplane_server.core.verbs.admission import Admission
 from dataplane_server.core.verbs.writes import Writes
 
 
 class Nodes:
     """Adds and loses nodes."""
 
-    def __init__(self, state: State, admission: Admission, writes: Writes) -> None:
+    def __init__(self, state: State, writes: Writes) -> None:
         self._state = state
-        self._admission = admission
         self._writes = writes
 
     def add(self, call: AddNode) -> int:
@@ -35,8 +33,7 @@ class Nodes:
         if call.number not in [region.number for region in self._regions if not region.ended]:
             return 0
         gone = Refusal(Reason.NODE_LOST, f"node {call.number} left the cluster", node=call.number)
-        for ticket in self._admission.tickets_of(call.number):
-            self._writes.fail(ticket, gone)
+        self._writes.fail_waiting_for(call.number, gone)
         return self._lose_rows(self._regions.lose(call.number))
 
     def set_mirror(self, call: SetMirror) -> int:

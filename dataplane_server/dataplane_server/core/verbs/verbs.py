@@ -36,6 +36,6 @@ class Verbs:
         self.reads = Reads(state)
         self.holders = Holders(state, self.table, self.admission, self.writes, self.reads)
         self.groups = Groups(state, self.flow)
-        self.nodes = Nodes(state, self.admission, self.writes)
+        self.nodes = Nodes(state, self.writes)
         self.partitions = Partitions(state, self.queue, self.claims, self.steps, self.writes)
         self.expiry = Expiry(state, self.queue, self.claims, self.groups, self.flow)

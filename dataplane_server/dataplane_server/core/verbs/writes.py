@@ -438,6 +438,12 @@ class Writes:
         of_writes = [ticket for ticket in waiting if self._under_way[ticket].partition_id == partition_id]
         self._fail([*of_writes, *self._flow.tickets(partition_id)], refusal)
 
+    def fail_waiting_for(self, node: int, refusal: Refusal) -> None:
+        """Fail all that waits to write to a node that is gone."""
+        waiting = [*self._admission.waiting_tickets(), *self._flow.tickets()]
+        of_node = [ticket for ticket in waiting if (call := self.call_of(ticket)) is not None and call.node == node]
+        self._fail(of_node, refusal)
+
     def fail(self, ticket: int, refusal: Refusal) -> None:
         """End a write, group or draw that waits."""
         self._state.fail(ticket, refusal)
