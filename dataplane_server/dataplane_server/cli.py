@@ -325,9 +325,14 @@ async def _serve(config: ServerConfig) -> None:
             server.health_address = health_address
             if not await _serve_life(server, stopping):
                 break
-            listen, http, http_door = tuple(server.addresses), server.http_address, server.http_door_address
-            direct = server.direct_address
-            config = dataclasses.replace(config, listen=listen, http=http, http_door=http_door, direct=direct)
+            config = dataclasses.replace(
+                config,
+                listen=tuple(server.addresses),
+                http=server.http_address,
+                http_door=server.http_door_address,
+                direct=server.direct_address,
+                standby=True,  # one that stands by may come first
+            )
     finally:
         await probes.stop()
 

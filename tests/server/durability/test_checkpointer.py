@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests import commands
 from tests.server.durability.test_life import REGISTER, begin, put
 from tests.waiting import eventually
 
@@ -142,11 +143,14 @@ async def test_a_snapshot_that_is_asked_for_again_while_it_is_taken_is_taken_onc
     life.arena.close()
 
 
+def words_of(folder: Path, kind: str) -> list[str]:
+    return ["dataplane_server", "--listen", f"unix://{folder}/s", "--http=", "--memory=1MiB", f"{kind}={folder}/d"]
+
+
 @contextlib.contextmanager
 def server_of(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A server in a session of its own, which serves on the socket `s` of a folder and writes its log there."""
-    flags = ["--listen", f"unix://{folder}/s", "--http", "", "--data-dir", str(folder / "d"), "--memory", "1MiB"]
-    command = [sys.executable, "-m", "dataplane_server", *flags]
+    command = [sys.executable, "-m", *words_of(folder, "--data-dir")]
     with (
         (folder / "log").open("w") as stderr,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True) as process,
@@ -164,7 +168,7 @@ def test_ctrl_c_ends_a_server_without_a_traceback_of_its_checkpointer(tmp_path: 
         checkpointer = checkpointer_of(tmp_path / "d")
         eventually(lambda: has_signal(checkpointer, "SigCgt", signal.SIGINT))  # it runs Python
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
@@ -179,5 +183,25 @@ def test_a_server_stops_in_order_while_a_snapshot_is_written_that_nobody_waits_f
         process.terminate()
         eventually(lambda: has_signal(checkpointer, "ShdPnd", signal.SIGTERM))  # the log is closed
         os.kill(checkpointer, signal.SIGCONT)
-        assert process.wait(60) == 0, (tmp_path / "log").read_text()
+        assert process.wait(300) == 0, (tmp_path / "log").read_text()
     assert '"level": "error"' not in (tmp_path / "log").read_text()
+
+
+def test_a_server_that_restores_a_snapshot_stands_by_if_its_standby_comes_first(tmp_path: Path) -> None:
+    log, words = tmp_path / "standby.log", ["dataplane-server", *words_of(tmp_path, "--standby")[1:]]
+    with (
+        server_of(tmp_path) as process,
+        log.open("w") as stderr,
+        commands.begin(words, stdout=subprocess.PIPE, stderr=stderr) as standby,
+    ):
+        eventually(lambda: '"standing_by"' in log.read_text())
+        checkpointer = checkpointer_of(tmp_path / "d")
+        with connect(f"unix://{tmp_path}/s") as client:
+            client.create_snapshot("a", timeout_s=600.0)
+            os.kill(checkpointer, signal.SIGSTOP)  # its server waits for it before it begins the next life
+            client.restore_snapshot("a", timeout_s=600.0)
+        os.kill(checkpointer, signal.SIGCONT)
+        eventually(lambda: '"standing_by"' in (tmp_path / "log").read_text() or process.poll() is not None)
+        standby.kill()
+        assert process.stdout is not None
+        assert b"serving" in process.stdout.readline(), (tmp_path / "log").read_text()
