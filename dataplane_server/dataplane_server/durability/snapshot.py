@@ -107,13 +107,14 @@ def write_snapshot(
     discard_unfinished(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / _LOCK, fcntl.LOCK_SH):
-        unfinished = Path(tempfile.mkdtemp(".unfinished", f".{name}.", folder))
+        written = Path(tempfile.mkdtemp(".unfinished", f".{name}.", folder))
         try:
-            manifest = _write(unfinished, name, request_id, replica, arena, check)
-            unfinished.rename(folder / name)
+            manifest = _write(written, name, request_id, replica, arena, check)
+            written = written.rename(folder / name)
             sync_path(folder)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+        except BaseException:
+            shutil.rmtree(written, ignore_errors=True)
+            raise
     return manifest
 
 

@@ -29,6 +29,7 @@ from dataplane_server.core.calls.life_calls import Restored
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.requests import RegisterPartition
 from dataplane_server.core.calls.values import Definition
+from dataplane_server.durability import snapshot
 from dataplane_server.durability.checkpoint import checkpoints
 from dataplane_server.durability.life import Life, Terms, begin_life
 from dataplane_server.durability.replica import Replica
@@ -37,6 +38,7 @@ from dataplane_server.durability.snapshot import Manifest, SnapshotError, verify
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service import snapshots
 from dataplane_server.service.shell import Shell
+from dataplane_server.storage.folders import sync_path
 
 ROWS, ENTRIES = 40, 3000
 
@@ -195,6 +197,19 @@ def test_a_snapshot_that_another_server_writes_in_the_same_folder_is_left_alone(
         with pytest.raises(OSError, match="not empty"):
             writing.result()
     assert {path.name for path in folder.iterdir()} == {"s", ".lock"}
+    life.arena.close()
+
+
+def test_a_snapshot_whose_name_is_not_synced_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("the disk failed")
+
+    life = begin(tmp_path / "data")
+    with monkeypatch.context() as patched:
+        patched.setattr(snapshot, "sync_path", lambda path: fail() if path == tmp_path else sync_path(path))
+        with pytest.raises(OSError, match="the disk failed"):
+            snapshot_of(life, tmp_path)
+    verify_snapshot(snapshot_of(life, tmp_path))
     life.arena.close()
 
 
