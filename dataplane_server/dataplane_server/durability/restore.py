@@ -18,7 +18,13 @@ from typing import Any
 
 from dataplane_server.core.calls.life_calls import Restored
 from dataplane_server.core.calls.limits import Limits
-from dataplane_server.durability.checkpoint import checkpoints, load_checkpoint, read_extra, write_checkpoint
+from dataplane_server.durability.checkpoint import (
+    DamagedCheckpointError,
+    checkpoints,
+    load_checkpoint,
+    read_extra,
+    write_checkpoint,
+)
 from dataplane_server.durability.logged_plane import LoggedPlane
 from dataplane_server.durability.mark import carry
 from dataplane_server.durability.snapshot import Manifest, SnapshotError, copy_values, open_part, read_manifest
@@ -101,10 +107,14 @@ def _check_size(snapshot: Path, manifest: Manifest, limits: Limits) -> None:
 
 def finish(folder: Path, arena: Arena) -> bool:
     """Give the arena of a restored snapshot its name, and the mark of the arena in use, if the newest checkpoint is of
-    one whose arena has none yet. Returns whether it did. To be called by the only server that uses the directory.
+    one whose arena has none yet. Returns whether it did. To be called by the only server that uses the directory. What
+    it has stays as it is if that checkpoint is damaged: an earlier one may do.
     """
     left_over, newest = list(folder.glob(f"{_ARENAS}*")), next(iter(checkpoints(folder)), None)
-    restored = read_extra(newest[1]).get("arena", "") if left_over and newest is not None else ""
+    try:
+        restored = read_extra(newest[1]).get("arena", "") if left_over and newest is not None else ""
+    except DamagedCheckpointError:
+        return False
     finished = restored in [path.name for path in left_over]
     if finished:
         carry(arena, folder / restored)

@@ -481,8 +481,9 @@ async def test_a_restore_that_ends_anywhere_has_happened_or_has_not(
     assert sorted(path.name for path in (tmp_path / "d").iterdir() if "restor" in path.name) == []
 
 
-async def test_a_damaged_checkpoint_after_a_restore_that_was_cut_short_is_not_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("which", ["of the life before", "of the life after"])
+async def test_a_damaged_checkpoint_around_a_restore_that_was_cut_short_is_not_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     def cut(*_: object) -> None:
         raise _Cut
@@ -490,17 +491,20 @@ async def test_a_damaged_checkpoint_after_a_restore_that_was_cut_short_is_not_ne
     life, (before, after) = begin(tmp_path / "d"), [Replica(tmp_path / "d") for _ in range(2)]
     prepared = prepared_from(snapshot_of(life, tmp_path), life)
     before.catch_up()
-    before.write_checkpoint(life.folder)
+    damaged = before.write_checkpoint(life.folder)
     with monkeypatch.context() as patched:
         patched.setattr(Prepared, "use", cut)
         with pytest.raises(_Cut):
             await life.leave_for(prepared)
     life.arena.close()
+    if which == "of the life before":
+        damaged.write_bytes(b"")
     life = begin(tmp_path / "d")
     life.plane.apply(REGISTER, life.now())
     after.catch_up()
-    damaged = after.write_checkpoint(life.folder)
-    damaged.write_bytes(damaged.read_bytes()[:-1])
+    if which == "of the life after":
+        damaged = after.write_checkpoint(life.folder)
+        damaged.write_bytes(damaged.read_bytes()[:-1])
     life.arena.close()
     again = begin(tmp_path / "d")
     again.arena.close()
