@@ -17,10 +17,13 @@ from tests.waiting import soon
 
 from dataplane_server.cluster.coordinator import actor as module
 from dataplane_server.cluster.coordinator.actor import ClusterOptions, Coordinator, end_nodes
+from dataplane_server.cluster.coordinator.home_arena import HomeArena
 from dataplane_server.cluster.messages import Beat, BeatAnswer
 from dataplane_server.cluster.ray_nodes import RayNodes
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
+from dataplane_server.core.calls.node_calls import AddNode
+from dataplane_server.durability.life import Terms, begin_life
 from dataplane_server.storage.arena import Arena
 
 ray_exceptions = pytest.importorskip("ray.exceptions")
@@ -85,8 +88,8 @@ def test_the_end_of_a_cluster_starts_no_ray() -> None:
 
 
 @pytest.fixture
-async def coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Coordinator:
-    """Of a node that Ray has alone, and whose actor a test has in `_actors`."""
+async def coordinator(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Coordinator:
+    """Of a node that Ray has alone, and whose actor a test has in `_actors`. With a parameter: its log knows a node."""
     monkeypatch.setattr(module, "_LOOK_S", 0.01)
     monkeypatch.setattr(module, "_MAKE_S", 0.1)
     monkeypatch.setattr(module, "this_node", lambda: "here")
@@ -96,6 +99,12 @@ async def coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Coordi
     monkeypatch.setattr(Coordinator, "_actor_of", lambda self, ray_node: Actor())
     monkeypatch.setattr(Coordinator, "_create_actor", lambda self, ray_node: self._actors.get(ray_node, Actor()))
     config = ServerConfig((f"unix://{tmp_path}/grpc",), limits=Limits(memory_bytes=1 << 20), http=None)
+    if getattr(request, "param", False):
+        former = replace(config.limits, cluster=True)
+        config = replace(config, data_dir=tmp_path / "d", durability="process")
+        life = begin_life(Terms(tmp_path / "d", former, False, "process", lambda _: None, arena=HomeArena()))
+        life.plane.apply(AddNode("arena@here"), life.now())
+        await life.close()
     return Coordinator(config, ClusterOptions("c", "127.0.0.1", 1 << 20))
 
 
@@ -119,6 +128,7 @@ class Actor:
 DIED = ray_exceptions.RayActorError(error_msg="died\nOSError: no space for the arena", actor_init_failed=True)
 
 
+@pytest.mark.parametrize("coordinator", [False, True], ids=["new", "with a log"], indirect=True)
 async def test_a_cluster_whose_first_arena_cannot_be_made_says_why(coordinator: Coordinator) -> None:
     coordinator._actors["here"] = Actor(DIED)
     with pytest.raises(OSError, match="no arena on the coordinator's node: OSError: no space for the arena"):

@@ -87,7 +87,7 @@ class Coordinator:
         self._silent_since: dict[int, float] = {}  # nodes of the core, without an actor that is heard
         self._listening, self._serving = asyncio.Event(), asyncio.Event()
         self._failing: dict[str, float] = {}  # nodes whose actors cannot be made, since when
-        self._no_arena: OSError | None = None  # on this node, nor on any other
+        self._no_arena: OSError | None = None  # on this node, so it cannot serve
         self._unserved: tuple[float, Exception] | None = None  # since when it cannot serve, and why
         self._locked: int | None = None
         self._ray_node = this_node()
@@ -269,7 +269,7 @@ class Coordinator:
         silent = [region for region in there if not _is_up(members.get(region.number))]
         alive = await asyncio.to_thread(self._nodes.alive, set(map(ray_node_of, silent)))
         up = {member.registration.ray_node for member in members.values() if member.is_up}
-        await self._note_failing(server, set(alive) - up)
+        await self._note_failing(set(alive) - up)
         for ray_node in alive:
             if ray_node not in self._actors or ray_node not in up:  # it may be dead for good
                 self._actors[ray_node] = await asyncio.to_thread(self._create_actor, ray_node)
@@ -284,7 +284,7 @@ class Coordinator:
             self._judge(server, region, now - self._silent_since[region.number], alive)
         server.mirrors.look_after()
 
-    async def _note_failing(self, server: ClusterServer, silent: Collection[str]) -> None:
+    async def _note_failing(self, silent: Collection[str]) -> None:
         """Tell once of a node whose actor cannot be made, as where there is no memory for its arena."""
         waited_for = {ray_node: actor for ray_node, actor in self._actors.items() if ray_node in silent}
         reasons = await asyncio.gather(*map(_why_not_made, waited_for.values()))
@@ -293,8 +293,9 @@ class Coordinator:
             if why and ray_node not in self._failing:
                 self._failing[ray_node] = time.monotonic()
                 self._log.error("node_failed", node=ray_node, why=why)
-            if why and ray_node == self._ray_node and time.monotonic() - self._failing[ray_node] > _MAKE_S:
-                self._no_arena = None if server.plane.nodes() else OSError(f"no arena on the coordinator's node: {why}")
+            is_first = ray_node == self._ray_node and not self._serving.is_set()
+            if why and is_first and time.monotonic() - self._failing[ray_node] > _MAKE_S:
+                self._no_arena = OSError(f"no arena on the coordinator's node: {why}")
 
     def _judge(self, server: ClusterServer, region: Region, silent_s: float, alive: list[str]) -> None:
         """Lose a node that does not come back."""
