@@ -10,7 +10,9 @@ import mmap
 from collections.abc import Callable
 from pathlib import Path
 
+from dataplane_server.cluster.coordinator.members import not_there
 from dataplane_server.core.calls.values import Run
+from dataplane_server.core.rows.regions import node_of
 from dataplane_server.storage.arena import Arena
 
 
@@ -43,7 +45,9 @@ class HomeArena(Arena):
         return self._home is not None and self._base <= run.offset < self._base + self.file_bytes
 
     def view(self, run: Run) -> memoryview:
-        assert self._home is not None  # noqa: S101  # the server listens once it is mapped
+        """Refusal NODE_LOST for a run of a node that this one was before."""
+        if self._home is None or not self.has(run):
+            raise not_there(node_of(run.offset))
         start = run.offset - self._base
         return self._home[start : start + run.size_bytes]
 

@@ -92,7 +92,7 @@ class Members:
     def place_of(self, number: int) -> BytePlace:
         """Where the bytes of a node are. Refusal NODE_LOST if nothing that has them has registered."""
         if number not in self._places:
-            raise _not_there(number)
+            raise not_there(number)
         return self._places[number]
 
     def remove(self, number: int) -> None:
@@ -109,7 +109,7 @@ class Members:
         """Refusal NODE_LOST if its actor has not registered."""
         found = self.find(number)
         if found is None:
-            raise _not_there(number)
+            raise not_there(number)
         return found
 
     def on(self, ray_node: str) -> Member | None:
@@ -129,5 +129,5 @@ class Members:
         return [number for number in known if number not in self._members or self._members[number].former]
 
 
-def _not_there(number: int) -> Refusal:
+def not_there(number: int) -> Refusal:
     return Refusal(Reason.NODE_LOST, f"node {number} is not there", node=number)
