@@ -220,12 +220,12 @@ class Gate:
         held_id = _field(request, "claim_id") or _field(request, "reservation_id")
         found = self._partition_of(held_id) if held_id else None
         verbs = [verb, WRITE_BACK] if verb == "PutSamples" and _field(request, "claim_id") else [verb]
-        if verb == "ListPartitions" or (held_id and found is None) or _field(request, "claim_request_id"):
+        places = {found or partition_id, partition_id or found or ""}
+        if verb == "ListPartitions" or (held_id and places == {""}) or _field(request, "claim_request_id"):
             # The answer has those that the caller may look at; the core refuses an id that is not held any more; the
             # request that is given up is the caller's own.
             allowed = any(map(caller.may_somewhere, verbs))
         else:
-            places = {found or partition_id, partition_id or found or ""}
             allowed = all(any(caller.may(one, place) for one in verbs) for place in places)
         if not allowed and not (verb == "RegisterPartition" and self._only_repeats(caller, request)):
             raise _denied(caller, verb, partition_id or found or "")
