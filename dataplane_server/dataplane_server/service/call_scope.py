@@ -46,8 +46,8 @@ class CallScope:
             self._tracing.call(self._verb, self._transport, code, seconds, self._traceparent)
 
     def refused(self, reason: Reason, status: status_pb2.Status) -> None:
-        """End a call that is refused."""
-        if self._metrics is not None:
+        """End a call that is refused. A stream that was counted when it was open is none."""
+        if self._metrics is not None and not self._ended:
             self._metrics.refusal(self._verb, reason.name)
         self.status = status
         self.end(ERROR_TABLE[reason].name)

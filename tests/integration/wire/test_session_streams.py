@@ -177,10 +177,13 @@ def test_a_stream_is_measured_until_it_is_open(start_server: Callable[..., Serve
     server = start_server(http="127.0.0.1:0")
     with grpc.insecure_channel(server.addresses[0]) as channel:
         stream = SessionPeer(channel)
-        stream.open()
+        session_id = stream.open().session_id
         stub: Any = pb_grpc.DataPlaneServiceStub(channel)
         stub.GetServerStatus(pb.GetServerStatusRequest(), timeout=120)
         of_streams = {"transport": "grpc", "verb": "Session"}
         assert total(server, "dataplane_calls_total", code="OK", **of_streams) == 1
         assert total(server, "dataplane_call_seconds_count", **of_streams) == 1
+        SessionPeer(channel).open(session_id)
+        assert stream.ending()[1] == "SUPERSEDED"
+        assert total(server, "dataplane_refusals_total") == 0
         stream.break_off()
