@@ -158,6 +158,12 @@ def test_a_command_that_waits_for_its_cluster_ends_when_it_is_told_to(ray_addres
     remove_folders(NAME)  # a cluster with a directory keeps them
 
 
+def test_an_address_of_ray_that_is_none_is_refused_in_words() -> None:
+    process = command("head-node")
+    event = json.loads(process.communicate(timeout=120)[1].splitlines()[-1])
+    assert event["why"] == "the cluster cannot start: Invalid address format: head-node"
+
+
 def test_a_cluster_has_no_direct_port() -> None:
     with pytest.raises(ValueError, match="direct: "):
         start(ServerConfig(direct="127.0.0.1:0"))

@@ -39,7 +39,7 @@ def serve_cluster(
         _on_signals(lambda number, _: os._exit(128 + number))
         cluster = start(config, name=name, cache_bytes=cache_bytes, mirrored=mirrored)
         _on_signals(lambda *_: stopping.set())
-    except (OSError, ray.exceptions.RayError) as error:
+    except (OSError, ValueError, ray.exceptions.RayError) as error:  # ValueError: of an address or a name
         raise OSError(f"the cluster cannot start: {last_line(error)}") from error
     with cluster:
         print(_banner(cluster) if sys.stdout.isatty() else _event(cluster), flush=True)  # noqa: T201  # a command's output
