@@ -12,7 +12,7 @@ from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.service.server import Server
 
-_START_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 300.0  # a checkpointer, which it waits for, may get no core for a minute
 
 _running: set[ServerThread] = set()
 

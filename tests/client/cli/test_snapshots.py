@@ -104,7 +104,7 @@ def test_restore_asks_on_a_terminal(address: str, answer: bytes, code: int, rows
     with connect(address) as client, subprocess.Popen([DATAPLANE, "restore", "one", "-s", address], stdin=theirs) as it:
         client.put_samples(["b"], "p", {"x": torch.ones(1, 3000)})
         os.write(ours, answer)
-        assert it.wait(60) == code
+        assert it.wait(300) == code
         assert client.server_status().rows == rows
     os.close(ours)
     os.close(theirs)
