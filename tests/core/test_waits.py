@@ -417,6 +417,12 @@ def test_a_server_that_drains_says_so(caller: Caller) -> None:
     assert [type(effect) for effect in caller.plane.take_effects()] == [Failed]
 
 
+def drawn(caller: Caller) -> Call[object]:
+    put(caller, "uv")
+    caller.draw("a", task="train")
+    return caller.put_call(["w"], {"a": [1]})
+
+
 @pytest.mark.parametrize(
     ("stall", "cause"),
     [
@@ -424,8 +430,9 @@ def test_a_server_that_drains_says_so(caller: Caller) -> None:
         (consumer_gone, "consumer_gone"),
         (never_put, ""),
         (silent_producer, "consumer_gone"),
+        (drawn, ""),
     ],
-    ids=["all taken", "gone", "empty", "never claimed"],
+    ids=["all taken", "gone", "empty", "never claimed", "drawn"],
 )
 def test_a_task_that_takes_no_rows_is_explained_where_its_partition_is_named(
     caller: Caller, stall: Stall, cause: str

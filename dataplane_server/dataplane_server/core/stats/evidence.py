@@ -128,9 +128,9 @@ class Evidence:
             if rows <= 0 or counts[CLAIMED] or task.views.waiting():
                 continue
             last, text = self.last(partition, _CLAIMS, task.name), ""
-            if last is None:
+            if last is None and not partition.entrance.drawn_rows:
                 text = "no client has claimed any, as far back as the server remembers"
-            elif self.is_gone(last.who):
+            elif last is not None and self.is_gone(last.who):
                 text = f"it was last claimed {self.by_whom(last)}"
             if text:
                 text = f"task {task.name!r} has {rows} rows before it, and {text}"
