@@ -73,8 +73,10 @@ class RolloutRows:
             whole = (self.sample_ids, partition_id, self.columns, tags)
             return client.put_samples(*whole, create_only=True, timeout_s=timeout_s)
         metas = []
+        of_one_type = {name: _of_one_type(column) for name, column in self.columns.items()}
         for group_id, rows in self._groups().items():
-            ids, tags, columns = self._rows(rows)
+            ids, tags = [self.sample_ids[row] for row in rows], [self.tags[row] for row in rows]
+            columns = {name: [column[row] for row in rows] for name, column in of_one_type.items()}
             reserved = client.reserve_group(
                 partition_id, group_id, ids, weight_version=weight_version, timeout_s=timeout_s
             )
@@ -88,16 +90,18 @@ class RolloutRows:
             if len(column) != rows:
                 raise InvalidArgumentError(f"column {name!r} has {len(column)} entries for {rows} rows")
 
-    def _rows(self, rows: list[int]) -> tuple[list[str], list[dict[str, Tag]], dict[str, list[Any]]]:
-        columns = {name: [column[row] for row in rows] for name, column in self.columns.items()}
-        return [self.sample_ids[row] for row in rows], [self.tags[row] for row in rows], columns
-
     def _groups(self) -> dict[str, list[int]]:
         """The positions of each group's rows."""
         groups: dict[str, list[int]] = {}
         for row, group_id in enumerate(self.group_ids):
             groups.setdefault(group_id, []).append(row)
         return groups
+
+
+def _of_one_type(column: list[Any] | Array) -> list[Any] | Array:
+    """Integers beside floats become floats, as in one put: otherwise a group of integers alone has another type."""
+    kinds = set(map(type, column))
+    return list(map(float, column)) if kinds == {int, float} else column
 
 
 class Segment(NamedTuple):

@@ -52,6 +52,13 @@ def test_the_samples_of_a_prompt_are_put_as_a_group(client: DataPlaneClient) -> 
     check_stored(client, 7)
 
 
+def test_integers_beside_floats_are_floats_also_in_a_group_of_their_own(client: DataPlaneClient) -> None:
+    batch = rows()
+    batch.columns["reward"] = [0, 1, 0.5]
+    batch.put(client, "p")
+    assert client.get_samples(batch.sample_ids, "p", ["reward"])["reward"].tolist() == [0.0, 1.0, 0.5]
+
+
 @pytest.mark.parametrize("version", [None, 7])
 def test_rows_are_put_plainly_in_one_call(client: DataPlaneClient, version: int | None) -> None:
     assert rows().put(client, "p", weight_version=version, grouped=False).sample_ids == ["12_g0", "12_g1", "13_g0"]
