@@ -133,6 +133,8 @@ def answer_prompts(
             columns = dict(generate(prompts, [int(tags["weight_version"] or 0) for tags in claim.tags]))
             for name, dtype in _COMPLETION.items():
                 kinds = "fiu" if dtype is np.float32 else "iu"
+                if (found := len(columns.get(name, ()))) != len(prompts):
+                    raise InvalidArgumentError(f"generate returned {found} {name} for {len(prompts)} prompts")
                 rows = enumerate(columns[name])
                 columns[name] = [number_array(f"{name} of prompt {row}", ids, kinds, dtype) for row, ids in rows]
             for row, (ids, values) in enumerate(zip(columns["completion_ids"], columns["logprobs"], strict=True)):

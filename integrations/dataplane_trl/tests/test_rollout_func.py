@@ -107,15 +107,25 @@ def test_prompts_of_a_generator_that_fails_are_answered_by_another(
     assert result(asked, generator)["completion_ids"] == [[ord("a")]]
 
 
-def test_completions_whose_logprobs_do_not_fit_are_refused_where_they_were_made(
-    generator: DataPlaneClient, new_func: NewFunc, ask: Ask
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ({"logprobs": [[]]}, "prompt 0: 0 logprobs for 1 completion_ids"),
+        ({"logprobs": []}, "generate returned 0 logprobs for 1 prompts"),
+        ({"completion_ids": [[1], [2]]}, "generate returned 2 completion_ids for 1 prompts"),
+        ({"prompt_ids": None}, "generate returned 0 prompt_ids for 1 prompts"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused_where_they_were_made(
+    generator: DataPlaneClient, new_func: NewFunc, ask: Ask, column: dict[str, Any], message: str
 ) -> None:
-    def short(prompts: list[str], steps: list[int]) -> dict[str, Any]:
-        return {**generate(prompts, steps), "logprobs": [[]]}
+    def wrong(prompts: list[str], steps: list[int]) -> dict[str, Any]:
+        columns = {**generate(prompts, steps), **column}
+        return {name: rows for name, rows in columns.items() if rows is not None}
 
     asked = ask(new_func(), ["ab"], trainer(step=1))
-    with pytest.raises(InvalidArgumentError, match="prompt 0: 0 logprobs for 1 completion_ids"):
-        answer_prompts(generator, short, timeout_s=20.0)
+    with pytest.raises(InvalidArgumentError, match=message):
+        answer_prompts(generator, wrong, timeout_s=20.0)
     assert result(asked, generator)["completion_ids"] == [[ord("a")]]
 
 
