@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -214,6 +215,9 @@ class Rows:
 
     def tags(self, partition_id: str | None) -> dict[str, dict[str, dict[str, Any]]]:
         """Tags by partition and key (None: of all partitions); nothing for an unknown partition."""
-        known = [described.partition_id for described in self.client.partitions()]
-        chosen = [name for name in known if partition_id in (None, name)]
-        return {name: {key: tags for _, key, tags in self.listed(name)} for name in chosen}
+        names = [each.partition_id for each in self.client.partitions()] if partition_id is None else [partition_id]
+        found = {}
+        for name in names:
+            with contextlib.suppress(NotFoundError):  # another process may have dropped it since
+                found[name] = {key: tags for _, key, tags in self.listed(name)}
+        return found

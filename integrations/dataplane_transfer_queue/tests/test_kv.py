@@ -12,7 +12,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import dataplane_transfer_queue as tq
-from dataplane_client import observe
+from dataplane_client import connect, observe
 from dataplane_client.client import DataPlaneClient
 from dataplane_transfer_queue.tests.conftest import parameters_of
 
@@ -202,6 +202,16 @@ def test_rows_are_listed_by_partition_and_cleared_by_key() -> None:
     assert tq.kv_list("unknown") == {}
     with pytest.raises(ValueError, match="empty list"):
         tq.kv_clear([], "p")
+
+
+def test_a_partition_that_is_dropped_while_all_are_listed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for partition in "pq":
+        tq.kv_put("a", partition, tag={"k": 1})
+    with connect() as client:
+        seen = client.partitions()
+        client.drop_partition("q")
+    monkeypatch.setattr(DataPlaneClient, "partitions", lambda _: seen)
+    assert tq.kv_list() == {"p": {"a": {"k": 1}}}
 
 
 async def use_all_twins(partition: str) -> list[object]:
