@@ -50,8 +50,10 @@ class Distribution:
     def quantile(self, q: float, *, absolute: bool = False) -> float:
         """The smallest number that a share q of them does not exceed, rounded as above; NaN without numbers.
 
-        absolute: of the numbers without their signs.
+        absolute: of the numbers without their signs. ValueError unless q is 0 to 1.
         """
+        if not 0 <= q <= 1:
+            raise ValueError(f"q: must be a share of 0 to 1, got {q}")
         folded = np.append(self.bins[_SIDE], self.bins[_SIDE + 1 :] + self.bins[:_SIDE][::-1])
         reached = np.cumsum(folded if absolute else self.bins) >= max(1, math.ceil(q * float(self.counts[0])))
         place = int(np.argmax(reached)) - (0 if absolute else _SIDE)

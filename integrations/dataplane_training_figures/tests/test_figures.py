@@ -202,3 +202,9 @@ def test_a_refusal_names_the_field_and_the_rule(
 def test_bounds_must_be_around_1(bounds: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match="bounds: must be a ratio of 0 to 1 and one of at least 1"):
         training.figures_of(PADDED, bounds=bounds)
+
+
+@pytest.mark.parametrize("q", [-0.1, 2, math.nan])
+def test_a_quantile_of_no_share_is_refused(q: float) -> None:
+    with pytest.raises(ValueError, match="q: must be a share of 0 to 1"):
+        training.figures_of(PADDED).parts["rewards"].quantile(q)
