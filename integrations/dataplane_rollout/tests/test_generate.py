@@ -99,6 +99,13 @@ def test_a_tensor_of_sequences_is_a_hand_made_batch() -> None:
     assert_rows(rows, ["p_g0", "q_g0"], columns, [{"finish_reason": "stop"}] * 2)
 
 
+def test_padding_after_a_stop_that_is_no_eos_token_is_not_sampled() -> None:
+    sequences = torch.tensor([[5, 6, 7, 9, 4, 4], [PAD, PAD, 8, 9, PAD, PAD]])
+    rows = from_generate(sequences, MASK, eos_token_id=EOS, pad_token_id=PAD, group_ids=["p", "q"], logprobs=False)
+    assert [row.tolist() for row in rows.columns["input_ids"]] == [[5, 6, 7, 9, 4, 4], [8, 9]]
+    assert [tags["finish_reason"] for tags in rows.tags] == ["length", "stop"]
+
+
 def test_a_beam_search_is_refused(model: Any) -> None:
     output = generate(model, do_sample=False, num_beams=SAMPLES, temperature=1.0)
     with pytest.raises(InvalidArgumentError, match="of a beam search, whose rows were not sampled"):
