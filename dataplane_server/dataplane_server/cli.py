@@ -358,13 +358,14 @@ def _event(server: Server) -> str:
 
 
 def _banner(server: Server) -> str:
+    http = "http" if server.config.tls is None else "https"
     lines = [f"RL Data Plane {VERSION} serves gRPC on {address}" for address in server.addresses]
     if server.direct_address is not None:
         lines.append(f"values of clients of other hosts pass at {server.direct_address}")
     if server.http_address is not None:
-        lines.append(f"page on http://{server.http_address}, metrics under /metrics, health under /healthz")
+        lines.append(f"page on {http}://{server.http_address}, metrics under /metrics, health under /healthz")
     if server.http_door_address is not None:
-        lines.append(f"JSON over HTTP on http://{server.http_door_address}, described under /openapi.json")
+        lines.append(f"JSON over HTTP on {http}://{server.http_door_address}, described under /openapi.json")
     if server.health_address is not None:
         lines.append(f"gRPC health on {server.health_address}")
     lines += [

@@ -21,6 +21,7 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests import commands
+from tests.integration.access.conftest import Pki
 from tests.integration.command.conftest import COMMAND, Command, Start
 from tests.waiting import eventually
 
@@ -59,10 +60,14 @@ def fetch(url: str) -> HTTPResponse:
     return response
 
 
-def test_on_a_terminal_it_prints_plain_lines_and_a_snippet_that_runs_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_on_a_terminal_it_prints_plain_lines_and_a_snippet_that_runs_as_it_is(scheme: str, tmp_path: Path) -> None:
     terminal, screen = pty.openpty()
     listen = f"unix://{tmp_path}/a.sock"
     flags = ["--listen", listen, "--http", "127.0.0.1:0", "--memory", "16MiB"]
+    if scheme == "https":
+        files = Pki(tmp_path).issue("server", "127.0.0.1")
+        flags += ["--tls-cert", str(files.certificate), "--tls-key", str(files.key)]
     with subprocess.Popen([COMMAND, *flags], stdout=screen, stderr=screen) as process:
         os.close(screen)
         with os.fdopen(terminal, encoding="utf-8") as shown:
@@ -74,7 +79,7 @@ def test_on_a_terminal_it_prints_plain_lines_and_a_snippet_that_runs_as_it_is(tm
                 process.terminate()
             log = [line[10:-1] for line in lines_until(shown, "stopped")]
     assert banner[0] == f"RL Data Plane {VERSION} serves gRPC on {listen}\n"
-    assert banner[1].startswith("page on http://127.0.0.1:")
+    assert banner[1].startswith(f"page on {scheme}://127.0.0.1:")
     assert "# registering again is safe\n" in snippet
     assert log[1] == "info     draining  grace_s=20.0"
     assert log[2].startswith("info     stopped  drained_s=")
