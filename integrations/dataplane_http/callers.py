@@ -8,10 +8,20 @@ import dataclasses
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
+import grpc
+
 from dataplane_client import Credentials, aio
-from dataplane_client.errors import AuthenticationError, ClaimFencedError, GroupFencedError, OutOfSpaceError
+from dataplane_client.errors import (
+    AuthenticationError,
+    ClaimFencedError,
+    GroupFencedError,
+    OutOfSpaceError,
+    UnavailableError,
+)
 from dataplane_http.held import Held
 
 MAX_CALLERS = 64
@@ -81,6 +91,25 @@ class Callers:
         return await aio.connect(
             self._server, transport="grpc", connect_timeout_s=_CONNECT_S, client_name="http", credentials=credentials
         )
+
+    async def check(self) -> None:
+        """Ask for the server's health, which it tells without counting a refusal. Raises UnavailableError."""
+        async with self._channel() as channel:
+            asked: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
+            try:
+                await asked(b"", timeout=_CONNECT_S)
+            except grpc.aio.AioRpcError as error:
+                message = f"the server at {self._server} does not answer: {error.details()}"
+                raise UnavailableError(message, reason="UNAVAILABLE") from None
+
+    def _channel(self) -> grpc.aio.Channel:
+        found = self._credentials
+        if found.ca is None or self._server.startswith("unix:"):
+            return grpc.aio.insecure_channel(self._server)
+        files = (None if found.ca == "system" else found.ca, found.key, found.certificate)
+        tls = grpc.ssl_channel_credentials(*(None if file is None else Path(file).read_bytes() for file in files))
+        name = [] if found.server_name is None else [("grpc.ssl_target_name_override", found.server_name)]
+        return grpc.aio.secure_channel(self._server, tls, name)
 
     async def _make_room(self) -> None:
         if len(self._callers) < MAX_CALLERS:

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dataplane_client.errors import AuthenticationError, DataPlaneError, PermissionDeniedError
 from dataplane_http.app import SLASH
-from dataplane_http.callers import Caller, Callers
+from dataplane_http.callers import Callers
 from dataplane_http.errors import answer_of, error_answer, refused
 
 MAX_BODY_BYTES = 4 << 20
@@ -75,8 +75,9 @@ class Front:
         try:
             self._check_name(request)
             self._check_user(scope)
-            async with contextlib.AsyncExitStack() as until:
-                scope["caller"] = await self._caller(request, until)
+            is_open = scope["path"] in _OPEN_PATHS  # not that of the URL, which depends on the header Host
+            calling = contextlib.nullcontext() if is_open else self._callers.of(self._token(request))
+            async with calling as scope["caller"]:
                 body = await self._body(request, receive)
                 async with self._long if len(body) > _LONG_BYTES else contextlib.nullcontext():
                     await _until_hung_up(self._app, scope, body, receive, send)
@@ -93,21 +94,11 @@ class Front:
         await answer(scope, receive, send)
         return None
 
-    async def _caller(self, request: HTTPConnection, until: contextlib.AsyncExitStack) -> Caller | None:
-        """Who calls, until the end of the stack. None for what nobody needs a token for, if the server wants one."""
-        token = self._token(request)
-        try:
-            return await until.enter_async_context(self._callers.of(token))
-        except PermissionDeniedError:
-            if token is not None or request.scope["path"] not in _OPEN_PATHS:
-                raise
-            return None
-
     def _token(self, request: HTTPConnection) -> str | None:
         kind, _, token = request.headers.get("Authorization", "").partition(" ")
         if kind.lower() == "bearer":
             return token.strip()
-        if self._door.tokens and request.scope["path"] not in _OPEN_PATHS:  # its URL also depends on the header Host
+        if self._door.tokens:
             raise AuthenticationError("the request has no token; send Authorization: Bearer TOKEN")
         return None
 

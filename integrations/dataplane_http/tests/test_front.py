@@ -19,7 +19,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from tests.integration.access.conftest import Pki, access
+from tests.integration.access.conftest import TOKENS, Pki, access
 from tests.integration.access.test_hosts import FAR, NEAR
 from tests.waiting import eventually
 
@@ -70,18 +70,32 @@ def test_with_tokens_a_request_needs_one_and_the_name_does_not_matter(server: Se
         assert ask("GET", "/healthz").body == {"status": "serving"}
 
 
-def test_health_and_the_description_need_no_token_where_the_server_wants_one(tmp_path: Path) -> None:
-    file = tmp_path / "access.json"
+def test_health_and_the_description_need_no_token_where_the_server_wants_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, pki = tmp_path / "access.json", Pki(tmp_path)
     file.write_text(json.dumps(access()))
-    server = ServerThread(ServerConfig(listen=("127.0.0.1:0",), access=file, limits=Limits(memory_bytes=1 << 20)))
+    monkeypatch.setenv("DATAPLANE_TLS_CA", str(pki.ca))
+    secured: dict[str, Any] = {
+        "access": file,
+        "tls": pki.issue("server", "127.0.0.1"),
+        "limits": Limits(memory_bytes=1 << 20),
+    }
+    server = ServerThread(ServerConfig(listen=("127.0.0.1:0",), http="127.0.0.1:0", **secured))
+    metrics = http.client.HTTPSConnection(
+        str(server.http_address), timeout=300, context=ssl.create_default_context(cafile=pki.ca)
+    )
     try:
         with running_gateway(server.addresses[0], Door("127.0.0.1", tokens=True)) as address:
             ask = ask_at(address)
             assert ask("GET", "/healthz").body == {"status": "serving"}
             assert "/healthz" in ask("GET", "/openapi.json").body["paths"]
+            metrics.request("GET", "/metrics", headers={"Authorization": f"Bearer {TOKENS['everywhere']}"})
+            assert 'reason="UNAUTHENTICATED"' not in metrics.getresponse().read().decode()  # an alert is on refusals
             for headers in ({}, {"Authorization": "Bearer unknown"}):
                 assert ask("GET", "/v1/partitions", headers=headers).error == (401, "UNAUTHENTICATED")
     finally:
+        metrics.close()
         server.stop()
 
 
