@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from async_flow import WEIGHTS
 from dataplane_client import DataPlaneClient
 from dataplane_client.client import Claim
-from dataplane_client.errors import ClaimTimeoutError, NotFoundError
+from dataplane_client.errors import ClaimTimeoutError, NotFoundError, UnavailableError
 from dataplane_client.records.meta import Tag
 from trainer_adapter.refit import RefitInfo, load_weights, receive_streamed_weights, refit_info, stream_weights
 
@@ -58,7 +58,7 @@ class WeightSender:
         while True:
             try:
                 claim = self._client.claim(WEIGHTS, "send", [], 1, timeout_s=_WAIT_S)
-            except ClaimTimeoutError:
+            except (ClaimTimeoutError, UnavailableError):
                 continue
             except NotFoundError:
                 return
@@ -112,9 +112,9 @@ class WeightInbox:
             while True:
                 has = self._newest[0]
                 request: dict[str, Tag] = {"endpoint": self._endpoint, "has": has}
-                # Not one id for all: the request before may still be held, and is removed when its claim ends.
-                self._client.put_samples([f"{os.getpid()} has {has}"], WEIGHTS, tags=[request])
                 with contextlib.suppress(TimeoutError, ConnectionError, ValueError):  # then it asks again
+                    # Not one id for all: the request before may still be held, and is removed when its claim ends.
+                    self._client.put_samples([f"{os.getpid()} has {has}"], WEIGHTS, tags=[request])
                     self._receive()
 
     def _receive(self) -> None:
