@@ -42,19 +42,20 @@ class Rows:
 
     def ensure(self, partition_id: str) -> None:
         """Make a partition unless it exists."""
-        if partition_id in self._has_shapes:
-            return
-        try:
-            self.describe(partition_id)
-        except NotFoundError:
-            self.client.register_partition(partition_id, [_NOTHING], 0, [TASK], open=True)
-            self._has_shapes[partition_id] = {}
+        if partition_id not in self._has_shapes and self.known(partition_id) is None:
+            self._make(partition_id, TASK)
 
     def ensure_task(self, partition_id: str, task: str) -> None:
         """Make a partition unless it exists, and declare a task unless it is."""
-        self.ensure(partition_id)
-        if task not in self.client.partition(partition_id).task_names:
+        described = self.known(partition_id)
+        if described is None:
+            self._make(partition_id, TASK, task)
+        elif task not in described.task_names:
             self.client.extend_partition(partition_id, consumer_tasks=[task])
+
+    def _make(self, partition_id: str, *tasks: str) -> None:
+        self.client.register_partition(partition_id, [_NOTHING], 0, sorted(set(tasks)), open=True)
+        self._has_shapes[partition_id] = {}
 
     def describe(self, partition_id: str) -> PartitionDescription:
         """Describe a partition as it is now. Raises NotFoundError."""

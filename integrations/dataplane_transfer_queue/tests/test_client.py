@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDict
 
 import dataplane_transfer_queue as tq
+from dataplane_client import connect
 from dataplane_client.errors import NotFoundError
 from dataplane_transfer_queue.tests.conftest import parameters_of
 
@@ -87,6 +88,14 @@ def test_in_polling_mode_a_fetch_of_more_than_there_is_returns_no_row(address: s
     found = native.get_meta(["x"], 2, "p", task_name="train")
     assert (found.size, found.field_names) == (0, [])
     assert native.get_meta(["x"], 1, "p", task_name="train").size == 1
+
+
+def test_a_fetch_from_a_partition_that_another_process_cleared_finds_no_row(address: str) -> None:
+    tq.init({"controller": {"polling_mode": True}, "backend": {"RLDataPlane": {"address": address}}})
+    tq.kv_put("a", "p", {"x": 1})
+    with connect(address) as other:
+        other.drop_partition("p")
+    assert tq.get_client().get_meta(["x"], 1, "p", task_name="train").size == 0
 
 
 def test_all_rows_are_named_whatever_they_hold_and_taken_or_not(native: tq.TransferQueueClient) -> None:
