@@ -20,7 +20,12 @@ from tests.trainer_adapter.losses.microbatches import (
 )
 from torch import Tensor
 
-from trainer_adapter.losses import ClippedPolicyGradientLoss, ClippedPolicyGradientOptions, next_token_logprobs
+from trainer_adapter.losses import (
+    ClippedPolicyGradientLoss,
+    ClippedPolicyGradientOptions,
+    NLLLoss,
+    next_token_logprobs,
+)
 
 DAPO = ClippedPolicyGradientOptions(ratio_clip_min=0.2, ratio_clip_max=0.28)
 PER_ROW = replace(DAPO, token_level_loss=False)
@@ -160,11 +165,12 @@ ONE = (torch.tensor(1), torch.tensor(1))
 
 
 def shares_of(
-    options: ClippedPolicyGradientOptions, logprobs: Tensor, batch: Batch, counts: tuple[Tensor, Tensor] = ONE
+    options: ClippedPolicyGradientOptions | None, logprobs: Tensor, batch: Batch, counts: tuple[Tensor, Tensor] = ONE
 ) -> tuple[float, Any, dict[str, Any]]:
-    """Loss, derivatives by the log-probabilities, metrics."""
+    """Loss, derivatives by the log-probabilities, metrics; None: of NLLLoss."""
     given = logprobs.detach().requires_grad_()
-    loss, metrics = ClippedPolicyGradientLoss(options)(given, batch, *counts)
+    loss_fn = NLLLoss() if options is None else ClippedPolicyGradientLoss(options)
+    loss, metrics = loss_fn(given, batch, *counts)
     return loss.item(), torch.autograd.grad(loss, given)[0], metrics
 
 
@@ -190,9 +196,11 @@ def test_a_mismatch_beyond_the_range_of_floats_is_finite() -> None:
     assert math.isfinite(shares_of(ClippedPolicyGradientOptions(), logprobs, batch)[2]["token_mult_prob_error"])
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize("options", [*OPTIONS.values(), None], ids=[*OPTIONS, "NLL"])
 @pytest.mark.parametrize("when", ["now", "then"])
-def test_a_token_that_was_not_to_be_sampled_counts_as_masked(options: ClippedPolicyGradientOptions, when: str) -> None:
+def test_a_token_that_was_not_to_be_sampled_counts_as_masked(
+    options: ClippedPolicyGradientOptions | None, when: str
+) -> None:
     """Under top_k or top_p, now or when prev_logprobs were computed. The divisors stay those of the whole step."""
     batch = make_batch()
     counts, (row, column) = counts_of(batch), valid_tokens(batch)[0]
@@ -201,7 +209,8 @@ def test_a_token_that_was_not_to_be_sampled_counts_as_masked(options: ClippedPol
     excluding = logprobs if when == "now" else batch["prev_logprobs"][:, 1:]
     excluding[row, column - 1] = -math.inf
     loss, gradient, metrics = shares_of(options, logprobs, batch, counts)
-    batch["token_mask"][row, column] = False
+    if options is not None or when == "now":  # NLLLoss reads no prev_logprobs
+        batch["token_mask"][row, column] = False
     expected, expected_gradient, expected_metrics = shares_of(options, logprobs, batch, counts)
     assert loss == expected
     assert metrics == expected_metrics

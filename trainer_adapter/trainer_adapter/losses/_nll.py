@@ -13,7 +13,10 @@ from trainer_adapter.losses.metrics import as_floats
 
 
 class NLLLoss:
-    """-mean of log p(token | tokens before it) over the masked tokens of the global batch (maximum likelihood)."""
+    """-mean of log p(token | tokens before it) over the masked tokens of the global batch (maximum likelihood).
+
+    A token that top_k or top_p excludes has the log-probability -inf and counts as masked out, but not for the divisor.
+    """
 
     loss_type = LossType.TOKEN_LEVEL
     input_type = LossInputType.LOGPROB
@@ -26,6 +29,7 @@ class NLLLoss:
         global_valid_toks: Tensor,
     ) -> LossResult:
         """next_token_logprobs: [B,S-1]. data: `token_mask` [B,S], `sample_mask` [B]."""
-        mask = token_weights(data, next_token_logprobs.dtype)
+        given = token_weights(data, next_token_logprobs.dtype)
+        mask = given.masked_fill(next_token_logprobs.detach().isneginf(), 0.0)
         loss = -masked_mean(next_token_logprobs, mask, global_valid_toks)
         return loss, as_floats({"loss": loss, **counts(data, mask)})
