@@ -9,7 +9,7 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -169,9 +169,18 @@ def interrupt_once_in(function: str) -> None:
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def test_an_interrupted_wait_is_no_failed_save(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_interrupted_wait_is_no_failed_save_and_forgets_none(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
     manager, may_write = CheckpointManager(), threading.Event()
-    monkeypatch.setattr(_saving, "write_folders", lambda *_: may_write.wait(60))
+
+    def write(*_: object) -> None:
+        may_write.wait(60)
+        if fails:
+            raise OSError("disk full")
+
+    monkeypatch.setattr(_saving, "write_folders", write)
     before = signal.signal(signal.SIGUSR1, interrupt)
     with set_up(policy_config(folder / "llama"), init_optimizer=False) as state:
         manager.save_checkpoint(state.model, str(tmp_path), checkpointing_cfg={"is_async": True})
@@ -181,8 +190,9 @@ def test_an_interrupted_wait_is_no_failed_save(folder: Path, tmp_path: Path, mon
             manager.finish_checkpoint()
         sender.join()
         may_write.set()
-        manager.close()
-        assert (tmp_path / "model").exists()
+        with pytest.raises(RuntimeError, match="model was not saved: OSError: disk full") if fails else nullcontext():
+            manager.close()
+        assert (tmp_path / "model").exists() != fails
     signal.signal(signal.SIGUSR1, before)
 
 

@@ -46,8 +46,8 @@ class Saver:
 
     def finish(self) -> None:
         """Wait for the save in flight on all ranks. RuntimeError naming its folder if it failed."""
-        if self._saving is not None:
-            with fail_together(f"saving {self._saving[0]}"):
+        if self._thread is not None:  # on all ranks; a save may be in flight on those alone that were interrupted here
+            with fail_together(f"saving {self._saving[0] if self._saving else 'a checkpoint'}"):
                 self._wait()
 
     def close(self) -> None:
@@ -62,8 +62,9 @@ class Saver:
     def _wait(self) -> None:
         if self._saving is None:
             return
-        (folder, written), self._saving = self._saving, None
-        error = written.exception()  # which an interruption of this wait is not
+        folder, written = self._saving
+        error = written.exception()  # an interruption of this wait is none, and leaves the save in flight
+        self._saving = None
         if error is not None:
             raise RuntimeError(f"{folder} was not saved: {type(error).__name__}: {error}") from error
 
