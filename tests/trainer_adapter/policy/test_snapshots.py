@@ -88,6 +88,19 @@ def be_a_rank(rank: int, folder: Path, address: str, forgetful: str) -> None:
     policy.shutdown()
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_shutdown_tells_whether_it_could_name_the_snapshot(
+    tmp_path: Path, server: MortalServer, is_lost: bool
+) -> None:
+    policy, weights = DataPlanePolicy(config_of(), SerialGroup(1)), tmp_path / "step-7"
+    with connect(server.address) as client:
+        policy.save_checkpoint(str(weights), None, None, {"is_async": True}, data_plane=client)
+    if is_lost:
+        weights.rmdir()
+    assert policy.shutdown() != is_lost
+    assert (weights / "data_plane.json").exists() != is_lost
+
+
 def test_a_loader_that_prefetches_gives_each_row_once_to_the_timeline_that_survives(
     tmp_path: Path, server: MortalServer
 ) -> None:

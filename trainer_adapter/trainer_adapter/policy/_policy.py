@@ -11,6 +11,7 @@ calls of all processes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -36,6 +37,8 @@ from trainer_adapter.worker_groups import WorkerGroup
 
 if TYPE_CHECKING:
     import ray
+
+_log = logging.getLogger("trainer_adapter")
 
 
 class DataPlanePolicy(ColocatablePolicyInterface):
@@ -353,5 +356,9 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         complete, self._complete_checkpoint = self._complete_checkpoint, None
         ended = self._workers.shutdown()
         if ended and complete is not None and self._workers.is_driver:
-            complete()
+            try:
+                complete()
+            except Exception:  # noqa: BLE001  # shutdown must not raise; the error is logged
+                _log.exception("the snapshot of the last checkpoint could not be named")
+                return False
         return ended
