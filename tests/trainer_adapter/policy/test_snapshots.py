@@ -88,13 +88,21 @@ def be_a_rank(rank: int, folder: Path, address: str, forgetful: str) -> None:
     policy.shutdown()
 
 
+def interrupt(_method: str) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_shutdown_tells_whether_it_could_name_the_snapshot(
-    tmp_path: Path, server: MortalServer, is_lost: bool
+def test_shutdown_names_the_snapshot_after_an_interrupted_wait_and_tells_whether_it_could(
+    tmp_path: Path, server: MortalServer, monkeypatch: pytest.MonkeyPatch, is_lost: bool
 ) -> None:
-    policy, weights = DataPlanePolicy(config_of(), SerialGroup(1)), tmp_path / "step-7"
+    group, weights = SerialGroup(1), tmp_path / "step-7"
+    policy = DataPlanePolicy(config_of(), group)
     with connect(server.address) as client:
         policy.save_checkpoint(str(weights), None, None, {"is_async": True}, data_plane=client)
+    monkeypatch.setattr(group, "run_everywhere", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        policy.finish_checkpoint()
     if is_lost:
         weights.rmdir()
     assert policy.shutdown() != is_lost

@@ -264,10 +264,15 @@ class DataPlanePolicy(ColocatablePolicyInterface):
         """Wait until the checkpoint in flight is complete; returns at once if there is none. RuntimeError if its files
         could not be written; it then stays incomplete.
         """
-        if self._complete_checkpoint is not None:
-            complete, self._complete_checkpoint = self._complete_checkpoint, None
+        complete, self._complete_checkpoint = self._complete_checkpoint, None
+        if complete is None:
+            return
+        try:
             self._workers.run_everywhere("finish_checkpoint")
-            self._on_driver("name the snapshot", complete)
+        except KeyboardInterrupt:  # the files are still being written
+            self._complete_checkpoint = complete
+            raise
+        self._on_driver("name the snapshot", complete)
 
     def load_checkpoint(
         self, weights_path: str, optimizer_path: str | None = None, *, data_plane: DataPlaneClient | None = None
