@@ -228,7 +228,7 @@ def claimed(here: Rank, name: str) -> Any:
 def left_clean(here: Rank, name: str) -> Any:
     with here.claim(name) as claim:
         pass
-    return claim.state
+    return [claim.state, claim.committed, here.claim(name).committed]
 
 
 def one_rank_fails(here: Rank, name: str) -> Any:

@@ -200,7 +200,7 @@ DISAGREE = "RuntimeError: the ranks of the replica end claim ID in different way
     ("case", "seen", "commits"),
     [
         pytest.param("planned", replica_cases.PLAN, 0, id="every rank gets the driver's plan"),
-        pytest.param("left_clean", "committed", 2, id="a claim that all leave in order is committed"),
+        pytest.param("left_clean", ["committed", False, True], 2, id="a claim that all leave in order is committed"),
         pytest.param("ranks_disagree", [DISAGREE, "open", 4, "released"], 0, id="disagreeing ranks keep the claim"),
         pytest.param("fenced", ["ClaimFencedError", "fenced"], 0, id="a fenced claim"),
         pytest.param("cleared", ["ZeroDivisionError: ", "NotFoundError", "released"], 0, id="a commit lacks a row"),

@@ -29,17 +29,25 @@ class ReplicaClaim:
 
     meta: the rows.
     claim_id: the server's id of the claim.
+    committed: as Claim.committed: the rows were consumed before.
     state: as Claim.state, the same on all ranks.
     """
 
     def __init__(
-        self, claim: Claim | None, claim_id: str, meta: KVBatchMeta, replica: ReplicaGroup, device: torch.device
+        self,
+        claim: Claim | None,
+        claim_id: str,
+        committed: bool,
+        meta: KVBatchMeta,
+        replica: ReplicaGroup,
+        device: torch.device,
     ) -> None:
         """claim: the claim itself on the leader, None on other ranks."""
         self._claim = claim
         self._replica = replica
         self._device = device
         self.claim_id = claim_id
+        self.committed = committed
         self.meta = meta
         self.state: Literal["open", "committed", "released", "fenced"] = "open"
 

@@ -220,11 +220,11 @@ class ReplicaDataPlane:
             shard: dict[str, Any] = {"step": step, "dp_rank": dp_rank, "dp_world": dp_world, **options}
             claim = self.require_client().claim_shard(partition_id, task_name, required_fields, batch_size, **shard)
             held.append(claim)
-            return {"claim_id": claim.claim_id, "meta": meta_values(claim.meta)}
+            return {"claim_id": claim.claim_id, "committed": claim.committed, "meta": meta_values(claim.meta)}
 
         taken = run_on_leader(take, self._replica, self._device)
-        meta = KVBatchMeta(**taken["meta"])
-        return ReplicaClaim(held[0] if held else None, taken["claim_id"], meta, self._replica, self._device)
+        taken["meta"] = KVBatchMeta(**taken["meta"])
+        return ReplicaClaim(held[0] if held else None, **taken, replica=self._replica, device=self._device)
 
 
 def _check_width(meta: KVBatchMeta, longest: int) -> None:
