@@ -115,7 +115,9 @@ def steps(worker: AutomodelPolicyWorker, count: int = 2) -> list[float]:
     return [worker.train(batch(), ClippedPolicyGradientLoss())["global_loss"].item() for _ in range(count)]
 
 
-def test_a_resumed_run_drops_out_and_warms_up_as_the_first_one_did(make_worker: MakeWorker, tmp_path: Path) -> None:
+def test_a_resumed_run_drops_out_and_warms_up_as_the_first_one_did(
+    make_worker: MakeWorker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     warm_up = {"name": "torch.optim.lr_scheduler.LinearLR", "kwargs": {"start_factor": 0.25, "total_iters": 4}}
     changes = {"hf_config_overrides": {"attention_dropout": 0.5}, "optimizer": ADAM, "scheduler": warm_up}
     paths = {f"{part}_path": str(tmp_path / part) for part in ("weights", "optimizer")}
@@ -127,9 +129,11 @@ def test_a_resumed_run_drops_out_and_warms_up_as_the_first_one_did(make_worker: 
     expected = steps(worker)
     torch.manual_seed(99)
     assert steps(make_worker(changes=changes, **paths)) == expected
+    assert caplog.text.count("the reference weights are those of the checkpoint") == 1
     loaded = make_worker(changes=changes)
     loaded.load_checkpoint(**paths)
     assert steps(loaded) == expected
+    assert caplog.text.count("the reference weights are those of the checkpoint") == 1
 
 
 def test_a_save_before_the_first_step_changes_nothing(make_worker: MakeWorker, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -34,6 +35,8 @@ from trainer_adapter.automodel.setup import (
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+_log = logging.getLogger("trainer_adapter")
 
 Contexts = Callable[[ProcessedInputs], AbstractContextManager[None]]
 
@@ -129,8 +132,8 @@ def load_policy(
 ) -> LoadedPolicy:
     """Set up this rank; a collective call of all ranks. Rank and world size come from the environment.
 
-    The reference is the model after weights_path is loaded. Raises what check_types and the functions of
-    trainer_adapter.automodel.setup raise.
+    The reference is the model after weights_path is loaded; rank 0 warns of that if an optimizer is loaded too.
+    Raises what check_types and the functions of trainer_adapter.automodel.setup raise.
     """
     check_types(config)
     tokenizer_config = required(config, "tokenizer")
@@ -152,5 +155,11 @@ def load_policy(
         weights_path=weights_path,
         optimizer_path=optimizer_path,
     )
+    if init_reference_model and weights_path and optimizer_path and torch.distributed.get_rank() == 0:
+        _log.warning(
+            "the reference weights are those of the checkpoint %s. To resume with those of the run's beginning, start "
+            "without weights_path and call load_checkpoint. init_reference_model=False keeps none",
+            weights_path,
+        )
     reference = setup_reference_model_state(state.model) if init_reference_model else None
     return LoadedPolicy(config, tokenizer, runtime, context, state, checkpoints, reference, device)
