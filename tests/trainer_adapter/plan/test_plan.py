@@ -186,10 +186,30 @@ def test_a_job_that_cannot_be_divided_is_refused(
         planned(model, ranks, changes, row_tokens)
 
 
-def test_microbatches_that_the_worker_refuses_are_refused(model: Path) -> None:
-    both = {"dynamic_batching": ON, "sequence_packing": ON}
-    with pytest.raises(AssertionError, match="both enabled"):
-        read_layout(settings(model, "none", 2, False, "bfloat16") | both, 1, WIDTH)
+GATHERED = {"context_parallel_size": 2, "context_parallel_attention": "gathered"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes", "error", "text"),
+    [
+        ({}, {"dynamic_batching": ON, "sequence_packing": ON}, AssertionError, "both enabled"),
+        ({}, {"precision": "float16"}, ValueError, "losses are not scaled"),
+        (GATHERED, {"sequence_packing": {**ON, "attention": "flash"}}, ValueError, r"attention must be sdpa"),
+        (
+            {**GATHERED, "tensor_parallel_size": 2, "sequence_parallel": True},
+            {},
+            AssertionError,
+            "can't be used together with sequence parallel",
+        ),
+    ],
+)
+def test_a_job_that_the_worker_refuses_is_refused(
+    model: Path, layout: dict[str, Any], changes: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    given = settings(model, "none", 2, False, "bfloat16") | changes
+    given["dtensor_cfg"] |= layout
+    with pytest.raises(error, match=text):
+        read_layout(given, 4, WIDTH)
 
 
 def test_a_model_with_other_layers_is_refused(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from trainer_adapter.automodel.config import PolicyConfig, RuntimeConfig, check_
 from trainer_adapter.automodel.parallel.fsdp import fsdp2_config, shard_weights
 from trainer_adapter.automodel.parallel.mesh import ParallelSizes, create_mesh, parallel_sizes, weight_mesh
 from trainer_adapter.automodel.parallel.tensor import parallelize_tensors
+from trainer_adapter.automodel.setup._model import check_layout
 from trainer_adapter.automodel.setup._optimizer import build_optimizer
 from trainer_adapter.automodel.setup._validation import validate_and_prepare_config
 from trainer_adapter.microbatch_args import microbatch_args
@@ -61,6 +62,7 @@ def read_layout(config: PolicyConfig, ranks: int, row_tokens: int | None) -> tup
         raise NotImplementedError("dtensor_cfg.expert_parallel_size: the plan knows no experts; it must be 1")
     runtime = _validated(config)
     work = _work(config, runtime, sizes, row_tokens)
+    check_layout(config, runtime, work.cp, work.sequence_parallel, is_vlm=False, trains=True)
     adapters = peft_config(config["dtensor_cfg"], sizes.tp, "cpu")
     with torch.device("meta"):
         model = runtime.model_class.from_config(copy.deepcopy(runtime.model_config), dtype=torch.float32)
@@ -71,10 +73,13 @@ def read_layout(config: PolicyConfig, ranks: int, row_tokens: int | None) -> tup
 
 
 def _validated(config: PolicyConfig) -> RuntimeConfig:
-    """Checked as for the CPU, because this machine need have neither the job's GPUs nor their kernels."""
+    """Checked as for the CPU, because this machine need have neither the job's GPUs nor their kernels; context parallel
+    takes none of these.
+    """
     layout = {**config["dtensor_cfg"], "device": "cpu", "model_backend": "transformers"}
     layout.pop("automodel_kwargs", None)
-    packing = {key: value for key, value in config["sequence_packing"].items() if key != "attention"}
+    is_whole = layout.get("context_parallel_size", 1) == 1
+    packing = {key: value for key, value in config["sequence_packing"].items() if key != "attention" or not is_whole}
     cpu: Any = {**config, "dtensor_cfg": layout, "sequence_packing": packing, "dequantize_base_checkpoint": False}
     with redirect_stdout(io.StringIO()):  # notices of a rank that sets up
         runtime = validate_and_prepare_config(cpu, None, 0)

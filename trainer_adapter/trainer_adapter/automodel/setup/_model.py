@@ -67,7 +67,8 @@ def setup_model_and_optimizer(
     if another rank failed to read the model's files.
     """
     backend = require_model_backend(config)
-    _check_layout(config, runtime_config, distributed_context, is_vlm, init_optimizer)
+    sequence_parallel = distributed_context.tp_size > 1 and distributed_context.fsdp2_config.sequence_parallel
+    check_layout(config, runtime_config, distributed_context.cp_size, sequence_parallel, is_vlm, init_optimizer)
     if distributed_context.fsdp2_config.activation_checkpointing:
         # The repeated forward pass may choose cuDNN's attention where the first one did not.
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -118,11 +119,11 @@ def _load_transformers(
     return load_transformers_model(config["model_name"], runtime, context, replicas, adapters), adapters, True
 
 
-def _check_layout(
-    config: PolicyConfig, runtime: RuntimeConfig, context: DistributedContext, is_vlm: bool, trains: bool
+def check_layout(
+    config: PolicyConfig, runtime: RuntimeConfig, cp_size: int, sequence_parallel: bool, is_vlm: bool, trains: bool
 ) -> None:
-    if context.cp_size > 1:
-        sequence_parallel = context.tp_size > 1 and context.fsdp2_config.sequence_parallel
+    """Raise for settings that exclude each other, as setup_model_and_optimizer does before it reads the model."""
+    if cp_size > 1:
         _check_context_parallel(runtime, sequence_parallel, is_vlm)
     if runtime.dtype == torch.float16 and trains:
         raise ValueError("precision=float16: losses are not scaled, so small gradients become 0. Train in bfloat16")
