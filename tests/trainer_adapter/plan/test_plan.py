@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,15 @@ def test_a_job_that_the_worker_refuses_is_refused(
     given["dtensor_cfg"] |= layout
     with pytest.raises(error, match=text):
         read_layout(given, 4, WIDTH)
+
+
+def test_a_fused_optimizer_holds_what_others_do_and_makes_nothing_in_a_step(model: Path) -> None:
+    given = settings(model, "none", 2, False, "bfloat16")
+    given["dtensor_cfg"]["device"] = "cuda"
+    _, plain, _ = read_layout(given, 1, WIDTH)
+    given["optimizer"] = {"name": ADAM["name"], "kwargs": {"fused": True}}
+    _, weights, _ = read_layout(given, 1, WIDTH)
+    assert weights == replace(plain, step_bytes=0) != plain
 
 
 def test_a_model_with_other_layers_is_refused(tmp_path: Path) -> None:

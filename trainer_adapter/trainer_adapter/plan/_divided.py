@@ -253,7 +253,9 @@ def _optimizer_tensors(config: PolicyConfig, parts: list[torch.Tensor]) -> list[
     if not config.get("optimizer"):
         raise KeyError("the policy config must set optimizer: without it nothing is trained")
     holder = torch.nn.ParameterList([torch.nn.Parameter(torch.empty_like(part)) for part in parts])
-    optimizer = build_optimizer(holder, required(config, "optimizer"))
+    settings = required(config, "optimizer")
+    kwargs = {key: value for key, value in (settings.get("kwargs") or {}).items() if key != "fused"}  # needs a device
+    optimizer = build_optimizer(holder, {**settings, "kwargs": kwargs})
     for parameter in holder:
         parameter.grad = torch.empty_like(parameter)
     optimizer.step()
