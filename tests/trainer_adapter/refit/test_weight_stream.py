@@ -131,17 +131,21 @@ def test_a_trainer_whose_engine_is_killed_gives_up_in_time_and_serves_the_next_o
 
 
 ONE_WEIGHT = {"w": (torch.Size([4]), torch.float32)}
+OTHER_FILE = {"handle": "of another file"}
+"""As an engine finds it that sees other processes than the trainer in /proc, which have the same numbers."""
 
 
 def asking(endpoint: str, *messages: dict[str, Any]) -> Callable[[], None]:
     """A trainer with messages of its own making, each the first of a stream of one weight but for what is said."""
 
     def ask() -> None:
-        buffer = SharedBuffer(16, CPU)
+        buffer, other = SharedBuffer(16, CPU), SharedBuffer(16, CPU)
+        of_other = [*buffer.handle[:2], other.handle[2], *buffer.handle[3:]]
         well = {"stream": b"1", "index": 0, "handle": buffer.handle, "used_bytes": 16}
         with closing(RequestChannel(endpoint, 10)) as channel:
             for message in messages:
-                channel.send({**well, "weights": [["w", "float32", [4], 0]], **message})
+                given = {"handle": of_other} if message == OTHER_FILE else message
+                channel.send({**well, "weights": [["w", "float32", [4], 0]], **given})
                 channel.await_answer()
 
     return ask
@@ -156,7 +160,8 @@ def asking(endpoint: str, *messages: dict[str, Any]) -> Callable[[], None]:
         ({"weights": [["w", "object", [4], 0]]}, "dtype 'object' is not a known element type"),
         ({"used_bytes": 99, "weights": [["w", "float32", [4], 16]]}, "is outside the 16 bytes used"),
         ({"handle": ["cuda", 0, b""]}, "the trainer's memory is of kind 'cuda', which cannot be opened on cpu"),
-        ({"handle": ["memory", os.getpid(), 99_999]}, "the trainer's memory cannot be opened"),
+        ({"handle": ["memory", os.getpid(), 99_999, 0]}, "the trainer's memory cannot be opened"),
+        (OTHER_FILE, "the trainer's memory cannot be opened"),
     ],
 )
 def test_messages_that_make_no_sense_are_refused(endpoint: str, changes: dict[str, Any], text: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ class SharedBuffer:
             weakref.finalize(self, os.close, descriptor)
             os.ftruncate(descriptor, max(size_bytes, 1))
             self.tensor = _map_file(descriptor)[:size_bytes]
-            self.handle = ["memory", os.getpid(), descriptor]
+            self.handle = ["memory", os.getpid(), descriptor, os.fstat(descriptor).st_ino]
 
 
 def open_buffer(handle: list[Any], device: torch.device) -> Tensor:
@@ -51,12 +52,15 @@ def open_buffer(handle: list[Any], device: torch.device) -> Tensor:
         tensor = torch.empty(0, dtype=torch.uint8, device=device)
         storage = torch.UntypedStorage._new_shared_cuda(tensor.device.index, *parts[1:])  # noqa: SLF001  # torch has no public name
         return tensor.set_(storage)
-    pid, descriptor = parts
-    return _open_memory(f"/proc/{int(pid)}/fd/{int(descriptor)}")
+    pid, descriptor, inode = parts
+    return _open_memory(f"/proc/{int(pid)}/fd/{int(descriptor)}", inode)
 
 
-def _open_memory(path: str) -> Tensor:
+def _open_memory(path: str, inode: int) -> Tensor:
+    """inode: of the file; in another container the path may be that of another process."""
     try:
+        if Path(path).stat().st_ino != inode:
+            raise FileNotFoundError(f"{path} is another file")
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise ConnectionError(
