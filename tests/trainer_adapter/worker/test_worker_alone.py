@@ -298,7 +298,14 @@ def test_engines_get_the_trained_weights_bit_by_bit(make_worker: MakeWorker, mon
 # --- reward models ---
 
 
-def test_scores_are_those_of_the_reward_model_alone(make_worker: MakeWorker, model: Path) -> None:
+def mean_score(scores: Tensor, data: Any, seqs: Tensor, _toks: Tensor) -> LossResult:
+    """A loss over what a reward model returns."""
+    valid = data["sample_mask"]
+    return (scores.squeeze(-1) * valid).sum() / seqs, {"num_valid_samples": valid.sum()}
+
+
+def test_scores_and_losses_over_them_are_those_of_the_reward_model_alone(make_worker: MakeWorker, model: Path) -> None:
+    """The temperature of generation, which the configuration has, does not scale them."""
     torch.manual_seed(3)
     reward = model.parent / "reward"
     plain = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
@@ -309,4 +316,7 @@ def test_scores_are_those_of_the_reward_model_alone(make_worker: MakeWorker, mod
     with torch.no_grad():
         one_by_one = zip(rows["input_ids"], rows["input_lengths"], strict=True)
         alone = [plain(input_ids=ids[None, :length]).logits[0, 0] for ids, length in one_by_one]
-    torch.testing.assert_close(worker.score(data=rows)["scores"], torch.stack(alone), rtol=1e-5, atol=1e-5)
+    scores, valid = torch.stack(alone), rows["sample_mask"]
+    torch.testing.assert_close(worker.score(data=rows)["scores"], scores, rtol=1e-5, atol=1e-5)
+    loss = worker.train(rows, mean_score, eval_mode=True, gbs=rows.size, mbs=1)["global_loss"]
+    torch.testing.assert_close(loss, (scores * valid).sum()[None] / valid.sum(), rtol=1e-5, atol=1e-5)

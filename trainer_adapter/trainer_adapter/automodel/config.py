@@ -314,7 +314,7 @@ class RuntimeConfig(NamedTuple):
 
     attn_impl: None leaves the choice to the model.
     max_grad_norm: None disables clipping.
-    is_generation_colocated, sampling_params: None if the policy does not generate.
+    is_generation_colocated, sampling_params: None if the policy does not generate; the latter of reward models, too.
     """
 
     model_class: Any

@@ -69,7 +69,7 @@ def validate_and_prepare_config(config: PolicyConfig, processor: Any | None, ran
         cpu_offload=cpu_offload,
         offload_optimizer_for_logprob=config.get("offload_optimizer_for_logprob", False),
         is_generation_colocated=colocated,
-        sampling_params=sampling,
+        sampling_params=None if reward else sampling,  # scores are not logits of tokens
         is_reward_model=reward,
     )
 
