@@ -113,6 +113,14 @@ async def test_an_asynchronous_client_gives_up_what_is_dropped(
 
 
 @pytest.mark.parametrize("way", ["unix"], indirect=True)
+def test_puts_that_were_never_sent_are_lost_with_a_warning(flow: DataPlaneClient) -> None:
+    batching = flow.batching()
+    batching.put_later(["b"], "p", {"x": torch.zeros(1)})
+    with pytest.warns(ResourceWarning, match=r"^1 puts that batching\(\) held .* are lost"):
+        del batching
+
+
+@pytest.mark.parametrize("way", ["unix"], indirect=True)
 @pytest.mark.parametrize("end", ["commit", "release", "detach"])
 @pytest.mark.usefixtures("silent")
 def test_a_claim_that_was_ended_is_dropped_in_silence(flow: DataPlaneClient, end: str) -> None:

@@ -11,7 +11,9 @@ well, and one of them repeats the call under the same request_id, so it takes ef
 
 from __future__ import annotations
 
+import os
 import threading
+import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -103,10 +105,13 @@ class AsyncPendingPut:
 
 @short_tracebacks
 class AsyncBatching:
-    """Puts that travel together; made by `batching`. A context manager: at its end, it sends what is held."""
+    """Puts that travel together; made by `batching`. A context manager: at its end, it sends what is held. What is
+    held when it is garbage-collected is lost, with a ResourceWarning.
+    """
 
     def __init__(self, transport: AsyncTransport, max_rows: int, max_bytes: int) -> None:
         self._transport = transport
+        self._owner = os.getpid()
         self._max_rows = max_rows
         self._max_bytes = max_bytes
         self._lines: dict[str, _Line] = {}  # by partition; those without puts are removed
@@ -117,6 +122,11 @@ class AsyncBatching:
         self._untold: dict[_Put, DataPlaneError] = {}  # of puts that were held; the first ones, at most max_rows
         self._lock = threading.Lock()  # for the attributes above and the puts in line; never held across a call
         self._sending = Sending()
+
+    def __del__(self, getpid: Callable[[], int] = os.getpid, warn: Callable[..., None] = warnings.warn) -> None:
+        if self._held and self._owner == getpid():
+            message = f"{len(self._held)} puts that batching() held were garbage-collected, and are lost"
+            warn(f"{message}: flush it, or use it in a with block", ResourceWarning, source=self)
 
     async def __aenter__(self) -> AsyncBatching:
         return self
