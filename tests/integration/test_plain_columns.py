@@ -174,6 +174,14 @@ def test_empty_lists_are_appended_and_shared_as_what_the_field_holds(client: Dat
     assert (rows_of(client, "tokens"), rows_of(client, "note")) == ([[1], [2], [3]], [[]] * 3)
 
 
+def test_entries_without_numbers_are_counted_or_refused(client: DataPlaneClient) -> None:
+    client.put_samples(["a"], "p", {"x": [torch.zeros(1, 0)], "tokens": [[1]]})
+    client.put_samples(["b", "c"], "p", {"x": [[[], []], []]})
+    assert rows_of(client, "x") == [[[]], [[], []], []]
+    with pytest.raises(InvalidArgumentError, match=r"'tokens'.*sample 'b'.*no numbers"):
+        client.put_samples(["a", "b"], "p", {"tokens": [[], [[]]]})
+
+
 def test_a_group_shares_a_value_given_as_a_list(client: DataPlaneClient) -> None:
     with client.reserve_group("p", "g", IDS) as group:
         group.put(IDS, {"tokens": [[1]] * 3})

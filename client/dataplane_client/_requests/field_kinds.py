@@ -26,9 +26,11 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _MOST_EXACT = np.float64(2**53)  # not a float, which would be compared as a float16, infinite
 
 
-def as_field_holds(column: WireColumn, fields: Mapping[str, pb.FieldDescription], where: str) -> WireColumn:
-    """The column; empty lists for a field of numbers as rows without entries. Raises InvalidArgumentError for empty
-    lists in a field that nothing was put into yet.
+def as_field_holds(
+    column: WireColumn, fields: Mapping[str, pb.FieldDescription], where: str, sample_ids: Sequence[str]
+) -> WireColumn:
+    """The column; empty lists for a field of numbers as rows without numbers. Raises InvalidArgumentError for empty
+    lists in a field that nothing was put into yet, and for empty entries where the field's have numbers.
     """
     field = fields.get(column.name)
     if not column.of_empty_lists or field is None or field.kind == pb.FIELD_KIND_OBJECT:
@@ -39,7 +41,13 @@ def as_field_holds(column: WireColumn, fields: Mapping[str, pb.FieldDescription]
             f"empty tensors, such as torch.empty((0, 4)), or, {AS_OBJECTS}"
         )
     entry_shape = field.row_shape[1:] if field.kind == pb.FIELD_KIND_DENSE else field.row_shape
-    dtype, lengths = DTYPES_BY_NUMBER[field.data_type], np.zeros_like(column.lengths)
+    rows = unpack_objects(column.name, np.asarray(column.lengths), column.values)
+    lengths = np.array([len(row) for row in rows if isinstance(row, (list, tuple))], np.int64)
+    if lengths.any() and 0 not in entry_shape:
+        row = name_of_row(sample_ids, int(lengths.argmax()))
+        message = f"its entries have no numbers, but those of the field have the shape {tuple(entry_shape)}"
+        raise InvalidArgumentError(f"{where}, field {column.name!r}, {row}: {message}", reason="FIELD_MISMATCH")
+    dtype = DTYPES_BY_NUMBER[field.data_type]
     return WireColumn(column.name, "jagged", dtype, tuple(entry_shape), lengths, memoryview(b""))
 
 

@@ -33,11 +33,11 @@ def write_rows(transport: Transport, write: RowWrite, timeout_s: float | None) -
     unless this client has registered the partition.
     """
     deadline = transport.deadline(timeout_s)
-    where = f"partition {write.partition_id!r}"
+    where, sample_ids = f"partition {write.partition_id!r}", getattr(write.header, "sample_ids", ())
     if any(column.of_empty_lists for column in write.columns):
         partition = _partition_of(transport, write, deadline)
         fields = {field.name: field for field in partition.fields}
-        write.send_instead([as_field_holds(column, fields, where) for column in write.columns])
+        write.send_instead([as_field_holds(column, fields, where, sample_ids) for column in write.columns])
     given, lengths = write.columns, write.lengths or ()
     cut = without_known_padding(given, transport.known.of(write.partition_id).per_token, lengths)
     if cut is not None:
@@ -52,7 +52,7 @@ def write_rows(transport: Transport, write: RowWrite, timeout_s: float | None) -
     try:
         return _send(transport, write, deadline)
     except (InvalidArgumentError, PreconditionError) as error:
-        raise_with_advice(error, given, getattr(write.header, "sample_ids", ()))
+        raise_with_advice(error, given, sample_ids)
         if (floats := with_exact_floats(error, given)) is not None:
             write.send_instead(floats)
             return write_rows(transport, write, deadline.left_s)
