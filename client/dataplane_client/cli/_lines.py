@@ -156,6 +156,8 @@ def _value_of(written: Any, refused: str) -> Any:
         fail(f"{refused}: {error}")
     try:
         values = torch.tensor(written["values"], dtype=dtype)
+        if not dtype.is_floating_point and values.tolist() != written["values"]:
+            raise ValueError
         return values.reshape(written.get("shape", values.shape))
     except (ValueError, TypeError, RuntimeError, OverflowError):
         fail(f'{refused}: "values" needs {written["dtype"]} numbers, in lists of equal lengths')

@@ -218,6 +218,10 @@ def test_numbers_that_json_cannot_hold_are_named(client: DataPlaneClient, tmp_pa
             '{"sample_id": "a", "fields": {"x": {"values": [[1], [1, 2]], "dtype": "int64"}}}',
             "field 'x': \"values\" needs int64 numbers, in lists of equal lengths",
         ),
+        (
+            '{"sample_id": "a", "fields": {"x": {"values": [1, 1.7], "dtype": "int64"}}}',
+            "field 'x': \"values\" needs int64 numbers, in lists of equal lengths",
+        ),
     ],
 )
 def test_a_line_that_is_no_row_is_named_with_what_it_lacks(
