@@ -155,9 +155,10 @@ class OpenIterators:
         self._keeps = True
 
     def finish(self) -> None:
-        """Commit the current batches of the kept iterators. Raises the first error of a commit."""
-        for iterator in self._kept:
-            iterator.finish()
+        """Commit the current batches of the kept iterators. Raises the error of one that fails, after the others."""
+        with contextlib.ExitStack() as finishing:
+            for iterator in self._kept:
+                finishing.callback(iterator.finish)
 
     def close(self, reason: str) -> None:
         """Release the current batches for this reason and end all iterations."""

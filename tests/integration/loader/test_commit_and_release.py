@@ -13,7 +13,7 @@ from tests.integration.loader.conftest import Loader, announce, claimed, fill
 from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.errors import ClosedError, PreconditionError
+from dataplane_client.errors import ClaimFencedError, ClosedError, PreconditionError
 from dataplane_client.loader import ClaimLoader
 
 
@@ -95,6 +95,16 @@ def test_a_block_that_ends_without_an_exception_commits_the_current_batch(
     with loader(2) as rows:
         for _ in rows:
             break
+    assert consumed(client) == 2
+
+
+def test_a_commit_that_fails_at_the_end_of_a_block_costs_no_other_iteration_its_batch(
+    client: DataPlaneClient, loader: Loader
+) -> None:
+    fill(client, 4)
+    with pytest.raises(ClaimFencedError), loader(2, max_batches=1) as rows:  # noqa: PT012  # the end raises
+        first, _ = (next(iter(rows)) for _ in range(2))
+        client.reset("p", "train", first.meta.sample_ids)
     assert consumed(client) == 2
 
 
