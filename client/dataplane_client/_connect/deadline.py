@@ -7,16 +7,12 @@ import time
 from collections.abc import Iterator
 from numbers import Real
 
-from dataplane_client._connect.options import ClientOptions
+from dataplane_client._connect.options import MAX_TIMEOUT_S, ClientOptions
 from dataplane_client.errors import DataPlaneError, InvalidArgumentError, UnsupportedTypeError
 
 ANSWER_MARGIN_S = 2.0
 """How much longer a call may take than its wait on the server, so that the server's answer ("too few rows are ready,
 because ...") arrives instead of a bare DEADLINE_EXCEEDED."""
-
-
-MAX_TIMEOUT_S = 1e9
-"""About 30 years; gRPC's clocks overflow beyond that."""
 
 
 class Deadline:

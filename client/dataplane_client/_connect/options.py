@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-import math
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -19,6 +18,9 @@ TransportName = Literal["shm", "direct", "grpc"]
 TransportChoice = Literal["auto", "shm", "direct", "grpc"]
 P = ParamSpec("P")
 T = TypeVar("T")
+
+MAX_TIMEOUT_S = 1e9
+"""About 30 years; gRPC's clocks overflow beyond that."""
 
 _LEAST_GRACE_S, _LONGEST_GRACE_S = 0.1, 3600
 _MAX_CHUNK_BYTES = 16 << 20
@@ -127,14 +129,14 @@ class ClientOptions:
     def _check_number(self, name: str, value: object) -> None:
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise UnsupportedTypeError(f"{name} must be a number, got {value!r}")
-        if not 0 < value < math.inf:
-            raise InvalidArgumentError(f"{name} must be positive and finite, got {value!r}")
         if name == "session_grace_s" and not _LEAST_GRACE_S <= value <= _LONGEST_GRACE_S:
             raise InvalidArgumentError(
                 f"session_grace_s must be {_LEAST_GRACE_S} to {_LONGEST_GRACE_S} seconds, got {value!r}"
             )
         if name == "chunk_bytes" and not (isinstance(value, int) and value <= _MAX_CHUNK_BYTES):
             raise InvalidArgumentError(f"chunk_bytes must be an int of at most {_MAX_CHUNK_BYTES}, got {value!r}")
+        if not 0 < value <= MAX_TIMEOUT_S:
+            raise InvalidArgumentError(f"{name} must be positive and at most {MAX_TIMEOUT_S:.0f}, got {value!r}")
 
     @classmethod
     def named(cls, options: Mapping[str, Any], where: str) -> ClientOptions:
