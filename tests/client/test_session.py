@@ -338,6 +338,19 @@ def test_what_cannot_be_taken_back_now_is_taken_back_later(session: LivenessSess
     assert [request.claim_request_id for request in sessions.released] == ["first"] * 4 + ["second"]
 
 
+def test_what_is_to_be_taken_back_waits_for_a_session_that_is_asked_for(
+    session: LivenessSession, sessions: Sessions
+) -> None:
+    """As the claim of an adoption that is cancelled before the server opens the client's first session."""
+    sessions.refusal = (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+    wanted = session.open_session("", Deadline(200.0))
+    session.undo(release("first"))
+    eventually(lambda: len(sessions.opened) >= 3)
+    sessions.refusal = None
+    wanted.result(200)
+    eventually(lambda: sessions.released)
+
+
 def test_what_is_to_be_taken_back_ends_with_the_session(session: LivenessSession, sessions: Sessions) -> None:
     opened(session)
     sessions.release_refusals = 1_000_000

@@ -161,7 +161,7 @@ class SessionThread:
 
     def _next_due(self) -> float | None:
         due = [self._due] if self._stream is not None or self.session_id or self._waiters else []
-        return min([*due, self._undo_due] if self._undos else due, default=None)
+        return min([*due, self._undo_due] if self._undos and self.session_id else due, default=None)
 
     def _on_waiter(self, waiter: Waiter) -> None:
         if waiter.stale and waiter.stale == self.session_id:
@@ -193,9 +193,9 @@ class SessionThread:
         elif self._stream is not None and now >= self._due:
             self._stream.beat()
             self._due = now + until_next_beat_s(self._grace_s, time.time())
-        if not self.session_id:
+        if not self.session_id and not self._waiters:
             self._undos.clear()  # their grants have ended with the session
-        elif self._undos and self._connection is not None and now >= self._undo_due:
+        elif self._undos and self.session_id and self._connection is not None and now >= self._undo_due:
             self._undo_oldest(self._connection.stub)
 
     def _open(self) -> None:
