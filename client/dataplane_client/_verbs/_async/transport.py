@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import grpc
 
 from dataplane_client._connect.connection_errors import MAY_DIFFER_IN_TLS
-from dataplane_client._connect.deadline import ANSWER_MARGIN_S, WAITING_VERBS, Deadline, backoff_pauses, unanswered
+from dataplane_client._connect.deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses, unanswered
 from dataplane_client._connect.error_table import translated
 from dataplane_client._connect.locator import NotSharedError, RefusedError, locator_of
 from dataplane_client._connect.log import log_event
@@ -46,7 +46,6 @@ from dataplane_client.observe._call import Call
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _ATTACH_TRIES = 10
-_MAY_WAIT = WAITING_VERBS | {"PutSamples", "CommitClaim"}
 _REFUSALS = 3
 _CONNECT_S = 2.0
 _BROKEN = {grpc.StatusCode.UNKNOWN: "Stream removed", grpc.StatusCode.INTERNAL: "Internal error from Core"}
@@ -58,6 +57,7 @@ Calls = AsyncGrpcCalls | AsyncFrameCalls
 """One way in which calls and their values travel. A call ends within timeout_s; errors that `_repeat` retries mean that
 the server has not answered. traceparent: sent with the call, "" for none.
 """
+Attempt = Callable[[Calls, float], Awaitable[Response]]
 
 
 class AsyncTransport:
@@ -125,14 +125,15 @@ class AsyncTransport:
         """Call a method with one request. waits: set the request's wait_timeout from the deadline, just before it is
         sent: without one, it never was.
         """
+        margin_s = ANSWER_MARGIN_S if waits else 0.0
 
         async def attempt(calls: Calls, left_s: float) -> Any:
             if waits:
                 request.wait_timeout.FromNanoseconds(int(left_s * 1e9))
-            return await calls.unary(verb, request, left_s + (ANSWER_MARGIN_S if waits else 0.0), call.traceparent)
+            return await calls.unary(verb, request, left_s + margin_s, call.traceparent)
 
         call = Call(verb, self.target, request)
-        return await self._make(call, attempt, self.deadline(timeout_s))
+        return await self._make(call, attempt, self.deadline(timeout_s), margin_s)
 
     async def write(self, write: RowWrite, deadline: Deadline) -> Any:
         """Put or commit columns."""
@@ -147,7 +148,7 @@ class AsyncTransport:
 
         call = Call(write.verb, self.target, write.header)
         call.sent_bytes = write.size_bytes
-        return await self._make(call, attempt, deadline)
+        return await self._make(call, attempt, deadline, ANSWER_MARGIN_S)
 
     async def read(
         self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float | None
@@ -172,9 +173,9 @@ class AsyncTransport:
         return await self._make(call, attempt, self.deadline(timeout_s))
 
     async def _make(
-        self, call: Call, attempt: Callable[[Calls, float], Awaitable[Response]], deadline: Deadline
+        self, call: Call, attempt: Attempt[Response], deadline: Deadline, margin_s: float = 0.0
     ) -> Response:
-        """Make a call: in its turn, observed, repeated until its deadline."""
+        """Make a call: in its turn, observed, repeated until its deadline. margin_s: how much later it may end."""
         if self._pid != os.getpid():
             self._leave_to_parent()
         with call:
@@ -183,7 +184,7 @@ class AsyncTransport:
                 await self._wait_for(turn, call.verb, deadline)
             began, seconds = time.monotonic(), None
             try:
-                response = await self._repeat(call, attempt, deadline)
+                response = await self._repeat(call, attempt, deadline, margin_s)
                 seconds = time.monotonic() - began
             finally:
                 self._pacing.leave(call.verb, seconds)
@@ -215,16 +216,14 @@ class AsyncTransport:
                 "others of this client until it was too late to begin"
             )
 
-    async def _repeat(
-        self, call: Call, attempt: Callable[[Calls, float], Awaitable[Response]], deadline: Deadline
-    ) -> Response:
+    async def _repeat(self, call: Call, attempt: Attempt[Response], deadline: Deadline, margin_s: float) -> Response:
         verb = call.verb
         pauses: Iterator[float] | None = None
         error: UnavailableError | None = None
         while True:
             calls: Calls | None = None
             try:
-                calls = await self._choose_calls(verb, deadline)
+                calls = await self._choose_calls(verb, deadline, margin_s)
                 call.transport = calls.transport
                 response = await attempt(calls, deadline.left_s)
             except DeadlineError as late:  # of a local call
@@ -295,13 +294,13 @@ class AsyncTransport:
 
     # -- the choice of how values travel -------------------------------------------------------------------------------
 
-    async def _choose_calls(self, verb: str, deadline: Deadline) -> Calls:
+    async def _choose_calls(self, verb: str, deadline: Deadline, margin_s: float) -> Calls:
         if self.closed or not self._is_chosen or self._locator.is_doubted:
             self._check_open(verb)
             if self._locator.is_doubted:
                 await self._locate(deadline)
             if not self._is_chosen:
-                await self._attach(deadline.left_s + (ANSWER_MARGIN_S if verb in _MAY_WAIT else 0.0))
+                await self._attach(deadline.left_s + margin_s)
             self._check_open(verb)
         return self._local or self._grpc
 

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import grpc
 
 from dataplane_client._connect.connection_errors import MAY_DIFFER_IN_TLS
-from dataplane_client._connect.deadline import ANSWER_MARGIN_S, WAITING_VERBS, Deadline, backoff_pauses, unanswered
+from dataplane_client._connect.deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses, unanswered
 from dataplane_client._connect.error_table import translated
 from dataplane_client._connect.locator import NotSharedError, RefusedError, locator_of
 from dataplane_client._connect.log import log_event
@@ -46,7 +46,6 @@ from dataplane_client.observe._call import Call
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 _ATTACH_TRIES = 10
-_MAY_WAIT = WAITING_VERBS | {"PutSamples", "CommitClaim"}
 _REFUSALS = 3
 _CONNECT_S = 2.0
 _BROKEN = {grpc.StatusCode.UNKNOWN: "Stream removed", grpc.StatusCode.INTERNAL: "Internal error from Core"}
@@ -58,6 +57,7 @@ Calls = GrpcCalls | FrameCalls
 """One way in which calls and their values travel. A call ends within timeout_s; errors that `_repeat` retries mean that
 the server has not answered. traceparent: sent with the call, "" for none.
 """
+Attempt = Callable[[Calls, float], Response]
 
 
 class Transport:
@@ -125,14 +125,15 @@ class Transport:
         """Call a method with one request. waits: set the request's wait_timeout from the deadline, just before it is
         sent: without one, it never was.
         """
+        margin_s = ANSWER_MARGIN_S if waits else 0.0
 
         def attempt(calls: Calls, left_s: float) -> Any:
             if waits:
                 request.wait_timeout.FromNanoseconds(int(left_s * 1e9))
-            return calls.unary(verb, request, left_s + (ANSWER_MARGIN_S if waits else 0.0), call.traceparent)
+            return calls.unary(verb, request, left_s + margin_s, call.traceparent)
 
         call = Call(verb, self.target, request)
-        return self._make(call, attempt, self.deadline(timeout_s))
+        return self._make(call, attempt, self.deadline(timeout_s), margin_s)
 
     def write(self, write: RowWrite, deadline: Deadline) -> Any:
         """Put or commit columns."""
@@ -147,7 +148,7 @@ class Transport:
 
         call = Call(write.verb, self.target, write.header)
         call.sent_bytes = write.size_bytes
-        return self._make(call, attempt, deadline)
+        return self._make(call, attempt, deadline, ANSWER_MARGIN_S)
 
     def read(
         self, request: pb.ReadColumnsRequest, destination: Destination, timeout_s: float | None
@@ -171,8 +172,8 @@ class Transport:
         call = Call("ReadColumns", self.target, request)
         return self._make(call, attempt, self.deadline(timeout_s))
 
-    def _make(self, call: Call, attempt: Callable[[Calls, float], Response], deadline: Deadline) -> Response:
-        """Make a call: in its turn, observed, repeated until its deadline."""
+    def _make(self, call: Call, attempt: Attempt[Response], deadline: Deadline, margin_s: float = 0.0) -> Response:
+        """Make a call: in its turn, observed, repeated until its deadline. margin_s: how much later it may end."""
         if self._pid != os.getpid():
             self._leave_to_parent()
         with call:
@@ -181,7 +182,7 @@ class Transport:
                 self._wait_for(turn, call.verb, deadline)
             began, seconds = time.monotonic(), None
             try:
-                response = self._repeat(call, attempt, deadline)
+                response = self._repeat(call, attempt, deadline, margin_s)
                 seconds = time.monotonic() - began
             finally:
                 self._pacing.leave(call.verb, seconds)
@@ -213,14 +214,14 @@ class Transport:
                 "others of this client until it was too late to begin"
             )
 
-    def _repeat(self, call: Call, attempt: Callable[[Calls, float], Response], deadline: Deadline) -> Response:
+    def _repeat(self, call: Call, attempt: Attempt[Response], deadline: Deadline, margin_s: float) -> Response:
         verb = call.verb
         pauses: Iterator[float] | None = None
         error: UnavailableError | None = None
         while True:
             calls: Calls | None = None
             try:
-                calls = self._choose_calls(verb, deadline)
+                calls = self._choose_calls(verb, deadline, margin_s)
                 call.transport = calls.transport
                 response = attempt(calls, deadline.left_s)
             except DeadlineError as late:  # of a local call
@@ -291,13 +292,13 @@ class Transport:
 
     # -- the choice of how values travel -------------------------------------------------------------------------------
 
-    def _choose_calls(self, verb: str, deadline: Deadline) -> Calls:
+    def _choose_calls(self, verb: str, deadline: Deadline, margin_s: float) -> Calls:
         if self.closed or not self._is_chosen or self._locator.is_doubted:
             self._check_open(verb)
             if self._locator.is_doubted:
                 self._locate(deadline)
             if not self._is_chosen:
-                self._attach(deadline.left_s + (ANSWER_MARGIN_S if verb in _MAY_WAIT else 0.0))
+                self._attach(deadline.left_s + margin_s)
             self._check_open(verb)
         return self._local or self._grpc
 
