@@ -265,9 +265,9 @@ def _object(data: bytes) -> str:
     """Text as it is, anything else as Python writes it."""
     try:
         value = msgpack.unpackb(data, strict_map_key=False)
-    except ValueError:
+        return (value if isinstance(value, str) else repr(value))[:_MOST_LETTERS]
+    except (ValueError, TypeError, RecursionError):  # also a list as a key, and lists in lists in lists
         return "not msgpack that can be read"
-    return (value if isinstance(value, str) else repr(value))[:_MOST_LETTERS]
 
 
 def _plain(tags: Any) -> dict[str, object]:

@@ -223,6 +223,20 @@ def test_numbers_that_json_or_javascript_cannot_hold_are_text(server: ServerThre
     assert told["row"]["tags"] == {"hash": str(-(2**53) - 1)}
 
 
+def test_an_object_that_python_cannot_hold_hides_no_others(
+    server: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = (np.array([4]), b"\x81\x91\x01\x01")  # as another client may put it: a map with a list for a key
+    monkeypatch.setattr("dataplane_client._values.wire_columns.pack_objects", lambda *_: packed)
+    with connect(server.addresses[0]) as client:
+        client.register_partition("train", ["note"], 0, ["policy"])
+        client.put_samples(["a"], "train", {"note": [None]})
+    listed = Asked(server, "/page/samples", partition="train").json()
+    assert [row["values"] for row in listed["rows"]] == [{"note": "not msgpack that can be read"}]
+    (value,) = Asked(server, "/page/sample", id="a").json()["values"]
+    assert value["value"] == "not msgpack that can be read"
+
+
 @pytest.mark.parametrize(
     ("path", "query", "status", "words"),
     [
