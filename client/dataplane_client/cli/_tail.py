@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping
 
-from dataplane_client.cli._interrupts import catch_interrupts
 from dataplane_client.cli._listings import parsed_filter
 from dataplane_client.cli._output import Format, print_json, print_text
 from dataplane_client.cli._server import Server, server_or_exit
@@ -24,8 +22,7 @@ def tail(
 ) -> None:
     """Print the last rows that arrived, and with `follow` each later one, until Ctrl-C."""
     request = pb.ListSamplesRequest(partition_id=partition_id, page_size=_PAGE_ROWS, where=parsed_filter(where or None))
-    catch_interrupts()
-    with contextlib.suppress(KeyboardInterrupt), server_or_exit(address, timeout_s) as server:
+    with server_or_exit(address, timeout_s) as server:
         shown: list[tuple[str, Mapping[str, Tag]]] = []
         while page := _next(server, request):
             shown = [*shown, *_lines(page)][-last:] if last else []
