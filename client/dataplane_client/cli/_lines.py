@@ -138,9 +138,11 @@ def _row_of(line: str, refused: str) -> Row:
 
 def _group_of(written: dict[str, Any], refused: str) -> RowGroup:
     try:
-        if [type(written.get(name)) for name in ("id", "rows")] != [str, int]:
+        group = RowGroup(**written)
+        of_id, of_rows, *of_versions = map(type, vars(group).values())
+        if (of_id, of_rows) != (str, int) or not {*of_versions} <= {int, type(None)}:
             raise TypeError
-        return RowGroup(**written)
+        return group
     except TypeError:
         fail(f"{refused}: its group is not one as `dataplane export` writes it")
 

@@ -200,6 +200,7 @@ def test_numbers_that_json_cannot_hold_are_named(client: DataPlaneClient, tmp_pa
         ("[" * 10**5, "it is not JSON"),
         ('{"sample_id": "a", "fields": {}, "group": {"id": ["g"], "rows": 1}}', "its group is not one"),
         ('{"sample_id": "a", "fields": {}, "group": {"id": "g", "rows": "1"}}', "its group is not one"),
+        ('{"sample_id": "a", "fields": {}, "group": {"id": "g", "rows": 1, "end_weight_version": []}}', "its group is"),
         ("[]", 'it needs "sample_id", a text'),
         ('{"fields": {}}', 'it needs "sample_id", a text'),
         ('{"sample_id": "a"}', 'it needs "fields", an object'),
