@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from dataplane_client._common.arguments import checked_choice, checked_count, checked_number, optional_count
 from dataplane_client._connect.channel import checked_target
-from dataplane_client._connect.options import ClientOptions
+from dataplane_client._connect.options import MAX_TIMEOUT_S, ClientOptions
 from dataplane_client._requests.claim_requests import claim_request
 from dataplane_client._values.columns_layout import Layout
 from dataplane_client._values.dtypes import parsed_device
@@ -70,8 +69,9 @@ class LoaderSettings:
         optional_count("max_batches", self.max_batches, "ClaimLoader", least=1, most=_MOST)
         if unknown := sorted(self.pad_value_dict.keys() - {*self.fields, *self.required_fields}):
             raise InvalidArgumentError(f"ClaimLoader: pad_value_dict names {unknown[0]!r}, which is not in fields")
-        if not 0 < checked_number("idle_timeout_s", self.idle_timeout_s, "ClaimLoader") < math.inf:
-            raise InvalidArgumentError(f"idle_timeout_s must be positive and finite, got {self.idle_timeout_s}")
+        if not 0 < checked_number("idle_timeout_s", self.idle_timeout_s, "ClaimLoader") <= MAX_TIMEOUT_S:
+            most = f"positive and at most {MAX_TIMEOUT_S:.0f}"
+            raise InvalidArgumentError(f"idle_timeout_s must be {most}, got {self.idle_timeout_s}")
         parsed_device(self.device, "ClaimLoader")
         ClientOptions.named(self.client_options, "ClaimLoader: client_options")
 

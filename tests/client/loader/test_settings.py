@@ -16,7 +16,7 @@ SENSELESS: list[tuple[dict[str, Any], str]] = [
     ({"min_size": 5}, "min_size must be 1 to 4, got 5"),
     ({"num_workers": 2}, "num_workers .* 2"),
     ({"idle_timeout_s": 0}, "idle_timeout_s"),
-    ({"idle_timeout_s": float("inf")}, "idle_timeout_s"),
+    ({"idle_timeout_s": 1e12}, "idle_timeout_s"),
     ({"layout": "square"}, "layout"),
     ({"fields": "tokens"}, "^ClaimLoader: field names .*'tokens'"),
     ({"required_fields": "tokens"}, "^ClaimLoader: field names"),
