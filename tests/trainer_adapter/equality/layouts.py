@@ -1,31 +1,46 @@
-"""Nine layouts of ranks, and how far a worker's step is from the plain one in each."""
+"""Layouts of ranks, and how far a worker's step is from the plain one in each."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from tests.rank_pool import RankPool
 from tests.ranks import WarningAction
-from tests.trainer_adapter.automodel.setup_cases import whole_weights
+from tests.trainer_adapter.automodel.setup_cases import EXPERTS, MODELS, whole_weights
 from tests.trainer_adapter.equality.plain_step import Tensors, plain_step
 from tests.trainer_adapter.worker.worker_cases import TEMPERATURE, WIDTH, Layout, batch, config, save_model, worker
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from dataplane_client.batched_data_dict import BatchedDataDict
-from trainer_adapter.losses import ClippedPolicyGradientLoss, ClippedPolicyGradientOptions
-
-LOSS = ClippedPolicyGradientOptions(
-    ratio_clip_min=0.2,
-    ratio_clip_max=0.25,
-    reference_policy_kl_penalty=0.1,
-    use_importance_sampling_correction=True,
-    truncated_importance_sampling_ratio=2.0,
+from trainer_adapter.losses import (
+    ClippedPolicyGradientLoss,
+    ClippedPolicyGradientOptions,
+    LossResult,
+    next_token_logprobs,
 )
+
+LOSS = ClippedPolicyGradientLoss(
+    ClippedPolicyGradientOptions(
+        ratio_clip_min=0.2,
+        ratio_clip_max=0.25,
+        reference_policy_kl_penalty=0.1,
+        use_importance_sampling_correction=True,
+        truncated_importance_sampling_ratio=2.0,
+    )
+)
+
+
+def loss_over_logits(logits: Tensor, data: Any, seqs: Tensor, toks: Tensor) -> LossResult:
+    """The same, of the shape that takes logits."""
+    return LOSS(next_token_logprobs(logits, data["input_ids"]), data, seqs, toks)
 
 
 @dataclass(frozen=True)
@@ -36,6 +51,17 @@ class Case:
     packing: str
     model: str = "qwen3"
     settings: dict[str, Any] = field(default_factory=dict)
+    loss: Any = LOSS
+
+    def own_rows(self, rows: BatchedDataDict[Any], rank: int) -> BatchedDataDict[Any]:
+        return rows.chunk(rank // (self.layout.cp * self.layout.tp), self.layout.dp)
+
+    def config(self, folder: Path, backend: str = "transformers") -> Any:
+        plain_sgd = {"name": "torch.optim.SGD", "kwargs": {"lr": 1.0}}
+        changes: dict[str, Any] = {"optimizer": plain_sgd, "max_grad_norm": None}
+        given = config(folder / self.model, self.layout, self.packing, backend, **changes)
+        given["dtensor_cfg"] |= self.settings
+        return given
 
 
 CASES = {
@@ -59,28 +85,40 @@ _WARNINGS: dict[str, WarningAction] = {"transformers": "error", "automodel": "de
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest absolute differences, and the largest gradient."""
+    """The largest absolute differences, of the gradients' norm in parts of it, and the largest gradient."""
 
     logprobs: float
     loss: float
     gradients: float
+    norm: float
     largest_gradient: float
+
+    @property
+    def largest(self) -> float:
+        return max(self.logprobs, self.loss, self.gradients, self.norm)
 
 
 def differences(pool: RankPool, folder: Path, backend: str = "transformers") -> Iterator[tuple[str, Difference]]:
-    """Of each case, played on as many ranks. folder: for the models. backend: dtensor_cfg.model_backend."""
-    disable_progress_bar()
-    plain: dict[str, Any] = {}
-    columns: dict[str, Tensors] = {}
-    for kind in sorted({case.model for case in CASES.values()}):
-        save_model(folder / kind, kind)
-        columns[kind] = _near(plain_step(folder / kind, _unrelated(), TEMPERATURE)[0])
-        plain[kind] = plain_step(folder / kind, _unrelated() | columns[kind], TEMPERATURE)
+    """Of each case. folder: for the models. backend: dtensor_cfg.model_backend."""
     for name, case in CASES.items():
-        found = pool.play(
-            step, folder, name, columns[case.model], backend, ranks=case.layout.ranks, warning=_WARNINGS[backend]
-        )
-        yield name, _difference(case, found, plain[case.model])
+        yield name, difference(pool, folder, case, backend)
+
+
+def difference(pool: RankPool, folder: Path, case: Case, backend: str = "transformers") -> Difference:
+    """Of a case that is played on as many ranks."""
+    columns, plain = _reference(folder, case.model)
+    found = pool.play(step, folder, case, columns, backend, ranks=case.layout.ranks, warning=_WARNINGS[backend])
+    return _difference(case, found, plain)
+
+
+@cache
+def _reference(folder: Path, kind: str) -> tuple[Tensors, tuple[Tensor, Tensor, Tensors]]:
+    """Columns of other models for a new model of a type, and its plain step."""
+    disable_progress_bar()
+    settings = EXPERTS if kind == "qwen3_moe" else {"tie_word_embeddings": MODELS[kind]}
+    save_model(folder / kind, kind, **settings, pad_token_id=None)
+    columns = _near(plain_step(folder / kind, _unrelated(), TEMPERATURE)[0])
+    return columns, plain_step(folder / kind, _unrelated() | columns, TEMPERATURE)
 
 
 def _unrelated() -> Tensors:
@@ -97,35 +135,39 @@ def _near(logprobs: torch.Tensor) -> Tensors:
     return dict(zip(names, logprobs + noise, strict=True))
 
 
-def step(rank: int, folder: Path, name: str, columns: Tensors, backend: str) -> tuple[torch.Tensor, float, Tensors]:
-    """What a rank of the worker finds: log-probabilities of its rows, the loss, and all gradients, which a step of SGD
-    of rate 1 subtracts from the weights.
+def step(
+    rank: int, folder: Path, case: Case, columns: Tensors, backend: str
+) -> tuple[torch.Tensor, float, float, Tensors]:
+    """What a rank of the worker finds: log-probabilities of its rows, the loss, the norm of the gradients, and these,
+    which a step of SGD of rate 1 subtracts from the weights.
     """
     disable_progress_bar()
-    case = CASES[name]
+    os.environ["LOCAL_RANK"] = os.environ["RANK"]
     rows: BatchedDataDict[Any] = BatchedDataDict(_unrelated() | columns)
-    own = rows.chunk(rank // (case.layout.cp * case.layout.tp), case.layout.dp)
-    plain_sgd = {"name": "torch.optim.SGD", "kwargs": {"lr": 1.0}}
-    given = config(folder / case.model, case.layout, case.packing, backend, optimizer=plain_sgd, max_grad_norm=None)
-    given["dtensor_cfg"] |= case.settings
+    own = case.own_rows(rows, rank)
     before = AutoModelForCausalLM.from_pretrained(folder / case.model).state_dict()
-    with worker(given, init_reference_model=False) as made:
-        logprobs = made.get_logprobs(own)["logprobs"]
-        loss = made.train(own, ClippedPolicyGradientLoss(LOSS))["global_loss"].item()
+    with worker(case.config(folder, backend), init_reference_model=False) as made:
+        logprobs = made.get_logprobs(own)["logprobs"].cpu()
+        trained = made.train(own, case.loss)
         after = whole_weights(made._policy.model)
-    return logprobs, loss, {key: before[key] - value for key, value in after.items()}
+    gradients = {key: before[key] - value for key, value in after.items()}
+    return logprobs, trained["global_loss"].item(), trained["grad_norm"].item(), gradients
 
 
-def _difference(case: Case, ranks: list[tuple[Any, float, Tensors]], plain: tuple[Any, Any, Tensors]) -> Difference:
+def _difference(
+    case: Case, ranks: list[tuple[Any, float, float, Tensors]], plain: tuple[Any, Any, Tensors]
+) -> Difference:
     wanted, loss, gradients = plain
     shared = case.layout.cp * case.layout.tp
-    found = [torch.cat([logprobs for logprobs, _, _ in ranks[first::shared]]) for first in range(shared)]
+    found = [torch.cat([logprobs for logprobs, *_ in ranks[first::shared]]) for first in range(shared)]
     assert all(part.shape == (wanted.shape[0], WIDTH) for part in found)
-    held = ranks[0][2]
+    held = ranks[0][3]
+    norm = torch.nn.utils.get_total_norm(gradients.values()).item()
     return Difference(
         max(_largest(part - wanted) for part in found),
-        max(abs(own - loss.item()) for _, own, _ in ranks),
+        max(abs(own - loss.item()) for _, own, _, _ in ranks),
         max(_largest(held[name] - part) for name, part in gradients.items()),
+        max(abs(own / norm - 1) for _, _, own, _ in ranks),
         max(map(_largest, gradients.values())),
     )
 
