@@ -155,6 +155,7 @@ WRONG: dict[type[Exception], list[tuple[Call, str]]] = {
         (lambda c: c.put_samples("p", ["a"]), "sample ids"),  # type: ignore[arg-type]
         (lambda c: c.claim("p", "t", ["x"], 1, whole_groups=8), "whole_groups .* 8"),  # type: ignore[arg-type]
         (lambda c: c.read_columns(META, ["x"], pad_value_dict="x"), "pad_value_dict .* 'x'"),  # type: ignore[arg-type]
+        (lambda c: c.read_columns(META, ["x"], pad_to_seqlen="8"), "pad_to_seqlen must be an int, got str"),  # type: ignore[arg-type]
         (register(None), "partition id .*NoneType"),
         (register(replace="yes"), "'q': replace .*'yes'"),
         (register(enums={"x": [1]}), "'q'.* enum name .*int"),
@@ -163,6 +164,7 @@ WRONG: dict[type[Exception], list[tuple[Call, str]]] = {
         *((register(**{number: -1}), f"'q'.*{number} .*-1") for number in ("num_samples", "grpo_group_size")),
         (lambda c: c.set_policies("p", {"t": {"max_staleness": 1}}), "'t': .*TaskPolicy"),  # type: ignore[dict-item]
         (lambda c: c.get_samples(["a"], "p", []), "'p'.*select_fields"),
+        *((lambda c, x=x: c.get_data(replace(META, fields=x)), r"select_fields .*meta\.fields") for x in (None, [])),
         (lambda c: c.get_samples(["a"], "p", ["x"], layout="square"), "layout .*'square'"),  # type: ignore[arg-type]
         (lambda c: c.get_data(META, ["x"], layout="square"), "layout .*'square'"),  # type: ignore[arg-type]
         (lambda c: c.read_columns(META, ["x"], layout="square"), "layout .*'square'"),  # type: ignore[arg-type]

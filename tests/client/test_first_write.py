@@ -45,6 +45,7 @@ def test_tensors_as_wide_as_the_longest_row_or_the_multiple_are_stored_by_their_
     target = -(-4 // multiple) * multiple
     assert (meta.task_name, meta.sample_ids, meta.sequence_lengths) == ("prev_lp", IDS, [2, 4, 3])
     assert meta.extra_info == {"step": 7, "global_forward_pad_seqlen": target}
+    assert meta.generations == client.list_samples("p").meta.generations
     got = client.get_data(meta)
     rows = [row.tolist() for row in got["input_ids"].unbind()]
     assert rows == [[*range(n * width, n * width + length)] for n, length in enumerate([2, 4, 3])]

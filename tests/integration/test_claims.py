@@ -56,15 +56,6 @@ def test_sequence_lengths_are_none_where_a_row_has_none(flow: DataPlaneClient) -
         second.sequence_lengths  # noqa: B018  # the access is the test
 
 
-def test_a_claim_that_is_not_filled_in_time_takes_nothing_and_says_why(flow: DataPlaneClient) -> None:
-    put(flow, ["x", "y", "z"], "a")
-    put(flow, ["x"], "b")
-    with pytest.raises(TimeoutError, match=r"'train': 2 .*3 of 3 .*2 of 3 .*'b'"):
-        flow.claim("p", "train", ["a", "b"], 2, timeout_s=0.1)
-    assert states(flow) == (3, 0, 0)
-    assert flow.server_status().waiting_claims == 0
-
-
 def test_leaving_the_block_commits(flow: DataPlaneClient) -> None:
     put(flow, ["x"])
     with flow.claim("p", "train", ["a"], 1) as claim:
@@ -102,6 +93,28 @@ def test_released_rows_are_first_in_line_and_in_their_order(flow: DataPlaneClien
     assert flow.claim("p", "train", ["a"], 3).meta.sample_ids == ["w", "x", "y"]
 
 
+def test_released_rows_are_held_back_for_the_delay(flow: DataPlaneClient) -> None:
+    put(flow, ["x", "y"])
+    flow.claim("p", "train", ["a"], 1).release(delay_s=0.2)
+    assert states(flow) == (1, 0, 0)
+    assert flow.claim("p", "train", ["a"], 2, timeout_s=20.0).meta.sample_ids == ["x", "y"]
+
+
+def test_under_a_claim_that_a_reset_has_fenced_nothing_is_written_and_leaving_its_block_raises(
+    flow: DataPlaneClient,
+) -> None:
+    put(flow, ["x", "y"])
+    with pytest.raises(ClaimFencedError, match="reset"), flow.claim("p", "train", ["a"], 1):
+        assert flow.reset("p", "train") == 1
+    claim = flow.claim("p", "train", ["a"], 2)
+    flow.reset("p", "train")
+    for late in (claim.write, claim.commit, claim.write):
+        with pytest.raises(ClaimFencedError):
+            late({"b": torch.ones(2)})
+        assert claim.state == "fenced"
+    assert (flow.partition("p").fields[1].rows, states(flow)) == (0, (2, 0, 0))
+
+
 def test_a_commit_with_columns_writes_and_consumes_in_one_step(flow: DataPlaneClient) -> None:
     put(flow, ["x", "y"])
     claim = flow.claim("p", "train", ["a"], 2)
@@ -111,18 +124,6 @@ def test_a_commit_with_columns_writes_and_consumes_in_one_step(flow: DataPlaneCl
     assert claim.commit({"b": torch.tensor([1.0, 2.0])}) == 2
     assert flow.get_samples(["y", "x"], "p", ["b"])["b"].tolist() == [2.0, 1.0]
     assert states(flow) == (0, 0, 2)
-
-
-@pytest.mark.fresh_server
-@pytest.mark.parametrize("columns", [None, {"b": torch.zeros(1)}], ids=["plain", "with columns"])
-def test_a_request_id_commits_one_claim(flow: DataPlaneClient, columns: dict[str, torch.Tensor] | None) -> None:
-    put(flow, ["x", "y"], "a")
-    first, second = (flow.claim("p", "train", ["a"], 1) for _ in range(2))
-    assert first.commit(columns, request_id="step-1") == 1
-    with pytest.raises(PreconditionError, match=f"'step-1' .*'{first.claim_id}'"):
-        second.commit(columns, request_id="step-1")
-    assert second.state == "open"
-    assert second.commit(columns, request_id="step-2") == 1
 
 
 def test_replacing_a_definition_fences_open_claims_and_hands_every_row_out_again(flow: DataPlaneClient) -> None:

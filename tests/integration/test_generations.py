@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dataplane_client.client import DataPlaneClient, kv_first_write, read_columns, write_columns
+from dataplane_client.client import DataPlaneClient, read_columns, write_columns
 from dataplane_client.errors import NotFoundError, ReplacedError
 from dataplane_client.records.meta import KVBatchMeta
 
@@ -49,15 +49,3 @@ def test_a_meta_is_refused_for_a_row_that_was_put_again_or_is_gone_and_creates_n
     with pytest.raises(NotFoundError, match="'x'"):
         use(flow, old)
     assert flow.partition("p").rows == 0
-
-
-def test_the_meta_of_a_first_write_names_its_rows(flow: DataPlaneClient) -> None:
-    flow.register_partition("q", ["input_ids", "input_lengths", "sample_mask"], 2, ["train"])
-    batch = {
-        "input_ids": torch.arange(8).reshape(2, 4),
-        "input_lengths": torch.tensor([2, 4]),
-        "sample_mask": torch.ones(2),
-    }
-    meta = kv_first_write(batch, sample_ids=["x", "y"], dp_client=flow, partition_id="q")
-    assert meta.generations == flow.claim("q", "train", ["input_ids"], 2).meta.generations
-    assert meta.generations is not None

@@ -69,12 +69,6 @@ def test_a_group_that_is_removed_at_its_deadline_tells_why_and_may_be_tried_agai
     assert [given_up.group_id for given_up in flow.groups("p").given_up] == ["p7"]
 
 
-def test_a_group_whose_rows_have_all_failed_has_ended(flow: DataPlaneClient) -> None:
-    group = flow.reserve_group("p", "p7", IDS[:2])
-    assert group.fail(IDS[:2], "no answer") == 2
-    assert (group.state, flow.partition("p").open_groups) == ("aborted", 0)
-
-
 def test_a_group_goes_on_when_all_rows_but_those_of_a_copy_have_failed(flow: DataPlaneClient) -> None:
     with flow.reserve_group("p", "p7") as group:
         pickle.loads(pickle.dumps(group)).add(IDS[:2], {"x": torch.arange(2.0)})  # noqa: S301  # made just now

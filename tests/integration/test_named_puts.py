@@ -60,12 +60,6 @@ def test_padding_that_is_not_put_is_no_part_of_what_is_compared(client: DataPlan
         assert client.put_samples(["a", "b"], partition, fields, request_id="padded").outcomes == ["created"] * 2
 
 
-def test_a_group_that_is_put_whole_is_shown_whole(client: DataPlaneClient, partition: str) -> None:
-    assert client.put_group(partition, "g", ["a", "b"], **ROWS, weight_version=3) == 2
-    with client.claim(partition, "t", ["x"], 1, whole_groups=True) as claim:
-        assert [(group.group_id, group.rows, group.start_weight_version) for group in claim.groups] == [("g", 2, 3)]
-
-
 @pytest.mark.parametrize("fields", [{"x": [[1]]}, {"y": [1, 2]}, None], ids=["too few", "a field", "no value"])
 def test_a_group_of_which_a_step_is_refused_leaves_nothing(
     client: DataPlaneClient, partition: str, fields: dict[str, Any] | None

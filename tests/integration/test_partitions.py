@@ -14,7 +14,6 @@ from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import EndOfDataError, NotFoundError, PreconditionError
-from dataplane_client.loader import ClaimLoader
 from dataplane_client.options import TransportChoice
 
 
@@ -112,11 +111,3 @@ def test_a_closed_partition_takes_no_new_rows_but_those_of_groups_that_are_reser
     assert flow.claim("p", "train", ["a"], 4, min_size=3).meta.sample_ids == ["x", "g1", "g2"]
     with pytest.raises(NotFoundError, match="'nowhere'"):
         flow.close_partition("nowhere")
-
-
-def test_a_loader_runs_through_a_partition_that_clears_what_it_consumed(address: str, client: DataPlaneClient) -> None:
-    client.register_partition("p", ["a"], 10, ["train"], clear_when_consumed=True)
-    put(client, [f"s{number}" for number in range(10)])
-    with ClaimLoader(address, "p", "train", ["a"], 4, idle_timeout_s=20.0) as loader:
-        assert sum(batch.meta.size for batch in loader) == 10
-    assert client.partition("p").rows == 0

@@ -11,10 +11,6 @@ from tests.integration.conftest import DIRECT
 from torch.nested import nested_tensor
 
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.errors import (
-    ClaimTimeoutError,
-    PreconditionError,
-)
 from dataplane_client.options import TransportChoice
 
 
@@ -22,19 +18,6 @@ from dataplane_client.options import TransportChoice
 def flow(client: DataPlaneClient) -> DataPlaneClient:
     client.register_partition("p", ["a", "b"], 0, ["train", "eval"])
     return client
-
-
-def test_a_put_tells_what_became_of_each_row_and_may_create_only(flow: DataPlaneClient) -> None:
-    ids, values = ["s0", "s1"], {"a": torch.arange(2)}
-    assert flow.put_samples(ids, "p", values, create_only=True).outcomes == ["created", "created"]
-    assert flow.put_samples(["s0"], "p", {"a": torch.ones(1, dtype=torch.int64)}).outcomes == ["replaced"]
-    with pytest.raises(PreconditionError, match=r"'s0' .*1 more") as caught:
-        flow.put_samples(ids, "p", values, create_only=True)
-    assert (caught.value.reason, caught.value.details["sample_id"]) == ("SAMPLE_EXISTS", "s0")
-    flow.claim("p", "train", ["a"], 1).commit()
-    assert flow.put_samples(["s2", *ids], "p", {"a": torch.arange(3)}).outcomes == ["created", "consumed", "replaced"]
-    with pytest.raises(ClaimTimeoutError, match=r"1 rows .*'train'"):
-        flow.claim("p", "train", ["a"], 3, timeout_s=0.0)
 
 
 @pytest.mark.parametrize("way", ["shm", DIRECT], indirect=True)

@@ -54,15 +54,6 @@ async def test_a_claim_lives_while_the_event_loop_of_its_client_stands_still(
         assert await claim.commit() == 2
 
 
-async def test_a_session_that_is_opened_holds_up_no_event_loop(
-    flow: DataPlaneClient, address: str, transport: TransportChoice
-) -> None:
-    async with await aio.connect(address, transport=transport) as other:
-        claims = await other.claim("p", "train", ["a"], 1), await other.claim("p", "train", ["a"], 1)
-        assert [await claim.release() for claim in claims] == [1, 1]
-    assert states(flow) == (2, 0, 0)
-
-
 def test_a_client_that_is_closed_gives_back_what_it_holds_as_not_used(
     flow: DataPlaneClient, address: str, transport: TransportChoice
 ) -> None:

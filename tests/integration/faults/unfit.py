@@ -12,7 +12,6 @@ _TOO_SHORT = "it makes calls of less than a second, which leaves no time to repe
 _UNFIT = {
     "cluster": {
         "histories and the ids of requests outlive partitions, and one cluster has served other tests": (
-            "test_a_request_id_commits_one_claim",
             "test_a_dropped_claim_gives_its_rows_back_and_says_so",
         ),
         "its clients are forked processes, which have not joined the Ray cluster": (
@@ -44,9 +43,7 @@ _UNFIT = {
             "test_two_context_parallel_ranks_that_read_halves_have_the_whole",
         ),
         "a command does not repeat its calls": (
-            "test_the_cause_of_a_stall_is_named_by_call_command_and_metric",
             "test_a_healthy_flow_has_nothing_that_waits",
-            "test_a_task_without_a_consumer_is_told_where_it_is_named",
             "test_a_partition_that_is_not_there_is_an_error",
             "test_a_server_that_is_not_healthy_says_so_to_all_who_ask",
         ),

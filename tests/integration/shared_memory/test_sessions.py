@@ -171,28 +171,6 @@ async def test_a_put_that_is_cancelled_leaves_nothing_whenever_that_is(
         assert torch.equal((await client.get_samples(["2"], "p", ["x"]))["x"], sent[2:3])
 
 
-async def test_calls_that_are_cancelled_at_any_moment_leave_nothing(
-    server: ServerThread, listen: str, grpc_client: DataPlaneClient
-) -> None:
-    async with await aio.connect(listen, timeout_s=20.0, transport="shm") as client:
-        await client.register_partition("p", ["x"], 0, ["train"])
-        await client.put_samples(["s"], "p", {"x": rows_of(1)})
-        for turn in range(30):
-            calls = [
-                asyncio.ensure_future(client.get_samples(["s"], "p", ["x"])),
-                asyncio.ensure_future(client.claim("p", "train", ["x"], 5, timeout_s=60.0)),
-                asyncio.ensure_future(client.server_status()),
-            ]
-            for _ in range(turn):
-                await asyncio.sleep(0)
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
-        await soon(lambda: grpc_client.server_status().waiting_claims == 0)
-        await client.clear_samples(None, "p")
-        await soon(lambda: used(grpc_client) == 0)
-
-
 async def test_more_calls_at_once_than_a_socket_queues_are_all_carried_out(server: ServerThread, listen: str) -> None:
     async with await aio.connect(listen, timeout_s=60.0, transport="shm") as client:
         await client.register_partition("p", ["x"], 0, ["train"])
