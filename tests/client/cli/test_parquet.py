@@ -98,7 +98,8 @@ def test_empty_rows_keep_their_shape(client: DataPlaneClient, file: str, suffix:
 def test_objects_that_json_holds_come_back_exactly(client: DataPlaneClient, file: str, suffix: str) -> None:
     objects = [{"n": None, "t": True, "i": 1, "f": 1.0, "s": ["\u00e9", []], "d": {}}, 2**63, -0.0, "1", []]
     column = NonTensorStack(*(NonTensorData(data=value) for value in objects))
-    client.put_samples([f"s{row}" for row in range(len(objects))], P, {"x": column})
+    rows = {"x": column, "y": torch.arange(5, dtype=torch.bfloat16) / 4, "ids": [torch.arange(n) for n in range(1, 6)]}
+    client.put_samples([f"s{row}" for row in range(len(objects))], P, rows, [{"std": 0.5, "version": 1}, *[{}] * 4])
     assert_comes_back(client, str(Path(file).with_suffix(f".{suffix}")))
 
 

@@ -107,25 +107,6 @@ def test_peek_decodes_token_ids(client: DataPlaneClient, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", pytest.param("rows.parquet", marks=NEEDS_PYARROW)])
-def test_what_was_exported_can_be_imported_with_the_same_types(
-    client: DataPlaneClient, tmp_path: Path, name: str
-) -> None:
-    file = str(tmp_path / name)
-    assert run("export", "p", file, "-s", client.target)[0] == 0
-    client.register_partition("copy", ["input_ids", "logprobs", "texts"], 0, ["train"])
-    code, text = run("import", "copy", file, "-s", client.target)
-    assert (code, text.strip()) == (0, "3 rows imported")
-    for partition_id in ("p", "copy"):
-        meta = client.list_samples(partition_id, where="weight_version > 0").meta
-        batch = client.read_columns(meta, ["input_ids", "logprobs", "texts"], layout="jagged")
-        assert [row.tolist() for row in batch["input_ids"].unbind()] == [list(range(40)), [7, 8]]
-        assert batch["logprobs"].dtype is torch.bfloat16
-        assert batch["logprobs"].tolist() == [0.5, -1.25]
-        assert list(batch["texts"]) == [{"prompt": "one"}, {"prompt": "two"}]
-        assert meta.tags == [{"std": 0.5, "weight_version": 1}, {"weight_version": 2}]
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", pytest.param("rows.parquet", marks=NEEDS_PYARROW)])
 def test_groups_and_their_versions_outlive_an_export(client: DataPlaneClient, tmp_path: Path, name: str) -> None:
     """A group whose rows do not come together in the file, one of which it has a part, and one that is reserved."""
     values = {"input_ids": [torch.tensor([1])]}

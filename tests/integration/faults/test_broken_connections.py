@@ -106,17 +106,6 @@ def test_connect_waits_for_a_server_that_comes_late(tmp_path: Path, threads: Thr
         assert client.partitions() == []
 
 
-def test_calls_go_on_when_the_server_comes_back(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
-    listen = f"unix://{tmp_path}/again.sock"
-    with running_server(listen=listen):
-        client = connect(listen, timeout_s=120.0)
-    status = threads.submit(client.server_status)
-    time.sleep(0.3)
-    assert not status.done()
-    with running_server(listen=listen), client:
-        assert status.result(120).rows == 0
-
-
 REFUSED: dict[str, tuple[str, Callable[[DataPlaneClient], object], type[DataPlaneError]]] = {
     "INVALID_ARGUMENT": ("PutSamples", lambda c: c.put_samples(["a", "a"], "p"), InvalidArgumentError),
     "NOT_FOUND": ("GetPartition", lambda c: c.partition("nope"), NotFoundError),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.integration.faults.proxy import FaultProxy
-from tests.waiting import eventually, soon
+from tests.waiting import soon
 
 from dataplane_client import aio
 from dataplane_client.client import Claim, DataPlaneClient
@@ -41,19 +41,6 @@ def repeat_until(holds: Callable[[DataPlaneClient], bool], client: DataPlaneClie
         assert time.monotonic() < deadline, "it never happened"
         with pytest.raises(DataPlaneError):
             call()
-
-
-def test_rows_of_an_answer_that_does_not_come_in_time_go_back(
-    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: FaultProxy
-) -> None:
-    held = shaky.claim("p", "train", ["a"], 1)  # opens the session
-    proxy.swallow = {"answers"}
-    with pytest.raises(DataPlaneError):
-        shaky.claim("p", "train", ["a"], 2, timeout_s=2.0)
-    eventually(lambda: given_up(flow))
-    proxy.reset_connections()
-    assert held.commit() == 1
-    assert flow.claim("p", "train", ["a"], 2, timeout_s=0).deliveries == [1, 1]
 
 
 def test_a_shard_whose_answer_does_not_come_in_time_stays_with_its_step_and_can_be_asked_for_again(
@@ -103,19 +90,3 @@ def test_what_cannot_be_said_to_the_server_is_said_later(
     proxy.reset_connections()
     claim = shaky.claim("p", "train", ["a"], 2, timeout_s=120.0)
     assert claim.commit() == 2
-
-
-def test_a_group_whose_reservation_is_not_answered_does_not_stay(
-    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: FaultProxy
-) -> None:
-    held = shaky.claim("p", "train", ["a"], 1)
-    proxy.swallow = {"answers"}
-    repeat_until(
-        lambda client: client.partition("p").open_groups == 1,
-        flow,
-        lambda: shaky.reserve_group("p", "g", ["g0"], timeout_s=0.1),
-    )
-    proxy.reset_connections()
-    eventually(lambda: flow.partition("p").open_groups == 0)
-    assert flow.partition("p").removed_rows["rolled_back"] == 1
-    assert held.commit() == 1
