@@ -80,6 +80,7 @@ OTHERS: dict[str, tuple[requests.RepeatableCall[Any], requests.RepeatableCall[An
     "tags": (PUT, replace(PUT, tags=[{"x": 1}, {}])),
     "size of a claim": (CLAIM, replace(CLAIM, batch_size=1)),
     "columns of a commit": (COMMIT, replace(COMMIT, columns=[ColumnSpec("b", BYTES, int64([3]))])),
+    "claim of a commit": (COMMIT, replace(COMMIT, claim_id="c-3")),
     "no columns of a commit": (COMMIT, replace(COMMIT, columns=())),
     "reason of a release": (RELEASE, replace(RELEASE, reason="x")),
     "samples of a clear": (CLEAR, replace(CLEAR, sample_ids=["s2"])),

@@ -5,7 +5,6 @@ served.
 from __future__ import annotations
 
 import contextlib
-import select
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
@@ -17,41 +16,13 @@ import torch
 from tests.hostile.crowded import CROWDED, FRAMES, KEPT, SERVICE, part
 from tests.hostile.target import Target
 from tests.integration.command.conftest import Start
-from tests.integration.wire.local_peer import HEAD, MIB, Peer, framed, read
+from tests.integration.wire.local_peer import HEAD, MIB
 
 from dataplane_client.client import connect
 from dataplane_client.errors import OutOfSpaceError
 from rl_dataplane.v1 import local_pb2 as pb
 
 pytestmark = pytest.mark.xdist_group("hostile")
-
-
-@pytest.mark.long
-def test_a_peer_that_reads_no_answers_is_answered_one_by_one(target: Target) -> None:
-    peer = target.join()
-    with target.stays_within(64 * MIB):
-        peer.socket.sendall(framed(pb.LOCAL_METHOD_READ, read(1, inline_bytes=MIB)) * 300)
-    for _ in range(300):
-        outcome, answer = peer.receive()
-        assert outcome == pb.LOCAL_OUTCOME_UNSPECIFIED
-        assert len(answer) > MIB
-
-
-@pytest.mark.long
-def test_answers_that_many_peers_do_not_read_are_bounded_together(target: Target) -> None:
-    with target.stays_within(350 * MIB):
-        peers = [target.join() for _ in range(360)]
-        for peer in peers:
-            peer.send(pb.LOCAL_METHOD_READ, read(1, inline_bytes=MIB))
-            assert select.select([peer.socket], [], [], 60.0)[0]  # the answer begins, or the connection has ended
-    assert 0 < sum(map(gets_an_answer, peers)) < len(peers)
-
-
-def gets_an_answer(peer: Peer) -> bool:
-    try:
-        return peer.receive()[0] == pb.LOCAL_OUTCOME_UNSPECIFIED
-    except ConnectionError:
-        return False
 
 
 def test_requests_that_are_not_sent_to_their_end_are_bounded_together(target: Target) -> None:

@@ -107,15 +107,6 @@ def test_values_that_are_not_what_their_type_says_are_an_error_of_their_readers_
 # -- what a refusal says beside its reason -----------------------------------------------------------------------------
 
 
-def test_a_request_id_of_one_verb_cannot_be_used_for_another(target: Target, stub: Any) -> None:
-    target.client.register_partition("once", ["x"], 0, ["train"])
-    stub.ClearSamples(pb.ClearSamplesRequest(request_id="used", partition_id="once", whole_partition=True), timeout=120)
-    with target.unharmed("another verb"), pytest.raises(grpc.RpcError, match="clear") as caught:
-        stub.DropPartition(pb.DropPartitionRequest(request_id="used", partition_id="once"), timeout=120)
-    assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
-    target.client.drop_partition("once")
-
-
 def test_a_negative_wait_is_no_wait(stub: Any) -> None:
     claim = REQUESTS["claim of more rows than are ready"].message
     claim.wait_timeout.FromSeconds(-100)

@@ -30,7 +30,8 @@ SECONDS = 3.0
 MOST_LOG_BYTES = 1 << 20
 PATIENCE_S = 90.0
 ROW = torch.arange(1000)[None]
-NAMES = [pytest.param(name, marks=pytest.mark.long if name == "half calls" else pytest.mark.soak) for name in ATTACKS]
+LONG = {"half calls", "answers unread"}
+NAMES = [pytest.param(name, marks=pytest.mark.long if name in LONG else pytest.mark.soak) for name in ATTACKS]
 
 
 @pytest.mark.parametrize("name", NAMES)

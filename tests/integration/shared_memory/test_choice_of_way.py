@@ -33,11 +33,6 @@ def works(client: DataPlaneClient) -> bool:
     return same
 
 
-def test_values_travel_through_memory_by_themselves(server: ServerThread, listen: str) -> None:
-    with connect(listen) as client:
-        assert (client.transport, works(client)) == ("shm", True)
-
-
 async def test_the_asynchronous_client_chooses_alike(server: ServerThread, listen: str) -> None:
     choices: list[tuple[TransportChoice, str]] = [("auto", "shm"), ("shm", "shm"), ("grpc", "grpc")]
     for transport, expected in choices:

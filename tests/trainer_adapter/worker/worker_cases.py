@@ -148,12 +148,12 @@ def told(report: dict[str, Any]) -> dict[str, Any]:
     return {"loss": report["global_loss"].tolist(), "grad_norm": report["grad_norm"].item()}
 
 
-def asked_and_trained(layout: Layout, packing: str, backend: str = "transformers") -> Case:
+def asked_and_trained(layout: Layout, packing: str) -> Case:
     """Everything that is asked of a model, one step, and the weights after it."""
 
     def play(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
         rows = shard(rank, layout)
-        given = config(folder / "model", layout, packing, backend, logprob_chunk_size=5)
+        given = config(folder / "model", layout, packing, logprob_chunk_size=5)
         with worker(given, init_reference_model=False) as made:
             tensors = {**made.get_topk_logits(data=rows, k=3), **made.get_logprobs(rows)}
             trained = made.train(rows, ClippedPolicyGradientLoss())
@@ -286,11 +286,6 @@ CASES: dict[str, tuple[int, Case]] = {
 
 # --- ranks ---
 
-OVER_AUTOMODEL = [(layout, packing) for layout, packing in EVERYWHERE if layout.ranks <= 2 and layout.cp == 1]
-CASES |= {
-    f"automodel_{layout}_{packing}": (layout.ranks, asked_and_trained(layout, packing, "automodel"))
-    for layout, packing in OVER_AUTOMODEL
-}
 CASES |= {
     f"automodel_unlimited_{layout}": (2, trained_without_limit(layout, "automodel"))
     for layout in TWO_RANKS
