@@ -164,7 +164,8 @@ WRONG: dict[type[Exception], list[tuple[Call, str]]] = {
         *((register(**{number: -1}), f"'q'.*{number} .*-1") for number in ("num_samples", "grpo_group_size")),
         (lambda c: c.set_policies("p", {"t": {"max_staleness": 1}}), "'t': .*TaskPolicy"),  # type: ignore[dict-item]
         (lambda c: c.get_samples(["a"], "p", []), "'p'.*select_fields"),
-        *((lambda c, x=x: c.get_data(replace(META, fields=x)), r"select_fields .*meta\.fields") for x in (None, [])),
+        (lambda c: c.get_data(replace(META, fields=None)), r"select_fields .*meta\.fields"),
+        (lambda c: c.get_data(replace(META, fields=[])), r"select_fields .*meta\.fields"),
         (lambda c: c.get_samples(["a"], "p", ["x"], layout="square"), "layout .*'square'"),  # type: ignore[arg-type]
         (lambda c: c.get_data(META, ["x"], layout="square"), "layout .*'square'"),  # type: ignore[arg-type]
         (lambda c: c.read_columns(META, ["x"], layout="square"), "layout .*'square'"),  # type: ignore[arg-type]
