@@ -121,16 +121,11 @@ def test_an_open_reflection_stream_does_not_hold_up_the_end(start_command: Start
     assert not failures(command)
 
 
-def test_a_call_that_outlasts_the_grace_is_cut_and_the_end_is_still_clean(start_command: Start, tmp_path: Path) -> None:
-    listen = f"unix://{tmp_path}/short.sock"
-    command = start_command("--listen", listen, "--grace", "0.2")
-    with connect(listen) as client, grpc.insecure_channel(listen) as channel:
-        client.register_partition("p", ["x"], 0, ["train"])
-        put = HeldPut(channel)
-        eventually(lambda: client.server_status().memory_used_bytes == 2 * SIZE)
-        assert command.end() == 0
-        put.let_go.set()
-        assert isinstance(put.call.exception(120), grpc.RpcError)
+@pytest.mark.parametrize("grace", ["0.2"])
+def test_a_call_that_outlasts_the_grace_is_cut_and_the_end_is_still_clean(command: Command, held_put: HeldPut) -> None:
+    assert command.end() == 0
+    held_put.let_go.set()
+    assert isinstance(held_put.call.exception(120), grpc.RpcError)
     assert not failures(command)
 
 
