@@ -1,196 +1,142 @@
-"""Actors of two of Ray's nodes, both on this machine, and a coordinator that knows them and opens sessions, no more."""
+"""A node's actor in this process, without Ray: what it tells its coordinator, copies, keeps and frees.
+
+Also while another node, or the port of the coordinator, does not answer. `tests/cluster/failures` kills actors.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Iterator
+import socket
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.cluster.three_nodes import ThreeNodes, on_node, ray
+from tests.cluster.node.conftest import MIB
+from tests.waiting import soon
 from xxhash import xxh3_128_digest
 
-from dataplane_client._memory.shared_arena import SharedArena
-from dataplane_server.cluster.messages import Beat, BeatAnswer, BytePlace, Registered, Registration
+from dataplane_server.cluster.messages import Beat, BeatAnswer, BytePlace, Mirrored, Registered, Registration
+from dataplane_server.cluster.node import actor as module
+from dataplane_server.cluster.node import line
 from dataplane_server.cluster.node.actor import NodeActor, NodeOptions
-from dataplane_server.cluster.node.byte_lines import ByteLines
-from dataplane_server.core.calls.values import Copy, Runs
+from dataplane_server.cluster.node.gateway import Gateway
+from dataplane_server.cluster.node.line import Membership
+from dataplane_server.cluster.node.port import NodePort
+from dataplane_server.core.calls.values import Copy, Run, Runs
 from dataplane_server.core.rows.regions import NODE_SHIFT
-from rl_dataplane.v1 import local_pb2 as pb
-from rl_dataplane.v1.local_frames import HEAD
+from dataplane_server.storage.arena import Arena
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("ray")]
-
-MIB = 1 << 20
-_GREETING = HEAD.pack(0, pb.LOCAL_OUTCOME_UNSPECIFIED)  # bytes, as Ray pickles what a class uses
+RUN = Runs.of([Run(0, 1)])
+LIVE = NodeActor._live
 
 
-class Coordinator:
-    """Knows nodes by the arenas that register, from 1 up."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-        self._places: dict[int, BytePlace] = {}
-        self._known: set[str] = set()
-        self._registrations: list[Registration] = []
-        self._beats: list[Beat] = []
-        self._told = asyncio.Condition()
-
-    async def register(self, registration: Registration) -> Registered:
-        number = self._numbers.setdefault(registration.arena_id, len(self._numbers) + 1)
-        self._known.add(registration.arena_id)
-        self._places[number] = registration.bytes_at
-        lines = await asyncio.start_server(self._hear, "127.0.0.1", 0)
-        await self._note(self._registrations, registration)
-        return Registered(number, b"secret", "127.0.0.1", lines.sockets[0].getsockname()[1], self._places, "")
-
-    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
-        writer.write(_GREETING)
-        await reader.read()
-
-    async def beat(self, beat: Beat) -> BeatAnswer:
-        await self._note(self._beats, beat)
-        return BeatAnswer(beat.arena_id in self._known, self._places)
-
-    async def _note(self, told: list[Any], what: Any) -> None:
-        async with self._told:
-            told.append(what)
-            self._told.notify_all()
-
-    async def registered(self, times: int) -> list[Registration]:
-        """The registrations, once there are as many as asked for."""
-        async with self._told:
-            await self._told.wait_for(lambda: len(self._registrations) >= times)
-            return self._registrations
-
-    async def next_beat(self, arena_id: str) -> Beat:
-        async with self._told:
-            before = len(self._beats)
-            await self._told.wait_for(lambda: arena_id in [beat.arena_id for beat in self._beats[before:]])
-            return next(beat for beat in self._beats[before:] if beat.arena_id == arena_id)
-
-    async def forget(self) -> None:
-        self._known.clear()
-
-
-class Nodes:
-    """Two actors and the coordinator. actors: in the order of their numbers."""
-
-    def __init__(self, folder: Path, ray_nodes: list[str]) -> None:
-        self.folder = folder
-        options = {"name": "coordinator", **on_node(ray_nodes[0])}
-        self.coordinator: Any = ray.remote(Coordinator).options(**options).remote()
-        self.actors: list[Any] = []
-        for number, ray_node in enumerate(ray_nodes, 1):
-            chosen = NodeOptions("coordinator", MIB, 4 * MIB, folder=f"{folder}/{number}")
-            actor = ray.remote(NodeActor).options(name=f"node-{number}", max_restarts=-1, **on_node(ray_node))
-            self.actors.append(actor.remote(chosen))
-            self.registered(number)
-
-    def registered(self, times: int) -> list[Registration]:
-        found: list[Registration] = ray.get(self.coordinator.registered.remote(times), timeout=60)
-        return found
-
-    def next_beat(self, node: int) -> Beat:
-        arena_id = self.registered(2)[node - 1].arena_id
-        beat: Beat = ray.get(self.coordinator.next_beat.remote(arena_id), timeout=60)
-        return beat
-
-    def write(self, node: int, offset: int, data: bytes) -> None:
-        with Path(f"{self.folder}/{node}/arena").open("r+b") as file:
-            file.seek(offset)
-            file.write(data)
-
-    def bytes_of(self, node: int, *runs: tuple[int, int]) -> bytes:
-        offsets, sizes = np.array(runs, np.int64).T
-        found = bytearray(sizes.sum())
-        asyncio.run(self._take(node, Runs(offsets, sizes), found))
-        return bytes(found)
-
-    async def _take(self, node: int, runs: Runs, into: bytearray) -> None:
-        all_registrations = self.registered(2)
-        arena_id = all_registrations[node - 1].arena_id
-        place = [one.bytes_at for one in all_registrations if one.arena_id == arena_id][-1]
-        lines = ByteLines()
-        await lines.read(place, node, runs, [memoryview(into)])
-        await lines.close()
+def new_actor(tmp_path: Path, cache_bytes: int = MIB) -> NodeActor:
+    return NodeActor(NodeOptions("coordinator", MIB, cache_bytes, folder=str(tmp_path / "node")))
 
 
 @pytest.fixture
-def nodes(three_nodes: ThreeNodes, tmp_path: Path) -> Iterator[Nodes]:
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    nodes = Nodes(tmp_path, three_nodes.nodes[:2])
-    yield nodes
-    for actor in (*nodes.actors, nodes.coordinator):
-        ray.kill(actor)
+async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeActor:
+    monkeypatch.setattr(module, "this_node", lambda: "here")
+    monkeypatch.setattr(module, "this_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(NodeActor, "_live", lambda self: asyncio.sleep(600))
+    return new_actor(tmp_path)
 
 
-def test_an_arena_registers_once_and_beats(nodes: Nodes) -> None:
-    first, second = nodes.registered(2)
-    assert (first.memory_bytes, first.file_bytes, first.former) == (MIB, 5 * MIB, 0)
-    assert first.arena_id != second.arena_id
-    assert nodes.next_beat(1).clients == 0
-    assert len(nodes.registered(2)) == 2
+@pytest.mark.parametrize("cache_bytes", [MIB, MIB // 2, 4 * MIB])
+async def test_values_that_were_kept_are_there_whatever_the_cache_is_to_be(
+    node: NodeActor, tmp_path: Path, cache_bytes: int
+) -> None:
+    node._arena.view(Run(0, 6))[:] = b"values"
+    await node.stop(keep=True)
+    again = new_actor(tmp_path, cache_bytes)
+    digests = await again.digests((1 << NODE_SHIFT) + np.array([0, 2]), np.array([6, 4]))
+    assert digests == xxh3_128_digest(b"values") + xxh3_128_digest(b"lues")
+    await again.stop()
+    assert not node._folder.path.exists()
 
 
-def test_a_copy_to_a_place_outside_the_arena_is_refused_and_nothing_is_written(nodes: Nodes) -> None:
-    nodes.write(1, 0, b"source")
-    end = 5 * MIB  # with the cache
-    for target in (end - 3, end):
-        copies = [
-            Copy((1 << NODE_SHIFT), (1 << NODE_SHIFT) + 64, 6),
-            Copy((1 << NODE_SHIFT), (1 << NODE_SHIFT) + target, 6),
-        ]
-        with pytest.raises(ValueError, match=f"{end} bytes"):
-            ray.get(nodes.actors[0].copy.remote(b"secret", copies), timeout=60)
-    assert nodes.bytes_of(1, (64, 6)) == bytes(6)
+async def test_it_copies_bytes_of_its_own_and_of_others_and_nothing_to_places_outside_the_arena(
+    node: NodeActor,
+) -> None:
+    large, first, second = np.random.default_rng(0).bytes(MIB), 1 << NODE_SHIFT, 2 << NODE_SHIFT
+    with closing(Arena(MIB)) as other:
+        other.view(Run(0, MIB))[:] = large
+        port = NodePort(lambda number: other if number == 1 else None)
+        node._others[1] = port.open("127.0.0.1")
+        node._gateway.membership = Membership("127.0.0.1", 1, b"secret", 2)
+        node._arena.view(Run(MIB, 6))[:] = b"abcdef"
+        copies = [Copy(second + MIB, second + 10, 3), Copy(first + 100, second + 13, 4)]
+        await node.copy(b"secret", copies)
+        assert bytes(node._arena.view(Run(10, 7))) == b"abc" + large[100:104]
+        for size in (MIB // 10, MIB // 2 + 1, MIB):
+            await node.copy(b"secret", [Copy(first, second + MIB, size)])
+            assert bytes(node._arena.view(Run(MIB, size))) == large[:size]
+        for target in (2 * MIB - 3, 2 * MIB):  # with the cache
+            with pytest.raises(ValueError, match=f"{2 * MIB} bytes"):
+                await node.copy(b"secret", [Copy(first, second + 64, 6), Copy(first, second + target, 6)])
+        assert bytes(node._arena.view(Run(64, 6))) == bytes(6)
+        await node.stop()
+        await port.close()
 
 
-def test_an_actor_registers_again_where_it_is_not_known(nodes: Nodes) -> None:
-    ray.get(nodes.coordinator.forget.remote())
-    again = nodes.registered(4)[2:]
-    assert {one.arena_id for one in again} == {one.arena_id for one in nodes.registered(2)[:2]}
+async def test_it_frees_its_memory_before_it_waits_for_the_other(node: NodeActor) -> None:
+    """If that takes long, the coordinator kills it."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as hanging, socket.socket() as waiting:
+        waiting.connect(hanging.getsockname())  # so others are not even accepted by the kernel
+        place = BytePlace("127.0.0.1", hanging.getsockname()[1], b"")
+        reading = asyncio.create_task(node._lines.read(place, 2, RUN, [np.empty(1, np.uint8).data]))
+        await asyncio.sleep(0.2)
+        stopping = asyncio.create_task(node.stop())
+        await asyncio.sleep(1.0)
+        assert not stopping.done()
+        assert not node._folder.arena.exists()
+        await asyncio.gather(reading, stopping, return_exceptions=True)
 
 
-def test_nodes_give_bytes_copy_them_and_take_digests(nodes: Nodes) -> None:
-    large = np.random.default_rng(0).bytes(3 * MIB)
-    nodes.write(1, 100, b"abcdef")
-    nodes.write(2, MIB, large)
-    assert nodes.bytes_of(1, (103, 3), (100, 2)) == b"defab"
-    assert nodes.bytes_of(2, (MIB, 2 * MIB), (3 * MIB, MIB)) == large
-    first, second = 1 << NODE_SHIFT, 2 << NODE_SHIFT
-    copies = [(first + 100, second + 10, 3), (second + MIB, second + 13, 4)]
-    ray.get(nodes.actors[1].copy.remote(b"secret", copies), timeout=60)
-    assert nodes.bytes_of(2, (10, 7)) == b"abc" + large[:4]
-    nodes.write(1, MIB, large[::-1])
-    for size in (MIB // 10, MIB // 2 + 1, 3 * MIB):
-        ray.get(nodes.actors[1].copy.remote(b"secret", [(first + MIB, second + MIB, size)]), timeout=60)
-        assert nodes.bytes_of(2, (MIB, size)) == large[::-1][:size]
-    digests = ray.get(nodes.actors[0].digests.remote(np.array([100, 102]), np.array([2, 4])), timeout=60)
-    assert digests == xxh3_128_digest(b"ab") + xxh3_128_digest(b"cdef")
+async def test_it_registers_without_waiting_for_what_the_other_does_not_give_to_its_mirror(node: NodeActor) -> None:
+    """If that takes long, the next coordinator takes the node for lost."""
+
+    async def register(registration: Registration) -> Registered:
+        return Registered(1, b"new", "127.0.0.1", 1, {}, "next", mirrors=registration.mirrors)
+
+    node._gateway.membership = Membership("127.0.0.1", 1, b"old", 1)
+    await node.make_mirror("m", 2, MIB)
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        place = BytePlace("127.0.0.1", hanging.getsockname()[1], b"")
+        following = [asyncio.create_task(node.follow(b"old", "m", place, RUN.offsets, RUN.sizes)) for _ in range(99)]
+        await soon(lambda: node._mirror_lines._used)
+        coordinator = SimpleNamespace(register=SimpleNamespace(remote=register))
+        await asyncio.wait_for(node._register(coordinator), 150.0)
+    assert await asyncio.gather(*following) == [Mirrored.NO_SOURCE] * 99
+    await node.stop()
 
 
-def test_a_killed_actor_finds_its_arena_and_tells_of_its_clients(nodes: Nodes) -> None:
-    nodes.write(1, 50, b"kept")
-    before = nodes.registered(2)[0]
-    client = SharedArena(before.socket, before.nonce)
-    assert client.readable[50:54].tobytes() == b"kept"
-    assert nodes.next_beat(1).clients == 1
-    ray.kill(nodes.actors[0], no_restart=False)
-    after = nodes.registered(3)[2]
-    assert (after.arena_id, after.former) == (before.arena_id, 1)
-    assert after.nonce != before.nonce  # clients attach again
-    assert nodes.bytes_of(1, (50, 4)) == b"kept"
-    del client
-    while nodes.next_beat(1).former:
-        pass
+async def test_it_beats_while_the_coordinators_port_does_not_answer_and_registers_again_where_it_is_not_known(
+    node: NodeActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats, registrations = list[tuple[int, int]](), list[Registration]()
 
+    async def register(registration: Registration) -> Registered:
+        registrations.append(registration)
+        return Registered(1, b"new", "127.0.0.1", hanging.getsockname()[1], {}, "")
 
-def test_an_actor_that_is_stopped_leaves_nothing(nodes: Nodes) -> None:
-    ray.get(nodes.actors[0].stop.remote(), timeout=60)
-    ray.get(nodes.actors[1].stop.remote(True), timeout=60)
-    assert [folder.name for folder in nodes.folder.iterdir()] == ["2"]
+    async def beat(said: Beat) -> BeatAnswer:
+        beats.append((len(registrations), said.clients))
+        return BeatAnswer(len(beats) != 3)
+
+    coordinator = SimpleNamespace(register=SimpleNamespace(remote=register), beat=SimpleNamespace(remote=beat))
+    monkeypatch.setattr(module, "_sweep", lambda name: None)
+    monkeypatch.setattr(node, "_find_coordinator", lambda: coordinator)
+    monkeypatch.setattr(line, "_CONNECT_S", 600.0)
+    monkeypatch.setattr(Gateway, "clients", 7)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as hanging, socket.socket() as waiting:
+        waiting.connect(hanging.getsockname())
+        node._life = asyncio.create_task(LIVE(node))
+        await soon(lambda: len(beats) >= 5)
+        await node.stop()
+    assert beats[:5] == [(1, 7)] * 3 + [(2, 7)] * 2
+    first, again = registrations
+    assert (first.memory_bytes, first.file_bytes, first.former) == (MIB, 2 * MIB, 0)
+    assert again.arena_id == first.arena_id
