@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import Granted
@@ -39,14 +37,3 @@ def test_a_claim_waits_for_rows_that_others_hold_or_delay(caller: Caller) -> Non
     assert caller.plane.take_effects() == []
     (granted,) = caller.pass_time(6.0)
     assert granted.ticket == waiting
-
-
-def test_claim_ids_of_two_server_lives_differ(new_caller: Callable[..., Caller]) -> None:
-    ids = set()
-    for incarnation in ("x", "y"):
-        caller = new_caller()
-        caller.plane = type(caller.plane)(incarnation=incarnation)
-        caller.register()
-        caller.put_rows(["s1"], "a")
-        ids.add(caller.take("a").claim_id)
-    assert len(ids) == 2

@@ -9,12 +9,6 @@ from hypothesis import strategies as st
 from dataplane_server.core.rows.generations import GenerationClock
 
 
-def test_a_row_whose_creation_was_not_recorded_has_no_age() -> None:
-    clock = GenerationClock()
-    (generation,) = clock.take(1).tolist()
-    assert clock.age(generation, 100.0) == 0.0
-
-
 @given(st.lists(st.floats(0.0, 40.0), min_size=1, max_size=200))
 def test_an_age_is_never_too_small_and_at_most_a_second_too_great(pauses: list[float]) -> None:
     clock, now = GenerationClock(), 0.0

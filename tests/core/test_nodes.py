@@ -23,30 +23,18 @@ BUDGET = 1024
 @pytest.fixture
 def cluster(new_caller: Callable[..., Caller]) -> Caller:
     """Nodes 1 and 2, of 1 KiB each, and partition p."""
-    caller = new_caller(memory_bytes=BUDGET, cluster=True)
+    return with_two_nodes(new_caller(memory_bytes=BUDGET, cluster=True))
+
+
+def with_two_nodes(caller: Caller) -> Caller:
     assert [caller.apply(AddNode(name)) for name in ("north", "south")] == [1, 2]
     caller.register(tasks=("train", "score"))
-    return caller
-
-
-def two_nodes() -> Caller:
-    """The same, for a property, which has no fixture for each of its examples."""
-    caller = Caller(Limits(memory_bytes=BUDGET, cluster=True))
-    for name in ("north", "south"):
-        caller.apply(AddNode(name))
-    caller.register()
     return caller
 
 
 def put(caller: Caller, sample_ids: list[str], node: int, size: int = 8, **more: object) -> None:
     lengths: Mapping[str, list[int]] = {"a": [size] * len(sample_ids)}
     caller.put(caller.put_call(sample_ids, lengths, node=node, **more))  # type: ignore[arg-type]
-
-
-def test_values_lie_on_the_node_that_the_put_names(cluster: Caller) -> None:
-    for node in (1, 2):
-        begun = cluster.begin(cluster.put_call([f"s{node}"], {"a": [100]}, node=node))
-        assert [node_of(run.offset) for run in begun.runs] == [node]
 
 
 def test_a_full_node_makes_only_its_own_puts_wait(cluster: Caller) -> None:
@@ -301,7 +289,7 @@ def take_all(caller: Caller, names: list[str], take: Callable[[], list[str]]) ->
 
 @given(st.lists(st.sampled_from([1, 2]), min_size=1, max_size=40), st.data())
 def test_each_row_is_claimed_once_and_none_is_passed_over_for_ever(nodes: list[int], data: st.DataObject) -> None:
-    caller = two_nodes()
+    caller = with_two_nodes(Caller(Limits(memory_bytes=BUDGET, cluster=True)))
     for n, node in enumerate(nodes):
         put(caller, [f"s{n}"], node)
     at = st.sampled_from([1, 2]), st.integers(1, 4)
@@ -380,7 +368,7 @@ def test_a_claim_that_prefers_groups_keeps_to_its_rows_and_tokens(cluster: Calle
 def test_each_group_is_claimed_once_and_none_is_passed_over_for_ever(
     groups: list[list[int]], data: st.DataObject
 ) -> None:
-    caller = two_nodes()
+    caller = with_two_nodes(Caller(Limits(memory_bytes=BUDGET, cluster=True)))
     for n, nodes in enumerate(groups):
         put_group(caller, f"g{n}", *nodes, tokens=data.draw(st.integers(0, 5)))
 

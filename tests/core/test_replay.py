@@ -1,4 +1,7 @@
-"""Calls are all that changes the core: what is changed beside them is found, and no query changes anything."""
+"""Calls are all that changes the core: what is changed beside them is found.
+
+So no query of any test changes anything: the calls of each are replayed when it is over.
+"""
 
 from __future__ import annotations
 
@@ -26,28 +29,6 @@ def caller() -> Caller:
     one.read(["s1"], "a")
     one.plane.take_effects()
     return one
-
-
-QUERIES: dict[str, Callable[[DataPlane], object]] = {
-    "totals": lambda plane: plane.totals(3.0),
-    "columns": lambda plane: plane.columns(3.0),
-    "partition_info": lambda plane: plane.partition_info("p", 3.0),
-    "consumption": lambda plane: plane.consumption("p", ["train"], 3.0),
-    "sample": lambda plane: plane.sample("p", "s1"),
-    "no sample": lambda plane: plane.sample("p", "nothing"),
-    "dead_letters": lambda plane: plane.dead_letters("p", "train"),
-    "holds_reservation": lambda plane: plane.holds_reservation(1),
-    "properties": lambda plane: (plane.next_due, plane.has_deferred_frees, len(plane.partitions)),
-    "check_invariants": lambda plane: plane.check_invariants(),
-    "digest": lambda plane: plane.digest(),
-}
-
-
-@pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
-def test_a_query_changes_nothing(caller: Caller, query: Callable[[DataPlane], object]) -> None:
-    before = caller.plane.digest()
-    query(caller.plane)
-    assert caller.plane.digest() == before
 
 
 @pytest.mark.parametrize(
