@@ -87,15 +87,21 @@ def bear_two_rows_at_once(inside: Inside) -> None:
     inside.state.partitions["q"].rows["generation"][:] = inside.rows.generations(inside.rows.find(["s3"]))[0]
 
 
-def lose_a_view(inside: Inside) -> None:
-    next(iter(inside.task.views))._queue.clear()
-
-
 def miscount_a_view_of_groups(inside: Inside) -> None:
     inside.caller.finish_group(inside.group.reservation_id)
     inside.caller.take("b", whole_groups=True)
     [view] = [view for view in inside.task.views if isinstance(view, GroupView)]
     view.ready_rows += 1
+
+
+def change_figures(counters: str) -> Callable[[Inside], None]:
+    """Those that were told, and are kept to be told again."""
+
+    def tamper(inside: Inside) -> None:
+        inside.caller.plane.columns(1.0)
+        set_attribute(counters, 1)(inside)
+
+    return tamper
 
 
 def set_attribute(path: str, change: int) -> Callable[[Inside], None]:
@@ -127,7 +133,7 @@ LAWS: dict[str, Callable[[Inside], object]] = {
     "the next generation is new": lambda i: setattr(i.state.generations, "next", 1),
     "a row is claimed exactly while": lambda i: i.task.states.__setitem__(i.rows.find(["s1"]), CONSUMED),
     "no row is in two claims": hand_out_twice,
-    "exactly the ready rows are queued": lose_a_view,
+    "exactly the ready rows are queued": lambda i: next(iter(i.task.views))._queue.clear(),
     "ready rows are counted": miscount_a_view_of_groups,
     "no claim waits for rows that are ready": lambda i: next(iter(i.task.views)).waiters.update(
         {99: Waiter(99, Amount(1, 1))}
@@ -140,6 +146,8 @@ LAWS: dict[str, Callable[[Inside], object]] = {
     "every group has rows": lambda i: i.rows["group"].__setitem__(i.group.slots, 0),
     "reserved groups are held by open sessions": lambda i: setattr(i.group, "session_id", "c-s99"),
     "owners of a payload are counted": lambda i: i.group.shared.clear(),
+    "cached figures of 'p' are up to date": change_figures("partition.counters.puts"),
+    "task 'train': cached figures are up to date": change_figures("task.counters.claims"),
     "a payload without owners and readers is freed": lambda i: i.rows.payloads.add(1 << 20, 5, 0),
 }
 

@@ -44,6 +44,15 @@ class World:
         call = {"request_id": self.caller.request_id(), "partition_id": "p", "sample_ids": sample_ids}
         self.caller.apply(PutSamples(**{**call, "columns": columns, **more}))  # type: ignore[arg-type]
 
+    def share(self, *columns: ColumnSpec, **more: object) -> None:
+        """Put a value for all rows of the group, of field c unless columns are given."""
+        of_group = {"sample_ids": (), "shared": True, "reservation_id": self.named, **more}
+        self.put_call(*columns or [column("c", 3)], **of_group)  # type: ignore[arg-type]
+
+    def add(self, **more: object) -> None:
+        """Put a row that joins the group."""
+        self.put_call(column("c", 3), **{"add_to_group": True, "reservation_id": self.named, **more})  # type: ignore[arg-type]
+
     def claim(self, *required_fields: str, **more: object) -> None:
         self.caller.apply(self.caller.claim_call(*required_fields, **more))  # type: ignore[arg-type]
 
@@ -163,12 +172,19 @@ REFUSED: dict[Reason, list[Case]] = {
             lambda w: w.register_q(clear_when_consumed=True),
         ),
         Case("too many fields", lambda w: w.caller.extend(fields=tuple(f"f{i}" for i in range(62))), "'p' | 64 | 65"),
-        Case(
-            "shared per-token field",
-            lambda w: w.put_call(column("a", 3), sample_ids=(), shared=True, reservation_id=w.named),
-            "'p' | 'g' | 'a' | per-token",
-            reserve,
-        ),
+        Case("shared per-token field", lambda w: w.share(column("a", 3)), "'p' | 'g' | 'a' | per-token", reserve),
+        Case("shared by no group", lambda w: w.share(), "reservation"),
+        Case("shared by rows", lambda w: w.share(sample_ids=("s3",)), "samples", reserve),
+        Case("shared with tags", lambda w: w.share(tags=[]), "tags", reserve),
+        Case("shared with lengths", lambda w: w.share(sequence_lengths=int64([])), "samples", reserve),
+        Case("shared with generations", lambda w: w.share(generations=int64([])), "samples", reserve),
+        Case("shared under a claim", lambda w: w.share(claim_id=w.claim_id), "claim", reserve),
+        Case("shared on condition", lambda w: w.share(only_if=SHORT), "a shared put | only_if", reserve),
+        Case("shared of no column", lambda w: w.share(columns=()), "column", reserve),
+        Case("add to no group", lambda w: w.add(), "adds to a group"),
+        Case("add under a claim", lambda w: w.add(claim_id=w.claim_id), "adds to a group", reserve),
+        Case("add to generations", lambda w: w.add(generations=int64([1])), "adds to a group", reserve),
+        Case("add of what is shared", lambda w: w.add(shared=True, sample_ids=()), "adds to a group", reserve),
     ],
     R.DUPLICATE: [
         Case("sample twice", lambda w: w.put({"a": [3, 3]}, "s1", "s1"), "'s1'"),

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.core.caller import BYTES, Caller, int64
+from tests.core.caller import Caller
 
 from dataplane_server.core.calls.answers import PutResult
-from dataplane_server.core.calls.columns import ColumnSpec
-from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import EndRead, PutSamples
+from dataplane_server.core.calls.requests import EndRead
 
 IDS = ["s1", "s2", "s3"]
 
@@ -42,31 +40,3 @@ def test_the_last_of_several_readers_of_different_rows_frees_the_bytes(caller: C
         assert caller.used >= 100
     caller.apply(EndRead(plans[-1].ticket))
     assert caller.used == 0
-
-
-@pytest.mark.parametrize(
-    ("more", "word"),
-    [
-        ({"reservation_id": ""}, "reservation"),
-        ({"sample_ids": ["s1"]}, "samples"),
-        ({"tags": []}, "tags"),
-        ({"sequence_lengths": int64([])}, "samples"),
-        ({"generations": int64([])}, "samples"),
-        ({"claim_id": "c-1"}, "claim"),
-        ({"columns": ()}, "column"),
-    ],
-    ids=str,
-)
-def test_a_shared_put_names_its_group_and_columns_and_no_rows(
-    caller: Caller, more: dict[str, object], word: str
-) -> None:
-    call: dict[str, object] = {
-        "request_id": "put",
-        "partition_id": "p",
-        "sample_ids": (),
-        "columns": [ColumnSpec("a", BYTES, int64([3]))],
-        "shared": True,
-        "reservation_id": caller.reserve("g", IDS).reservation_id,
-    }
-    with caller.refuses(Reason.INVALID_REQUEST, word):
-        caller.apply(PutSamples(**{**call, **more}))  # type: ignore[arg-type]

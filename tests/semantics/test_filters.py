@@ -195,6 +195,7 @@ STD = Term(">", "std", values=(0,))
     ("where", "words"),
     [
         ((STD, AND), "term 2 ('and'): it combines 2 results, and there are 1 before it"),
+        ((STD, STD), "leaves one result"),
         ((NOT,), "term 1 ('not'): it combines 1 results, and there are 0 before it"),
         ((STD, *[NOT] * MAX_TERMS), "a filter has at most 64 terms, got 65"),
         ((Term("=="),), "term 1 ('=='): it compares, so it names a tag or fact"),
@@ -217,6 +218,7 @@ def test_a_wrong_filter_is_refused_by_the_place_of_its_term(caller: Caller, wher
         lambda: clear_where(caller, where),
         lambda: listed(caller, where),
         lambda: caller.apply(caller.put_call(["s1"], only_if=where)),
+        lambda: caller.set_policy(where=where),
     ):
         with caller.refuses(Reason.INVALID_REQUEST, words):
             act()
@@ -340,12 +342,6 @@ def test_of_many_callers_that_take_a_row_one_does(client: DataPlaneClient, threa
     took = list(threads.map(take, range(8)))
     assert took.count(True) == 1
     assert client.list_samples("p", where={"state": "taken", "by": took.index(True)}).meta.sample_ids == ["s0"]
-
-
-def test_a_shared_put_takes_no_condition(caller: Caller) -> None:
-    reservation_id = caller.reserve("g", ["g1"]).reservation_id
-    with caller.refuses(Reason.INVALID_REQUEST, "a shared put", "only_if"):
-        caller.apply(caller.put_call((), {"b": [1]}, reservation_id=reservation_id, shared=True, only_if=NEW))
 
 
 EQUAL = pb.FILTER_OPERATOR_EQUAL

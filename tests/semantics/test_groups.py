@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from multiprocessing.connection import Connection
-
 import pytest
 import torch
 from tests.core.caller import Caller
 from tests.core.replayed import RecordedPlane
-from tests.forked import FORKS, forking
 from tests.semantics.callers import Caller as AnyCaller
 from tests.semantics.conftest import ON_ONE_WAY
-from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import GroupFencedError, PreconditionError
@@ -79,13 +75,6 @@ def test_a_reservation_of_another_server_life_is_refused() -> None:
 # -- puts of reserved rows ---------------------------------------------------------------------------------------------
 
 
-def test_a_put_to_reserved_rows_must_name_their_reservation(caller: Caller) -> None:
-    caller.reserve("g", ["s1", "s2"])
-    with caller.refuses(Reason.ROW_RESERVED, "'s2'", "'g'"):
-        caller.apply(caller.put_call(["s0", "s2"], {"a": [1, 1]}))
-    caller.put_rows(["s0"], "a")
-
-
 @pytest.fixture
 def reservation(caller: Caller) -> str:
     """Of group g, rows s1 and s2, each with a byte in a, held by a session."""
@@ -102,18 +91,6 @@ def test_rows_become_visible_to_all_tasks_when_their_group_is_finished(caller: C
     assert caller.plane.take_effects() == []
     assert caller.finish_group(reservation) == GroupFinished(2)
     assert granted(caller.plane.take_effects()) == [(train, ("s1", "s2")), (score, ("s1",))]
-
-
-def test_rows_are_what_was_put_into_them_and_a_waiting_claim_gets_them_together(via: AnyCaller) -> None:
-    waiting = via.begin_claim("a", size=2)
-    group = via.reserve("g", "xy")
-    assert (via.partition().rows, via.partition().open_groups) == (2, 1)
-    group.put("yx", "a", tags=[{"n": 1}, {}], sequence_lengths=[3, 4])
-    assert via.waiting() == 1
-    assert group.finish() == 2
-    claim = waiting.answer()
-    assert (claim.ids, claim.sequence_lengths, claim.tags) == ("xy", [4, 3], [{}, {"n": 1}])
-    assert (via.sizes("xy", "a"), via.partition().open_groups) == ([1, 1], 0)
 
 
 def test_a_group_with_a_row_that_has_nothing_cannot_be_finished_yet(via: AnyCaller) -> None:
@@ -204,27 +181,3 @@ def test_an_exception_aborts_the_group_and_says_why(flow: DataPlaneClient) -> No
     assert (group.state, flow.partition("p").rows) == ("aborted", 0)
     assert flow.partition("p").removed_rows["rolled_back"] == 4
     assert flow.server_status().memory_used_bytes == 0
-
-
-def _reserve(pipe: Connection, address: str, transport: TransportChoice) -> None:
-    client = connect(address, transport=transport, session_grace_s=3.0)
-    group = client.reserve_group("p", "g", ["g0", "g1"])  # one that is dropped is given back
-    pipe.send(group.state)
-    pipe.recv()
-
-
-@FORKS
-@pytest.mark.parametrize("way", ["grpc", "shm"], indirect=True)
-def test_a_group_of_a_client_that_was_killed_vanishes(
-    flow: DataPlaneClient, address: str, transport: TransportChoice
-) -> None:
-    context = forking()
-    pipe, theirs = context.Pipe()
-    process = context.Process(target=_reserve, args=(theirs, address, transport), daemon=True)
-    process.start()
-    assert pipe.recv() == "open"
-    assert flow.partition("p").rows == 2
-    process.kill()
-    process.join(60)
-    eventually(lambda: flow.partition("p").rows == 0)
-    assert flow.reserve_group("p", "g", ["g0", "g1"]).abort() == 2

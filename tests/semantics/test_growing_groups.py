@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from tests.core.caller import Caller
 from tests.semantics.callers import Caller as AnyCaller
 
-from dataplane_server.core.calls.answers import (
-    ClearResult,
-    GroupAborted,
-    PutResult,
-)
+from dataplane_server.core.calls.answers import ClearResult, PutResult
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import DropPartition, EndRead
 
@@ -25,18 +23,21 @@ def add(caller: Caller, reservation_id: str, *sample_ids: str, size: int = 1, fi
     return caller.put(caller.add_call(reservation_id, sample_ids, {field: [size] * len(sample_ids)}))
 
 
-def test_rows_are_added_until_the_group_is_finished_and_then_seen_together(via: AnyCaller) -> None:
+def test_rows_are_reserved_or_added_until_the_group_is_finished_and_then_seen_together(via: AnyCaller) -> None:
     waiting = via.begin_claim("a", "b", whole_groups=True)
-    group = via.reserve("g")
-    group.put("x", "a", add=True, tags={"n": 1}, sequence_lengths=[3])
+    group = via.reserve("g", "vw")
+    assert (via.partition().rows, via.partition().open_groups) == (2, 1)
+    group.put("wv", "a", tags=[{"n": 1}, {}], sequence_lengths=[2, 1])
+    group.put("x", "a", add=True, tags={"n": 2}, sequence_lengths=[3])
     group.share("b", 200_000)
     group.put("yz", "a", add=True, sequence_lengths=[4, 5])
     assert via.waiting() == 1
-    assert group.finish() == 3
+    assert group.finish() == 5
     claim = waiting.answer()
-    assert (claim.ids, claim.groups) == ("xyz", [("g", 3, None, None)])
-    assert (claim.tags, claim.sequence_lengths) == ([{"n": 1}, {}, {}], [3, 4, 5])
-    assert (via.sizes("xyz", "a"), via.sizes("x", "b")) == ([1, 1, 1], [200_000])
+    assert (claim.ids, claim.groups) == ("vwxyz", [("g", 5, None, None)])
+    assert (claim.tags, claim.sequence_lengths) == ([{}, {"n": 1}, {"n": 2}, {}, {}], [1, 2, 3, 4, 5])
+    assert (via.sizes("vwxyz", "a"), via.sizes("x", "b")) == ([1] * 5, [200_000])
+    assert via.partition().open_groups == 0
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -50,19 +51,24 @@ def test_a_group_without_rows_cannot_be_finished(via: AnyCaller) -> None:
     assert via.partition().open_groups == 0
 
 
-@pytest.mark.parametrize("end", ["finish", "abort", "expire", "drop"])
+def drop(caller: Caller, _: str) -> None:
+    caller.apply(DropPartition(caller.request_id(), "p"))
+    caller.register()
+
+
+ENDS: dict[str, Callable[[Caller, str], object]] = {
+    "finish": Caller.finish_group,
+    "abort": Caller.abort_group,
+    "expire": lambda caller, _: caller.pass_time(100.0),
+    "drop": drop,
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
 def test_a_group_that_has_ended_takes_no_more_rows(caller: Caller, group: str, end: str) -> None:
     add(caller, group, "s1")
     begun = caller.begin(caller.add_call(group, ["s2"], {"a": [1]}))
-    if end == "finish":
-        caller.finish_group(group)
-    elif end == "abort":
-        caller.abort_group(group)
-    elif end == "expire":
-        caller.pass_time(100.0)
-    else:
-        caller.apply(DropPartition(caller.request_id(), "p"))
-        caller.register()
+    ENDS[end](caller, group)
     caller.plane.take_effects()
     with caller.refuses(Reason.GROUP_FENCED, group):
         caller.apply(caller.add_call(group, ["s3"], {"a": [1]}))
@@ -74,26 +80,9 @@ def test_a_group_that_has_ended_takes_no_more_rows(caller: Caller, group: str, e
 def test_a_group_that_never_had_a_row_leaves_nothing_behind(caller: Caller, group: str, end: str) -> None:
     caller.share(group, b=50)
     assert caller.used == 50
-    if end == "abort":
-        assert caller.abort_group(group) == GroupAborted(0, True)
-    elif end == "expire":
-        caller.pass_time(100.0)
-    else:
-        caller.apply(DropPartition(caller.request_id(), "p"))
-        caller.register()
+    ENDS[end](caller, group)
     assert (caller.used, caller.plane.totals().open_groups) == (0, 0)
     caller.reserve("g", [])
-
-
-@pytest.mark.parametrize(
-    "more",
-    [{"reservation_id": ""}, {"claim_id": "c-1"}, {"generations": [1]}, {"shared": True, "sample_ids": ()}],
-    ids=str,
-)
-def test_a_malformed_add_is_refused(caller: Caller, group: str, more: dict[str, object]) -> None:
-    put = {"sample_ids": ["s1"], "lengths": {"a": [1]}, "reservation_id": group, "add_to_group": True, **more}
-    with caller.refuses(Reason.INVALID_REQUEST, "adds to a group"):
-        caller.apply(caller.put_call(**put))  # type: ignore[arg-type]
 
 
 # -- shared values -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from dataplane_client.records import tasks as policies
 from dataplane_server.core.calls.answers import Failed, Granted
 from dataplane_server.core.calls.filters import Filter, Term
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import GiveUpClaim
 from dataplane_server.core.calls.values import Tags
 
 SPREAD: Filter = (Term(">", "std", values=(0,)),)
@@ -108,7 +107,7 @@ def put_spread(via: AnyCaller) -> None:
     via.put("vwxyz", "a", tags=[{"std": 0}, {"std": 1}, {"std": 2}, {"std": 3, "truncated": True}, {}])
 
 
-def test_a_task_gets_rows_that_fit_its_filter_and_others_are_withheld(via: AnyCaller) -> None:
+def test_a_task_gets_rows_that_fit_its_filter_and_others_are_withheld_and_counted(via: AnyCaller) -> None:
     put_spread(via)
     via.set_policy(where="std > 0 and truncated is null", order="highest_tag", order_tag="std")
     assert via.task().excluded_rows == 1  # `truncated` may come where it is null
@@ -117,7 +116,9 @@ def test_a_task_gets_rows_that_fit_its_filter_and_others_are_withheld(via: AnyCa
     assert sorted(via.draw("a", size=9, least=1, task="train").ids) == ["w", "x"]
     refused = via.begin_claim("a", timeout_s=0.5).in_vain()
     assert refused.reason == "CLAIM_TIMEOUT"
-    assert "3 of 3 untaken rows do not fit the filter of task 'train'" in refused.message
+    assert "3 of 3 untaken rows do not fit the filter of task 'train' (2 lack a tag that it names)" in refused.message
+    with via.refuses("TOO_FEW_ROWS", "3 do not fit the filter of task 'train'"):
+        via.draw("a", size=3, task="train")
     via.put("z", tags={"std": 4})
     assert via.claim("a").ids == "z"
     assert via.claim("a", task="score", size=5).ids == "vwxyz"
@@ -206,17 +207,6 @@ def test_groups_that_do_not_fit_are_dropped_when_they_are_finished_and_do_not_de
 # -- what callers are told ---------------------------------------------------------------------------------------------
 
 
-def test_a_timeout_counts_rows_that_do_not_fit_and_those_that_lack_a_tag(caller: Caller) -> None:
-    put_tags(caller, **ROWS)
-    caller.set_policy(where=SPREAD)
-    waiting = caller.wait(caller.claim_call("a", batch_size=3))
-    refusal = caller.apply(GiveUpClaim(waiting))
-    assert "2 of 4 untaken rows do not fit the filter of task 'train' (1 lack a tag that it names)" in refusal.message
-    assert caller.task().excluded_rows == 1
-    with caller.refuses(Reason.TOO_FEW_ROWS, "2 do not fit the filter of task 'train'"):
-        caller.draw("a", batch_size=3, task="train")
-
-
 @pytest.mark.parametrize("whole", [False, True])
 def test_rows_that_do_not_fit_do_not_delay_the_end_of_data_and_those_that_lack_a_tag_do(
     caller: Caller, whole: bool
@@ -228,19 +218,6 @@ def test_rows_that_do_not_fit_do_not_delay_the_end_of_data_and_those_that_lack_a
     put_tags(caller, bare={"std": 0})
     assert caller.effect(Failed).refusal.reason is Reason.END_OF_DATA
     assert claimed(caller, whole_groups=whole) == {"good", "code"}
-
-
-@pytest.mark.parametrize(
-    ("where", "words"),
-    [
-        ((Term(">", "age_s", of_row=True, values=(1,)),), "age changes without a call"),
-        ((Term("and"),), "term 1"),
-        (SPREAD * 2, "leaves one result"),
-    ],
-)
-def test_a_filter_that_no_claim_could_have_is_refused(caller: Caller, where: Filter, words: str) -> None:
-    with caller.refuses(Reason.INVALID_REQUEST, words):
-        caller.set_policy(where=where)
 
 
 def test_the_filters_of_policies_count_as_bookkeeping(new_caller: Callable[..., Caller]) -> None:

@@ -35,8 +35,7 @@ _UNFIT = {
             "test_a_put_waits_in_the_data_plane_and_goes_on_when_rows_are_cleared",
             "test_calls_that_wait_follow_what_becomes_of_the_partition",
             "test_a_draw_that_waits_follows_its_band_and_ends_with_the_data",
-            "test_rows_are_what_was_put_into_them_and_a_waiting_claim_gets_them_together",
-            "test_rows_are_added_until_the_group_is_finished_and_then_seen_together",
+            "test_rows_are_reserved_or_added_until_the_group_is_finished_and_then_seen_together",
             "test_a_claim_that_waits_for_rows_is_served_when_that_many_are_ready_in_whole_groups",
         ),
         "a read that is repeated is counted twice": (
