@@ -6,16 +6,15 @@ bytes, jagged, and a caller that carries them checks that they come back as they
 
 from __future__ import annotations
 
-import abc
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import pytest
 
 Tags = Mapping[str, Any]
-A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
 
 
 class Refused(Exception):
@@ -48,122 +47,95 @@ class Rows:
     """What the caller needs to end it."""
 
 
-class Begun(abc.ABC, Generic[A]):
+class Begun(Protocol[A_co]):
     """A call that was made, and may have to wait in the data plane."""
 
-    @abc.abstractmethod
-    def answer(self) -> A:
+    def answer(self) -> A_co:
         """What it was answered. Raises Refused."""
 
-    @abc.abstractmethod
     def in_vain(self) -> Refused:
         """How it was refused when its timeout was over."""
 
 
-class Group(abc.ABC):
+class Group(Protocol):
     """A reserved group."""
 
-    @abc.abstractmethod
     def put(self, ids: str, *fields: str, add: bool = False, **more: Any) -> str:
         """Returns why its producer may stop, "" if it need not."""
 
-    @abc.abstractmethod
     def append(self, ids: str, size: int = 1, *, field: str = "a", tags: Tags | None = None) -> None:
         """Add `size` entries to each of the rows."""
 
-    @abc.abstractmethod
     def share(self, field: str, size: int) -> None:
         """One value for all rows."""
 
-    @abc.abstractmethod
     def finish(self, version: int | None = None) -> int:
         """Returns its rows."""
 
-    @abc.abstractmethod
     def abort(self) -> int:
         """Returns its rows."""
 
 
-class Caller(abc.ABC):
+class Caller(Protocol):
     """One caller. Its partition is "p"; tasks are "train" if none is named, and claims and draws take a row if no size
     is. `where` and `only_if` are expressions as in docs/semantics.md.
     """
 
-    @abc.abstractmethod
     def register(self, fields: str = "ab", tasks: Sequence[str] = ("train", "score"), **more: Any) -> None: ...
 
-    @abc.abstractmethod
     def begin_put(self, ids: str, *fields: str, timeout_s: float | None = None, **more: Any) -> Begun[list[int]]:
         """Values of `size` bytes in each of the fields, if any. more: size, tags (one for all rows or one for each),
         version (of the weights), sequence_lengths, generations, only_if, create_only. The answer is the generations.
         """
 
-    @abc.abstractmethod
     def append(self, ids: str, size: int = 1, *, field: str = "a", claim: Rows | None = None) -> None: ...
 
-    @abc.abstractmethod
     def begin_claim(self, *fields: str, timeout_s: float | None = None, **more: Any) -> Begun[Rows]:
         """more: size, least, task, whole_groups, unit, max_tokens, where, order, order_tag."""
 
-    @abc.abstractmethod
     def begin_draw(self, *fields: str, timeout_s: float | None = None, **more: Any) -> Begun[Rows]:
         """more: size, least, task, strategy, priority_tag, priority_exponent, max_times_sampled, seed, where."""
 
-    @abc.abstractmethod
     def begin_reserve(
         self, group: str, ids: str = "", *, version: int | None = None, timeout_s: float | None = None
     ) -> Begun[Group]: ...
 
-    @abc.abstractmethod
     def commit(self, claim: Rows, **sizes: int) -> int:
         """Values of so many bytes are written to the fields that are named. Returns the rows that were consumed."""
 
-    @abc.abstractmethod
     def release(self, claim: Rows, *, delay_s: float = 0.0, reason: str = "") -> int: ...
 
-    @abc.abstractmethod
     def reset(self, ids: str | None = None) -> int: ...
 
-    @abc.abstractmethod
     def clear(
         self, ids: str | None = None, *, where: str | None = None, generations: Sequence[int] | None = None
     ) -> int: ...
 
-    @abc.abstractmethod
     def set_policy(self, task: str = "train", **policy: Any) -> None: ...
 
-    @abc.abstractmethod
     def set_flow(self, **flow: Any) -> None:
         """A band is (samples_per_insert, least, most)."""
 
-    @abc.abstractmethod
     def set_version(self, version: int, retire_below: int | None = None) -> int:
         """Returns the rows that were retired."""
 
-    @abc.abstractmethod
     def close(self) -> int:
         """The partition gets no more rows. Returns how many waiting claims that ended."""
 
-    @abc.abstractmethod
     def drop(self) -> None: ...
 
-    @abc.abstractmethod
     def listed(self, where: str | None = None) -> str:
         """The rows that fit."""
 
-    @abc.abstractmethod
     def sizes(self, ids: str, field: str) -> Sequence[int]:
         """Read a field of the rows: the number of entries in each."""
 
-    @abc.abstractmethod
     def partition(self) -> Any:
         """The description; its names are the same everywhere."""
 
-    @abc.abstractmethod
     def used(self) -> int:
         """Bytes of memory in use."""
 
-    @abc.abstractmethod
     def waiting(self) -> int:
         """How many calls wait in the data plane."""
 

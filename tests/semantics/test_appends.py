@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,17 +12,15 @@ from tests.core.caller import Caller
 from tests.semantics.callers import Caller as AnyCaller
 from tests.semantics.conftest import ON_ONE_WAY
 from tests.semantics.token_rows import FIELDS, Columns, assert_rows, generated, jagged
-from tests.waiting import eventually
+from tests.semantics.token_rows import flow as flow
 from torch.nested import nested_tensor
 
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.errors import AppendConflictError, InvalidArgumentError, NotFoundError, OutOfSpaceError
+from dataplane_client.errors import InvalidArgumentError, NotFoundError
 from dataplane_client.options import TransportChoice
-from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import PutSamples
-from dataplane_server.testing import ServerThread
 
 
 @pytest.fixture
@@ -35,10 +33,6 @@ def caller(new_caller: Callable[..., Caller]) -> Caller:
 
 def append(caller: Caller, *sample_ids: str, **lengths: list[int]) -> PutSamples:
     return caller.put_call(sample_ids, lengths, append=True)
-
-
-def begin(caller: Caller, call: PutSamples) -> Reservation:
-    return caller.begin(call)
 
 
 def length_of(caller: Caller, sample_id: str) -> int:
@@ -125,49 +119,32 @@ def test_an_append_that_cannot_be_is_refused(
 # -- rows that change meanwhile ----------------------------------------------------------------------------------------
 
 
-def put_as_much(caller: Caller) -> None:
-    caller.put(caller.put_call(["s1"], {"a": [3]}))
-
-
-def clear(caller: Caller) -> None:
+def replace(caller: Caller, field: str = "a", size: int = 3) -> None:
     caller.clear(["s1"])
-
-
-def replace(caller: Caller) -> None:
-    caller.clear(["s1"])
-    put_as_much(caller)
-
-
-def replace_by_an_empty_row(caller: Caller) -> None:
-    caller.clear(["s1"])
-    caller.put_rows(["s1"], "c")
-
-
-def append_more(caller: Caller) -> None:
-    caller.put(append(caller, "s1", a=[1]))
-
-
-def put_an_empty_value(caller: Caller) -> None:
-    caller.put(caller.put_call(["s1"], {"a": [0]}))
+    caller.put_rows(["s1"], field, size=size)
 
 
 def commit_columns(caller: Caller) -> None:
-    claim = caller.take("a")
-    caller.finish(begin_commit(caller, claim.claim_id))
+    commit = caller.commit_call(caller.take("a").claim_id, {"a": [3]})
+    caller.finish(caller.begin(commit).ticket)
 
 
-def begin_commit(caller: Caller, claim_id: str) -> int:
-    begun = caller.begin(caller.commit_call(claim_id, {"a": [3]}))
-    return begun.ticket
+CHANGES: dict[str, Callable[[Caller], object]] = {
+    "put as much": lambda caller: caller.put_rows(["s1"], "a", size=3),
+    "put an empty value": lambda caller: caller.put_rows(["s1"], "a", size=0),
+    "clear": lambda caller: caller.clear(["s1"]),
+    "replace": replace,
+    "replace by an empty row": lambda caller: replace(caller, "c"),
+    "append more": lambda caller: caller.put(append(caller, "s1", a=[1])),
+    "commit columns": commit_columns,
+}
 
 
-@pytest.mark.parametrize(
-    "change", [put_as_much, clear, replace, replace_by_an_empty_row, append_more, put_an_empty_value, commit_columns]
-)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_row_whose_values_change_while_entries_arrive_is_not_appended_to(
-    two: Caller, change: Callable[[Caller], None]
+    two: Caller, change: Callable[[Caller], object]
 ) -> None:
-    begun = begin(two, append(two, "s2", "s1", a=[1, 1]))
+    begun = two.begin(append(two, "s2", "s1", a=[1, 1]))
     change(two)
     two.plane.take_effects()
     left = two.state()[0]
@@ -179,13 +156,6 @@ def test_a_row_whose_values_change_while_entries_arrive_is_not_appended_to(
 
 
 # -- clients -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def flow(client: DataPlaneClient) -> DataPlaneClient:
-    """Partition p with three per-token fields (experts: 8 a token in each of 2 layers), reward, and the task train."""
-    client.register_partition("p", FIELDS, 4, ["train"], per_token_fields=FIELDS[:3])
-    return client
 
 
 def part(columns: Columns, begin: int, end: int) -> Columns:
@@ -251,56 +221,6 @@ def test_readers_see_a_row_before_or_after_an_append(
             break
     writing.result()
     assert len(tokens) == steps * step
-
-
-@pytest.mark.parametrize("way", ["grpc", "shm"], indirect=True)
-def test_of_two_appends_to_a_row_at_once_one_is_refused_or_both_are_in_it(
-    flow: DataPlaneClient, threads: ThreadPoolExecutor
-) -> None:
-    n = 400_000  # tokens, so that an append takes some time
-
-    def append(value: int) -> str:
-        try:
-            flow.append_tokens(["a"], "p", {"tokens": torch.full((1, n), value)}, create=True)
-        except AppendConflictError as conflict:
-            return str(conflict)
-        return str(value)
-
-    said = list(threads.map(append, range(1, 5)))
-    done = [one for one in said if one.isdecimal()]
-    assert all("sample 'a'" in one for one in said if one not in done)
-    assert done
-    tokens = flow.get_samples(["a"], "p", ["tokens"])["tokens"][0]
-    assert len(tokens) == n * len(done)
-    assert sorted(tokens[::n].tolist()) == sorted(map(int, done))
-    assert torch.equal(tokens, tokens[::n].repeat_interleave(n))
-
-
-@pytest.fixture
-def tight(small_server: ServerThread, transport: TransportChoice) -> Iterator[DataPlaneClient]:
-    """A client of a server with 64 KiB; partition p with one per-token field."""
-    with connect(small_server.addresses[0], timeout_s=20.0, transport=transport) as client:
-        client.register_partition("p", ["tokens"], 4, ["train"], per_token_fields=["tokens"])
-        yield client
-
-
-@pytest.mark.parametrize("way", ["grpc", "shm"], indirect=True)
-def test_an_append_needs_space_for_old_and_new_tokens_for_a_moment(
-    tight: DataPlaneClient, threads: ThreadPoolExecutor
-) -> None:
-    tight.append_tokens(["a", "b"], "p", {"tokens": torch.zeros(2, 20 << 10, dtype=torch.uint8)}, create=True)
-    more = {"tokens": torch.ones(1, 10 << 10, dtype=torch.uint8)}
-    with pytest.raises(OutOfSpaceError, match="30 KiB"):
-        tight.append_tokens(["a"], "p", more, timeout_s=0.05)
-    waiting = threads.submit(tight.append_tokens, ["a"], "p", more)
-    eventually(lambda: tight.server_status().waiting_puts == 1)
-    tight.clear_samples(["b"], "p")
-    waiting.result(200)
-    assert tight.server_status().memory_used_bytes == 30 << 10
-    with pytest.raises(InvalidArgumentError, match="30 KiB"):
-        tight.append_tokens(["a"], "p", {"tokens": torch.ones(1, 10 << 10, dtype=torch.uint8)})
-    tokens = tight.get_samples(["a"], "p", ["tokens"])["tokens"][0]
-    assert tokens.tolist() == [0] * (20 << 10) + [1] * (10 << 10)
 
 
 @ON_ONE_WAY

@@ -93,19 +93,16 @@ def test_a_row_whose_version_is_put_as_null_is_of_an_unknown_one(caller: Caller)
     assert caller.take().staleness.tolist() == [-1]
 
 
-def test_the_version_of_a_group_that_has_no_row_yet_counts_as_one_that_was_seen(caller: Caller) -> None:
+def test_the_versions_of_a_group_that_has_no_row_yet_and_at_its_end_count_as_ones_that_were_seen(
+    caller: Caller,
+) -> None:
     caller.put_versions(old=1)
     caller.set_policy(1)
-    caller.reserve("g", [], weight_version=4)
+    reservation_id = caller.reserve("g", [], weight_version=4).reservation_id
     assert (caller.plane.partition_info("p").weight_version, ready(caller)) == (4, ())
-
-
-def test_the_version_at_the_end_of_a_group_counts_as_one_that_was_seen(caller: Caller) -> None:
-    caller.put_versions(old=1)
-    reservation_id = caller.reserve("g", ["g0"], weight_version=1).reservation_id
-    caller.put(caller.put_call(["g0"], {"a": [1]}, reservation_id=reservation_id))
-    caller.finish_group(reservation_id, weight_version=4)
-    assert caller.plane.partition_info("p", 0.0).weight_version == 4
+    caller.put(caller.add_call(reservation_id, ["g0"], {"a": [1]}))
+    caller.finish_group(reservation_id, weight_version=6)
+    assert caller.plane.partition_info("p").weight_version == 6
 
 
 def test_a_waiting_claim_is_served_by_another_policy(caller: Caller) -> None:

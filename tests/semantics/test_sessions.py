@@ -24,10 +24,6 @@ def dead(sessions: Sessions, now: float, stalled_s: float = 0.0) -> list[str]:
     return [session.session_id for session in sessions.expired(now, stalled_s)]
 
 
-def alive(sessions: Sessions) -> list[str]:
-    return [session.session_id for session in sessions]
-
-
 # -- how long they live ------------------------------------------------------------------------------------------------
 
 
@@ -57,7 +53,7 @@ def test_sessions_opened_and_closed_without_end_leave_nothing_behind() -> None:
     kept = sessions.open(OpenSession("", "client", 3600.0), 0.0).session_id
     for _ in range(10_000):
         sessions.close(sessions.open(OpenSession("", "client", 3600.0), 0.0).session_id, 0.0)
-    assert alive(sessions) == [kept]
+    assert [session.session_id for session in sessions] == [kept]
     assert len(sessions._due) < 1000
 
 

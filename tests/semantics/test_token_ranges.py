@@ -6,16 +6,10 @@ import pytest
 import torch
 from tests.semantics.conftest import ON_ONE_WAY
 from tests.semantics.token_rows import FIELDS, assert_rows, generated, jagged
+from tests.semantics.token_rows import flow as flow
 
 from dataplane_client.client import DataPlaneClient, read_columns
 from dataplane_client.errors import DataPlaneError, InvalidArgumentError, UnsupportedTypeError
-
-
-@pytest.fixture
-def flow(client: DataPlaneClient) -> DataPlaneClient:
-    """Partition p with three per-token fields (experts: 8 a token in each of 2 layers), reward, and the task train."""
-    client.register_partition("p", FIELDS, 4, ["train"], per_token_fields=FIELDS[:3])
-    return client
 
 
 @pytest.mark.parametrize("layout", ["jagged", "padded"])

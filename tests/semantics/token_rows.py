@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.nested import nested_tensor
 
+from dataplane_client.client import DataPlaneClient
+
 FIELDS = ["tokens", "logprobs", "experts", "reward"]
 Columns = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def flow(client: DataPlaneClient) -> DataPlaneClient:
+    """Partition p with three per-token fields (experts: 8 a token in each of 2 layers), reward, and the task train."""
+    client.register_partition("p", FIELDS, 4, ["train"], per_token_fields=FIELDS[:3])
+    return client
 
 
 def jagged(rows: list[torch.Tensor]) -> torch.Tensor:
