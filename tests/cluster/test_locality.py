@@ -107,17 +107,12 @@ def test_values_are_in_the_memory_of_the_clients_node_and_its_reads_fetch_nothin
     assert [node.cache_hit_bytes for node in after] == [node.cache_hit_bytes for node in before]
 
 
-@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "one after another"])
-def test_four_processes_of_another_node_fetch_once(users: Users, three_nodes: ThreeNodes, at_once: bool) -> None:
+def test_four_processes_of_another_node_fetch_once(users: Users, three_nodes: ThreeNodes) -> None:
     before = three_nodes.figures(1)
     rows = {f"s{i}": numbers(i) for i in range(4)}
     users.do(0, put, rows)
-    if at_once:
-        reading = [actor.do.remote(read, list(rows)) for actor in users.b]
-        found = [read(users.here, list(rows)), *ray.get(reading)]
-    else:
-        found = [read(users.here, list(rows)), *(ray.get(actor.do.remote(read, list(rows))) for actor in users.b)]
-    for got in found:
+    reading = [actor.do.remote(read, list(rows)) for actor in users.b]
+    for got in [read(users.here, list(rows)), *ray.get(reading)]:
         assert_rows(got, *rows.values())
     after = three_nodes.figures(1)
     assert after.fetched_bytes - before.fetched_bytes == 4 * ROW_BYTES

@@ -9,8 +9,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -72,19 +70,6 @@ def test_only_reads_of_other_nodes_need_the_actor(plane: LocalCluster, here: str
     finally:
         os.kill(pid, signal.SIGCONT)
     assert _is_whole(client, "far")
-
-
-def test_clients_of_a_node_that_cannot_reach_the_cluster_port_use_grpc(plane: LocalCluster, here: str) -> None:
-    ray.get(plane.node_actor(here).__ray_call__.remote(_cut_off), timeout=60)
-    with connect(plane.address) as client:
-        client.register_partition("p", ["x"], 0, ["train"])
-        _put(client, "a")
-        assert (client.transport, _is_whole(client, "a")) == ("grpc", True)
-
-
-def _cut_off(actor: Any) -> None:
-    actor._gateway.membership = replace(actor._gateway.membership, port=1)
-    actor._gateway._end_line()
 
 
 @pytest.mark.parametrize("dies", ["node actor", "coordinator", "both"])

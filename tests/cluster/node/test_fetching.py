@@ -10,7 +10,6 @@ import pytest
 
 from dataplane_server.cluster.node.cache import Cache
 from dataplane_server.cluster.node.fetching import Fetching
-from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Run, Runs
 from dataplane_server.storage.arena import Arena
 from rl_dataplane.v1 import local_pb2 as pb
@@ -50,21 +49,4 @@ async def test_runs_that_adjoin_in_the_cache_do_not_touch_each_other(order: tupl
     cache.release(await placed)
     places = Runs(np.frombuffer(lease.offsets, "<i8"), sizes)
     assert [set(arena.view(Run(*run))) for run in places] == [{owner} for owner in owners.tolist()]
-    arena.close()
-
-
-async def test_what_a_node_did_not_give_is_asked_for_again() -> None:
-    arena, cache, asked = Arena(4096), Cache(1024, 2048), list[int]()
-
-    async def take(node: int, runs: Runs, into: Sequence[memoryview]) -> None:
-        asked.append(node)
-        raise Refusal(Reason.NODE_LOST, "no answer")
-
-    fetching = Fetching(arena, cache, take)
-    for _ in range(2):
-        one = np.ones(1, "<i8").tobytes()
-        lease = pb.ArenaRuns(nodes=np.ones(1, "<u4").tobytes(), offsets=one, sizes=one, versions=one)
-        with pytest.raises(Refusal, match="no answer"):
-            await fetching.place(lease, 0)
-    assert asked == [1, 1]
     arena.close()

@@ -128,39 +128,6 @@ async def test_a_call_ends_when_its_client_leaves_it(node: Node) -> None:
     await soon(lambda: not node.server.plane.totals().waiting_claims)
 
 
-@pytest.mark.parametrize(
-    ("method", "body", "message"),
-    [
-        (pb.LOCAL_METHOD_READ, b"", "must be ATTACH or JOIN"),
-        (pb.LOCAL_METHOD_RELAY, b"", "must be ATTACH or JOIN"),
-        (pb.LOCAL_METHOD_JOIN, pb.JoinRequest(session=b"other").SerializeToString(), "unknown session"),
-        (pb.LOCAL_METHOD_JOIN, b"\xff", "not a valid JoinRequest"),
-    ],
-    ids=["a call", "RELAY", "no session", "malformed"],
-)
-async def test_a_connection_begins_with_a_session(node: Node, method: int, body: bytes, message: str) -> None:
-    with closing(await asyncio.to_thread(Peer, str(node.path))) as peer:
-        reason, said = await asyncio.to_thread(peer.refused, method, body)
-    assert reason == "INVALID_REQUEST"
-    assert message in said
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        HEAD.pack((20 << 20) + 1, pb.LOCAL_METHOD_FETCH),
-        HEAD.pack(1, pb.LOCAL_METHOD_LET_GO) + b"\xff",
-    ],
-    ids=["too large", "malformed"],
-)
-async def test_a_client_that_breaks_the_protocol_loses_its_connection(node: Node, frame: bytes) -> None:
-    client = await node.attach()
-    with closing(await joined(client)) as peer:
-        peer.socket.sendall(frame)
-        assert await asyncio.to_thread(lambda: peer.ended)
-    assert await client.unary("GetServerStatus", STATUS, 20.0)
-
-
 async def test_half_a_request_counts_against_the_bound_of_all_connections(node: Node) -> None:
     node.gateway.buffers._most_bytes = 1 << 20
     client = await node.attach()
@@ -214,21 +181,6 @@ async def test_a_client_lets_go_no_faster_than_the_coordinator_reads(node: Node)
 
 
 # -- reads -------------------------------------------------------------------------------------------------------------
-
-
-async def test_a_second_read_fetches_nothing(node: Node) -> None:
-    first, second = await node.attach(), await node.attach()
-    for client in (first, second, first):
-        await read(client, 2)
-    assert len(node.elsewhere.calls) == 1
-    assert node.fetching.hit_bytes == 2 * 8000
-
-
-async def test_bytes_that_may_have_been_replaced_are_fetched_anew(node: Node, producer: DataPlaneClient) -> None:
-    client = await node.attach()
-    await read(client, 3)
-    await asyncio.to_thread(producer.put_samples, ["s3"], "p", {"x": rows()[:1]})
-    assert np.array_equal(await read(client, 3), rows()[0].numpy())
 
 
 async def test_readers_at_the_same_time_wait_for_one_fetch(node: Node) -> None:

@@ -273,19 +273,6 @@ async def test_a_damaged_checkpoint_is_passed_over_with_a_warning_if_the_log_bef
 
 
 @pytest.mark.parametrize("durability", DURABILITIES)
-async def test_another_build_is_refused_with_a_checkpoint_and_without(
-    directories: Directories, monkeypatch: pytest.MonkeyPatch, durability: DataDirDurability
-) -> None:
-    for module in ("life", "replica", "checkpoint"):
-        monkeypatch.setattr(f"dataplane_server.durability.{module}.build", lambda: "another")
-    for _ in range(2):
-        with pytest.raises(RecoveryError, match="build"):
-            begin(directories.used, durability)
-        for path in directories.used.glob("checkpoint-*"):
-            path.unlink()
-
-
-@pytest.mark.parametrize("durability", DURABILITIES)
 async def test_a_segment_without_records_that_the_arena_does_not_know_yet_is_a_start_that_died(
     directories: Directories, durability: DataDirDurability
 ) -> None:
