@@ -25,6 +25,7 @@ from tests.integration.conftest import address as address
 from tests.integration.conftest import client as client
 from tests.integration.conftest import open_server as open_server
 from tests.integration.conftest import reach as reach
+from tests.integration.conftest import small_server as small_server
 from tests.integration.conftest import start_server as start_server
 from tests.integration.conftest import threads as threads
 from tests.integration.conftest import transport as transport

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,14 +13,16 @@ from tests.semantics.callers import Caller as AnyCaller
 from tests.semantics.conftest import ON_ONE_WAY
 from tests.semantics.token_rows import FIELDS, Columns, assert_rows, generated, jagged
 from tests.semantics.token_rows import flow as flow
+from tests.waiting import eventually
 from torch.nested import nested_tensor
 
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.errors import InvalidArgumentError, NotFoundError
+from dataplane_client.errors import InvalidArgumentError, NotFoundError, OutOfSpaceError
 from dataplane_client.options import TransportChoice
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import PutSamples
+from dataplane_server.testing import ServerThread
 
 
 @pytest.fixture
@@ -221,6 +223,33 @@ def test_readers_see_a_row_before_or_after_an_append(
             break
     writing.result()
     assert len(tokens) == steps * step
+
+
+@pytest.fixture
+def tight(small_server: ServerThread, transport: TransportChoice) -> Iterator[DataPlaneClient]:
+    """A client of a server with 64 KiB; partition p with one per-token field."""
+    with connect(small_server.addresses[0], timeout_s=200.0, transport=transport) as client:
+        client.register_partition("p", ["tokens"], 4, ["train"], per_token_fields=["tokens"])
+        yield client
+
+
+@pytest.mark.parametrize("way", ["grpc", "shm"], indirect=True)
+def test_an_append_needs_space_for_old_and_new_tokens_for_a_moment(
+    tight: DataPlaneClient, threads: ThreadPoolExecutor
+) -> None:
+    tight.append_tokens(["a", "b"], "p", {"tokens": torch.zeros(2, 20 << 10, dtype=torch.uint8)}, create=True)
+    more = {"tokens": torch.ones(1, 10 << 10, dtype=torch.uint8)}
+    with pytest.raises(OutOfSpaceError, match="30 KiB"):
+        tight.append_tokens(["a"], "p", more, timeout_s=0.05)
+    waiting = threads.submit(tight.append_tokens, ["a"], "p", more)
+    eventually(lambda: tight.server_status().waiting_puts == 1)
+    tight.clear_samples(["b"], "p")
+    waiting.result(200)
+    assert tight.server_status().memory_used_bytes == 30 << 10
+    with pytest.raises(InvalidArgumentError, match="30 KiB"):
+        tight.append_tokens(["a"], "p", {"tokens": torch.ones(1, 10 << 10, dtype=torch.uint8)})
+    tokens = tight.get_samples(["a"], "p", ["tokens"])["tokens"][0]
+    assert tokens.tolist() == [0] * (20 << 10) + [1] * (10 << 10)
 
 
 @ON_ONE_WAY

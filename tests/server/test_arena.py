@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane_server.core.calls.values import Run, Runs
+from dataplane_server.core.calls.values import Copy, Run, Runs
 from dataplane_server.storage.arena import Arena, RunWriter, cut
 
 SIZE = 4096
@@ -21,6 +21,19 @@ def arena() -> Iterator[Arena]:
     arena = Arena(SIZE)
     yield arena
     arena.close()
+
+
+def test_a_view_shows_what_was_written_through_another(arena: Arena) -> None:
+    arena.view(Run(100, 4))[:] = b"abcd"
+    assert bytes(arena.view(Run(98, 8))) == b"\0\0abcd\0\0"
+
+
+def test_copies_leave_their_sources(arena: Arena) -> None:
+    arena.view(Run(0, 6))[:] = b"abcdef"
+    arena.copy([Copy(0, 100, 3), Copy(4, 200, 2)])
+    assert bytes(arena.view(Run(0, 7))) == b"abcdef\0"
+    assert bytes(arena.view(Run(99, 5))) == b"\0abc\0"
+    assert bytes(arena.view(Run(200, 2))) == b"ef"
 
 
 def test_a_writer_goes_on_in_the_next_run_and_touches_nothing_between(arena: Arena) -> None:
