@@ -70,8 +70,9 @@ class RolloutRows:
         if not grouped:
             version = {} if weight_version is None else {"weight_version": weight_version}
             tags = [{**version, **tags} for tags in self.tags]
-            whole = (self.sample_ids, partition_id, self.columns, tags)
-            return client.put_samples(*whole, create_only=True, timeout_s=timeout_s)
+            return client.put_samples(
+                self.sample_ids, partition_id, self.columns, tags, create_only=True, timeout_s=timeout_s
+            )
         metas = []
         of_one_type = {name: _of_one_type(column) for name, column in self.columns.items()}
         for group_id, rows in self._groups().items():

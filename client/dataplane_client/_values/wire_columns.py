@@ -90,6 +90,7 @@ def _fields_of_stack(td: LazyStackedTensorDict) -> Iterable[tuple[str, object]]:
 
 
 def _stacked(td: LazyStackedTensorDict, rows: Sequence[TensorDictBase], name: str) -> object:
+    """The value as `items` has it; `get` would make lists of objects."""
     try:
         return dict(td.select(name).items())[name]
     except RuntimeError:

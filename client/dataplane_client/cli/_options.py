@@ -49,7 +49,7 @@ def _chosen_server(ctx: typer.Context, address: str | None) -> str:
 
 
 def _a_number(given: float | None) -> float | None:
-    """Refuse NaN, which is in every range. A wait of so many seconds would not begin, or not end."""
+    """Refuse NaN, which passes every check of a range: such a wait would never begin, or never end."""
     if given is not None and not given >= 0:
         raise typer.BadParameter("nan is not a number of seconds")
     return given

@@ -163,7 +163,7 @@ def _follow(folder: Path, calls: int, history_bytes: int, identity: str) -> None
     orders, in_use = _Orders(), FolderInUse(folder, identity)
     with kept(in_use.anchor):
         replica = Replica(folder)
-    replica.at_snapshot = lambda call: _take_snapshot(orders, orders.take(call), replica, folder)
+    replica.at_snapshot = lambda call: _take_snapshot(orders, call, replica, folder)
     last, last_bytes, rest_until = replica.calls, replica.log_bytes, 0.0
     while not orders.ended:
         orders.poll(0.0 if replica.advance() else _POLL_S)
@@ -176,13 +176,15 @@ def _follow(folder: Path, calls: int, history_bytes: int, identity: str) -> None
             rest_until = time.monotonic() + _REST * seconds
 
 
-def _take_snapshot(orders: _Orders, order: _Order | None, replica: Replica, folder: Path) -> None:
+def _take_snapshot(orders: _Orders, call: BeginSnapshot, replica: Replica, folder: Path) -> None:
+    order = orders.take(call)
     if order is None:
         return
     with unbroken():
         try:
-            where, arena = (Path(order.folder), order.snapshot, order.request_id), folder / "arena"
-            written = write_snapshot(*where, replica, arena, orders.check)
+            written = write_snapshot(
+                Path(order.folder), order.snapshot, order.request_id, replica, folder / "arena", orders.check
+            )
             answer = dataclasses.asdict(written)
         except (OSError, SnapshotError) as error:
             answer = {"error": str(error)}

@@ -94,8 +94,8 @@ class AsyncSession:
                 if again and deadline.left_s <= pause_s:
                     raise
             except BaseException as error:
-                may_be_sent = verb != "AdoptClaim" and request.HasField("wait_timeout")  # that has an undo of its own
-                if may_be_sent and _may_have_been_granted(error):
+                # AdoptClaim has an undo of its own; a request that never got its wait_timeout was never sent.
+                if verb != "AdoptClaim" and request.HasField("wait_timeout") and _may_have_been_granted(error):
                     undo_of = _undo_of_reservation if verb == "ReserveGroup" else _undo_of_claim
                     self._liveness.undo(undo_of(request))
                 raise
