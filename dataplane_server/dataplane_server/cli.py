@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = parser.parse_args(arguments)
     try:
         config = _config(flags)
-        _check_cluster_flags(flags, parser)
+        _check_meaning(flags, parser)
         warning = check_memory(config.limits.memory_bytes)
     except ValueError as error:
         parser.error(str(error))
@@ -137,7 +137,6 @@ _FLAGS_WITH_DEFAULTS = (
     ("--http", "HOST:PORT", "127.0.0.1:9464", "where to serve the page, /metrics and /healthz; '' for nowhere"),
     ("--memory", "SIZE", "4GiB", "budget for stored values, such as 512MiB"),
     ("--max-rows", "ROWS", Limits().max_rows, "most rows to store"),
-    ("--log-history", "SIZE", "256MiB", "how much of --data-dir's older log to keep for `dataplane replay`"),
     ("--grace", "SECONDS", 20.0, "how long calls may take to finish after SIGTERM, in seconds"),
 )
 _FLAGS = (
@@ -149,6 +148,7 @@ _FLAGS = (
     ),
     ("--health", "HOST:PORT", "where to serve only gRPC health (default: nowhere)"),
     ("--data-dir", "DIR", "keep rows and claims there, for the next life of this server (default: nowhere)"),
+    ("--log-history", "SIZE", "how much older log to keep there, for `dataplane replay` (default: 256MiB)"),
     ("--snapshot-dir", "DIR", "where snapshots are (default: in --data-dir)"),
     ("--standby", "DIR", "as --data-dir, for a server that takes over when another one ends (default: no standby)"),
     (
@@ -177,6 +177,7 @@ _CLUSTER_FLAGS: tuple[tuple[str, str, str | None, str], ...] = (
     ("--cluster-cache", "SIZE", None, "of each node, for values of other nodes (default: a quarter of --memory)"),
     ("--ray-address", "ADDRESS", "auto", "of the Ray cluster; auto: of this machine (default: %(default)s)"),
 )
+_DIRECTORY_FLAGS = ("--accept-loss", "--log-history")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -235,12 +236,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _check_cluster_flags(flags: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def _check_meaning(flags: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Raises ValueError for a flag that would mean nothing."""
-    for flag in ("--cluster-mirrors", *(flag for flag, *_ in _CLUSTER_FLAGS)):
+
+    def given(flag: str) -> bool:
         name = flag.removeprefix("--").replace("-", "_")
-        if flags.cluster is None and getattr(flags, name) != parser.get_default(name):
+        return bool(getattr(flags, name) != parser.get_default(name))
+
+    for flag in filter(given, ("--cluster-mirrors", *(flag for flag, *_ in _CLUSTER_FLAGS))):
+        if flags.cluster is None:
             raise ValueError(f"{flag} is for a cluster; add --cluster ray, or leave it out")
+    for flag in filter(given, _DIRECTORY_FLAGS):
+        if flags.data_dir is None and flags.standby is None:
+            raise ValueError(f"{flag} is for a directory; add --data-dir, or leave it out")
 
 
 def _config(flags: argparse.Namespace) -> ServerConfig:
@@ -270,7 +278,7 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
         data_dir=flags.data_dir or flags.standby,
         snapshot_dir=flags.snapshot_dir,
         standby=flags.standby is not None,
-        log_history_bytes=flags.log_history,
+        log_history_bytes=ServerConfig.log_history_bytes if flags.log_history is None else flags.log_history,
         drain_grace_s=flags.grace,
     )
     config.validate(cluster=flags.cluster is not None)

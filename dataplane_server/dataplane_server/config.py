@@ -118,8 +118,19 @@ class ServerConfig:
             raise ValueError(f"drain_grace_s must be finite and not negative, got {self.drain_grace_s}")
 
     def _validate_addresses(self) -> None:
+        self._validate_listen()
+        for setting, place in (("http", self.http), ("health", self.health)):
+            if place is not None:
+                host_and_port(setting, place)
+        for setting, place in (("http_door", self.http_door), ("direct", self.direct)):
+            if place is not None:
+                self._validate_reach(setting, place)
+
+    def _validate_listen(self) -> None:
         if not self.listen:
             raise ValueError("listen: at least one address is required")
+        if twice := [one for one in self.listen if self.listen.count(one) > 1 and not one.endswith(":0")]:
+            raise ValueError(f"listen: {twice[0]!r} is given twice; leave one out")
         for address in self.listen:
             if address.startswith("unix:"):
                 if not address.removeprefix("unix:").removeprefix("//").startswith("/"):
@@ -133,13 +144,6 @@ class ServerConfig:
                 "cannot be asked who calls; leave one of them, or give the server a way to know callers (--access, or "
                 "--tls-client-ca)"
             )
-        for setting, place in (("http", self.http), ("health", self.health)):
-            if place is not None:
-                host_and_port(setting, place)
-        if self.http_door is not None:
-            self._validate_reach("http_door", self.http_door)
-        if self.direct is not None:
-            self._validate_reach("direct", self.direct)
 
     def _validate_reach(self, setting: str, address: str, instead: str = "") -> None:
         host, _ = host_and_port(setting, address)

@@ -51,6 +51,8 @@ def test_a_mode_is_three_octal_digits() -> None:
         (["--cluster", "ray", "--no-share-memory"], "share_memory: clients of a cluster use the memory of their nodes"),
         (["--cluster", "ray", "--standby", "/d"], "standby: Ray restarts the coordinator of a cluster"),
         (["--cluster", "ray", "--data-dir=/d", "--snapshot-dir=/s"], "snapshot_dir: a cluster keeps no snapshots"),
+        (["--accept-loss"], "--accept-loss is for a directory; add --data-dir, or leave it out"),
+        (["--log-history", "1GiB"], "--log-history is for a directory"),
         (["--log-level", "loud"], "argument --log-level: invalid choice: 'loud'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -35,6 +35,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"listen": ()}, "listen"),
     ({"listen": ("127.0.0.1:0", "0.0.0.0:0")}, "'0.0.0.0:0'"),
     ({"listen": ("127.0.0.1:0", "unix:/s", "[::1]:1")}, "listen: .*'127.0.0.1:0', '[::1]:1'"),
+    ({"listen": ("unix:///s", "127.0.0.1:1", "unix:///s")}, "listen: 'unix:///s' is given twice"),
     ({"durability": "some"}, "durability .* 'some'"),
     ({"durability": "process"}, "'process' .* data_dir"),
     ({"durability": "memory", "data_dir": Path("d")}, "'memory' .* data_dir"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -131,6 +131,23 @@ def test_a_rank_that_leaves_ends_the_wait_of_the_others() -> None:
     outcomes = play(send, lambda _: None, taking({}))
     assert outcomes[1] == "done"
     assert all(outcome.startswith("ConnectionError: a rank of the group for weights at") for outcome in outcomes[::2])
+
+
+def interrupted(group: WeightCollective) -> None:
+    def weights() -> Iterator[tuple[str, Tensor]]:
+        yield from list(parameters())[:2]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        group.broadcast(INFO, weights())
+    group.broadcast(INFO, parameters())
+
+
+def test_an_interrupted_trainer_closes_the_group_and_sends_no_weights_out_of_step() -> None:
+    got: dict[str, Tensor] = {}
+    outcomes = play(interrupted, taking(got), timeout_s=60)
+    assert [outcome.partition(":")[0] for outcome in outcomes] == ["RuntimeError", "ConnectionError"]
+    assert outcomes[0].endswith("is closed")
 
 
 def test_ranks_that_do_not_join_are_not_waited_for_longer_than_configured() -> None:

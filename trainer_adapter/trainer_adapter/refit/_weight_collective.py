@@ -68,20 +68,21 @@ class WeightCollective:
 
         Raises ValueError if parameters or rank 0's info differ from this rank's info, any error of parameters,
         RuntimeError if another rank failed, ConnectionError if one is gone or late. After a ConnectionError the
-        collective is closed: make a new one.
+        collective is closed: make a new one. An interrupt closes it, too.
         """
-        transfer = self._agree(info)
-        error: Exception | None = None
-        for index, group in enumerate(transfer.groups):
-            buffer = transfer.free_buffer(index)
-            if self._group.rank > 0 or error is not None:
-                failed = _catch_error(skip, group, parameters)
-            else:
-                failed = _catch_error(fill, buffer, group, parameters)
-            error = error or failed
-            transfer.start(index, buffer)
-        transfer.finish()
-        self._conclude(error or _catch_error(expect_end, parameters))
+        with self._in_step():
+            transfer = self._agree(info)
+            error: Exception | None = None
+            for index, group in enumerate(transfer.groups):
+                buffer = transfer.free_buffer(index)
+                if self._group.rank > 0 or error is not None:
+                    failed = _catch_error(skip, group, parameters)
+                else:
+                    failed = _catch_error(fill, buffer, group, parameters)
+                error = error or failed
+                transfer.start(index, buffer)
+            transfer.finish()
+            self._conclude(error or _catch_error(expect_end, parameters))
 
     @contextmanager
     def receive(self, info: RefitInfo) -> Iterator[Iterator[tuple[str, Tensor]]]:
@@ -95,28 +96,37 @@ class WeightCollective:
         the engine's weights are partly new.
 
         Raises ValueError if rank 0's info differs, RuntimeError if another rank failed, ConnectionError if one is gone
-        or late. After a ConnectionError the collective is closed: make a new one.
+        or late. After a ConnectionError the collective is closed: make a new one. An interrupt closes it, too.
         """
-        incoming = self._agree(info).incoming()
-        error: Exception | None = None
-        try:
-            yield (weight for weight in incoming)  # a separate generator: closing it must not close `incoming`
-        except Exception as failed:  # noqa: BLE001  # raised below, after the verdict
-            error = failed
-        except BaseException:
-            self.close()
-            raise
-        try:
-            left = sum(1 for _ in incoming)
-        except ConnectionError as lost:
-            raise lost from error
-        if left and error is None:
-            error = ValueError(f"the engine stopped before the last {left} weights")
-        self._conclude(error)
+        with self._in_step():
+            incoming = self._agree(info).incoming()
+            error: Exception | None = None
+            try:
+                yield (weight for weight in incoming)  # a separate generator: closing it must not close `incoming`
+            except Exception as failed:  # noqa: BLE001  # raised below, after the verdict
+                error = failed
+            try:
+                left = sum(1 for _ in incoming)
+            except ConnectionError as lost:
+                raise lost from error
+            if left and error is None:
+                error = ValueError(f"the engine stopped before the last {left} weights")
+            self._conclude(error)
 
     def close(self) -> None:
         """Close the group; can be called again."""
         self._group.close()
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """A transfer. If it is interrupted, the group is closed: this rank would be out of step with the others."""
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            self.close()
+            raise
 
     def _agree(self, info: RefitInfo) -> _Transfer:
         digest = _digest(info)
