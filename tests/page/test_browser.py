@@ -172,6 +172,22 @@ def test_a_sample_is_found_by_its_id_and_dead_letters_by_a_click(open_page: Any,
     one.becomes("() => document.querySelector('#inspector').innerText.includes('dead letter')")
 
 
+def test_an_answer_that_comes_late_does_not_replace_what_was_opened_since(open_page: Any) -> None:
+    one = open_page()
+    held: list[Any] = []
+    one.page.route("**/page/sample?*id=j5*", lambda route: held.append(route))
+    for sample in ("j5", "j4"):
+        one.page.fill("#query", sample)
+        one.page.press("#query", "Enter")
+        one.page.wait_for_selector(f"#inspector h2:text('{sample}')")
+        one.page.keyboard.press("Escape")
+    with one.page.expect_response("**/page/sample?*id=j5*") as answered:
+        held[0].continue_()
+    answered.value.finished()
+    one.page.evaluate("() => new Promise((passed) => setTimeout(passed, 300))")
+    assert "j4" in str(one.page.text_content("#inspector h2"))
+
+
 def test_no_call_is_said_to_have_taken_longer_than_the_server_has_been_up(open_page: Any) -> None:
     """Five calls in a bucket that ends after days, of a server that has just started."""
     one = open_page()

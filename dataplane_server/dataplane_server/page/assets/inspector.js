@@ -9,15 +9,19 @@ const path = (name, query) => `page/${name}?${new URLSearchParams(query)}`;
 const sampleButton = (partition, id) => h("button", { type: "button", class: "link mono", "data-sample": JSON.stringify([partition, id]) }, id);
 const tagText = (tags) => Object.entries(tags).map(([name, value]) => h("span", { class: "tag" }, h("i", {}, name), ` ${value}`));
 
+let opened = 0;
+
+/** Show what is loaded, unless something else was opened meanwhile. */
 async function open(title, load) {
+  const turn = ++opened;
   const top = (more) => h("div", { class: "head" }, h("h2", {}, title, more && h("span", { class: "quiet" }, ` ${more}`)), h("button", { type: "button", "data-close": "", "aria-label": "Close" }, "×"));
   show(dialog(), top(), h("p", { class: "empty" }, "…"));
   if (!dialog().open) dialog().showModal();
   try {
     const [more, ...content] = await load();
-    show(dialog(), top(more), ...content);
+    if (turn === opened) show(dialog(), top(more), ...content);
   } catch (error) {
-    show(dialog(), top(), h("p", { class: "empty", role: "alert" }, error.message));
+    if (turn === opened) show(dialog(), top(), h("p", { class: "empty", role: "alert" }, error.message));
   }
 }
 
@@ -106,7 +110,10 @@ function present({ partition, row, fields }) {
 
 const finite = (value) => (typeof value === "number" ? value : 0);
 const mean = (list) => list.reduce((total, value) => total + value, 0) / (list.length || 1);
-const spread = (list) => Math.sqrt(mean(list.map((value) => (value - mean(list)) ** 2)));
+const spread = (list) => {
+  const middle = mean(list);
+  return Math.sqrt(mean(list.map((value) => (value - middle) ** 2)));
+};
 const short = (value) => `${+value.toPrecision(3)}`;
 
 function values(told) {
@@ -133,7 +140,8 @@ function numbers(logprobs, mask) {
   const by = (word) => logprobs.find((one) => word.test(one.field));
   const [older, newer] = [by(/gen|rollout|behav/), by(/prev|train|cur|old/)];
   if (older && newer) {
-    const ratios = counted(newer.value).map((value, place) => Math.exp(value - counted(older.value)[place]));
+    const base = counted(older.value);
+    const ratios = counted(newer.value).map((value, place) => Math.exp(value - base[place]));
     charts.push(line(`ratio ${newer.field} / ${older.field}`, ratios, `mean ${mean(ratios).toFixed(3)}, ${Math.min(...ratios).toFixed(2)} to ${Math.max(...ratios).toFixed(2)}`));
   }
   return charts.length ? [h("h3", {}, "Probabilities of tokens in the loss, and the means of their logarithms"), ...charts] : [];
