@@ -22,7 +22,7 @@ BOTH: tuple[Direction, Direction] = ("requests", "answers")
 _READ_BYTES = 1 << 16
 _LONGEST_SLICE = 17
 _RESET_AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: on, for 0 s
-_WAIT_S = 10.0
+_WAIT_S = 200.0
 
 
 class FaultProxy:

@@ -22,8 +22,8 @@ from tests.integration.histories.zygote import THROUGH
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.records.descriptions import PartitionDescription
 
-_STUCK_S = 30.0
-_END_S = 60.0
+_STUCK_S = 200.0
+_END_S = 600.0
 _READ_ROWS = 1000
 
 

@@ -31,7 +31,7 @@ from tests.waiting import eventually
 from dataplane_client.errors import DataPlaneError
 
 _LIFE_S = (0.1, 0.4)
-_BEGIN_S = 60.0
+_BEGIN_S = 600.0
 _PROCESSES = 8
 _SHOWN = 20
 _COUNTED = ("kills of working lives", "kills of idle lives", "commits", "redeliveries of a row", "violations")

@@ -65,7 +65,7 @@ def loader(address: str) -> Iterator[Loader]:
 
         def make(batch_size: int, **settings: Any) -> ClaimLoader:
             options = {"session_grace_s": GRACE_S, "timeout_s": 20.0}
-            named = {"idle_timeout_s": 20.0, "client_options": options, **settings}
+            named = {"idle_timeout_s": 200.0, "client_options": options, **settings}
             made = ClaimLoader(address, "p", "train", FIELDS, batch_size, **named)
             closing.callback(made.close)
             return made
