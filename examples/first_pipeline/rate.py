@@ -6,7 +6,7 @@ import argparse
 
 import torch
 
-from dataplane_client import EndOfDataError, connect
+from dataplane_client import ClaimTimeoutError, EndOfDataError, connect
 from pipeline import PARTITION, register
 
 
@@ -24,6 +24,8 @@ def main() -> None:
         while True:
             try:
                 claim = client.claim(PARTITION, "reward", ["input_ids"], batch_size=1, whole_groups=True)
+            except ClaimTimeoutError:
+                continue  # none came for a minute
             except EndOfDataError:
                 break
             with claim:  # commits at its end, or gives the rows back if this fails

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from dataplane_client import EndOfDataError, connect
+from dataplane_client import ClaimTimeoutError, EndOfDataError, connect
 from pipeline import PARTITION, register
 
 FIELDS = ["input_ids", "reward", "advantage"]
@@ -24,6 +24,8 @@ def main() -> None:
         while True:
             try:
                 claim = client.claim(PARTITION, "train", FIELDS, batch_size=2, min_size=1, whole_groups=True)
+            except ClaimTimeoutError:
+                continue  # none came for a minute
             except EndOfDataError:
                 break
             with claim:

@@ -32,7 +32,7 @@ class Program:
 
     def printed(self, text: str = "") -> str:
         """What it has printed when the text is there at last."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while text not in (printed := self._output.read_text()):
             assert time.monotonic() < deadline, printed
             time.sleep(0.005)
@@ -43,7 +43,7 @@ class Program:
         return re.findall(r"prompt-\d+(?=.*\n  committed)", self.printed())
 
     def end(self) -> int | None:
-        self.process.join(60)
+        self.process.join(200)
         return self.process.exitcode
 
 
