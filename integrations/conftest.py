@@ -57,5 +57,5 @@ def address(tmp_path: Path) -> Iterator[str]:
 @pytest.fixture
 def client(address: str) -> Iterator[DataPlaneClient]:
     """Our own client, to see what the adapter did."""
-    with connect(address, timeout_s=20.0) as client:
+    with connect(address, timeout_s=200.0) as client:
         yield client

@@ -68,7 +68,7 @@ def frugal(start_for_all: Start, tmp_path_factory: pytest.TempPathFactory) -> It
     """A server with 16 MiB for bookkeeping."""
     address = f"unix://{tmp_path_factory.mktemp('frugal')}/dataplane.sock"
     command = start_for_all("--listen", address, "--bookkeeping", "16MiB")
-    with connect(address, timeout_s=20.0) as client:
+    with connect(address, timeout_s=200.0) as client:
         target = Target(command.process.pid, address, client)
         yield target
         target.close()

@@ -276,9 +276,9 @@ def test_a_flush_waits_for_puts_that_another_thread_sends(client: DataPlaneClien
 
 def test_a_refused_put_holds_up_none_that_cannot_travel_with_it(client: DataPlaneClient, partition: str) -> None:
     with client.batching() as batching:
-        bad = batching.put_later(["bad"], partition, row(1), sequence_lengths=[4], timeout_s=20.0)
-        other = batching.put_later(["other"], partition, {"reward": [1.0]}, timeout_s=20.0)
-        like = batching.put_later(["like"], partition, row(1), sequence_lengths=[3], timeout_s=20.0)
+        bad = batching.put_later(["bad"], partition, row(1), sequence_lengths=[4], timeout_s=200.0)
+        other = batching.put_later(["other"], partition, {"reward": [1.0]}, timeout_s=200.0)
+        like = batching.put_later(["like"], partition, row(1), sequence_lengths=[3], timeout_s=200.0)
         with pytest.raises(InvalidArgumentError):
             bad.meta()
         assert (other.meta().sample_ids, like.meta().sample_ids) == (["other"], ["like"])

@@ -97,7 +97,7 @@ def test_released_rows_are_held_back_for_the_delay(flow: DataPlaneClient) -> Non
     put(flow, ["x", "y"])
     flow.claim("p", "train", ["a"], 1).release(delay_s=0.2)
     assert states(flow) == (1, 0, 0)
-    assert flow.claim("p", "train", ["a"], 2, timeout_s=20.0).meta.sample_ids == ["x", "y"]
+    assert flow.claim("p", "train", ["a"], 2, timeout_s=200.0).meta.sample_ids == ["x", "y"]
 
 
 def test_under_a_claim_that_a_reset_has_fenced_nothing_is_written_and_leaving_its_block_raises(

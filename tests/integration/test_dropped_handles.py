@@ -50,7 +50,7 @@ def test_a_dropped_claim_gives_its_rows_back_and_says_so(flow: DataPlaneClient) 
     with pytest.warns(ResourceWarning, match=WARNING):
         del claim
     eventually(lambda: claimed_rows(flow) == 0)
-    again = flow.claim("p", "train", ["x"], 1, timeout_s=20.0)
+    again = flow.claim("p", "train", ["x"], 1, timeout_s=200.0)
     assert again.deliveries == [2]
     assert [event.reason for event in flow.sample("p", "a").events if event.what == "released"] == [
         "garbage-collected while open"

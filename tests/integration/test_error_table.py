@@ -164,8 +164,8 @@ async def test_a_call_whose_last_attempt_gets_no_answer_tells_why_those_before_i
     refusing: aio.AsyncDataPlaneClient,
 ) -> None:
     """An ordinary call, and one that opens a session."""
-    async with await aio.connect(refusing.target, timeout_s=2.0, transport=refusing.transport) as client:
-        calls = client.partition("silent"), client.claim("p", "train", ["x"], 1, timeout_s=2.0)
+    async with await aio.connect(refusing.target, timeout_s=5.0, transport=refusing.transport) as client:
+        calls = client.partition("silent"), client.claim("p", "train", ["x"], 1, timeout_s=5.0)
         errors = await asyncio.gather(*calls, return_exceptions=True)
     for error in errors:
         assert isinstance(error, UnavailableError)

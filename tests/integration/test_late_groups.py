@@ -38,7 +38,7 @@ def with_rows(flow: DataPlaneClient, ids: Sequence[str], failed: Sequence[str] =
 
 def test_a_straggler_does_not_hold_up_its_group(flow: DataPlaneClient) -> None:
     with with_rows(flow, IDS[:6], IDS[6:7]) as group:
-        claim = flow.claim("p", "train", ["x"], 1, whole_groups=True, timeout_s=10.0)
+        claim = flow.claim("p", "train", ["x"], 1, whole_groups=True, timeout_s=200.0)
         assert claim.meta.sample_ids == IDS[:6]
         assert [tags["missing_rows"] for tags in claim.meta.tags or ()] == [2] * 6
         with pytest.raises(GroupFencedError, match="deadline"):

@@ -46,7 +46,7 @@ def test_a_put_larger_than_the_whole_budget_is_refused_at_once(small_client: Dat
     fill(small_client, 1)
     told = "holds 64 KiB of values, .* the whole memory budget is 64 KiB: put fewer rows"
     with unchanged(small_client), pytest.raises(InvalidArgumentError, match=told) as caught:
-        small_client.put_samples(["a"], "p", rows(1, BUDGET + 1), timeout_s=20.0)
+        small_client.put_samples(["a"], "p", rows(1, BUDGET + 1), timeout_s=200.0)
     assert caught.value.reason == "PUT_TOO_LARGE"
 
 

@@ -38,7 +38,7 @@ def server(start_server: Callable[..., ServerThread]) -> ServerThread:
 
 @pytest.fixture
 def flow(server: ServerThread, transport: TransportChoice) -> Iterator[DataPlaneClient]:
-    with connect(server.addresses[0], timeout_s=20.0, transport=transport) as client:
+    with connect(server.addresses[0], timeout_s=200.0, transport=transport) as client:
         client.register_partition("p", ["x", "y"], 4, ["train"])
         yield client
 

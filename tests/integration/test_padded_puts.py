@@ -114,7 +114,7 @@ def test_results_are_cut_to_the_lengths_of_the_claimed_rows(
 def connected(address: str, transport: TransportChoice) -> Iterator[Callable[[], DataPlaneClient]]:
     """Connects another client."""
     with ExitStack() as stack:
-        yield lambda: stack.enter_context(connect(address, timeout_s=20.0, transport=transport))
+        yield lambda: stack.enter_context(connect(address, timeout_s=200.0, transport=transport))
 
 
 @pytest.fixture

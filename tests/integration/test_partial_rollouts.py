@@ -66,7 +66,7 @@ def started(address: str, transport: TransportChoice, version: int, most: int) -
     return process, pipe
 
 
-def claim_whole(client: DataPlaneClient, timeout_s: float = 20.0) -> Claim:
+def claim_whole(client: DataPlaneClient, timeout_s: float = 200.0) -> Claim:
     return client.claim("p", "train", FIELDS, 1, whole_groups=True, timeout_s=timeout_s)
 
 

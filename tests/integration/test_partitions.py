@@ -20,7 +20,7 @@ from dataplane_client.options import TransportChoice
 @pytest.fixture
 def other(address: str, transport: TransportChoice) -> Iterator[DataPlaneClient]:
     """A client of another process."""
-    with connect(address, timeout_s=20.0, transport=transport) as client:
+    with connect(address, timeout_s=200.0, transport=transport) as client:
         yield client
 
 

@@ -79,7 +79,7 @@ def test_a_client_claims_from_a_server_that_was_started_anew(
     start_server: Callable[..., ServerThread], listen: str, transport: TransportChoice
 ) -> None:
     first = ServerThread(ServerConfig(listen=(listen,), direct=ANY_PORT))
-    with connect(first.addresses[0], timeout_s=20.0, transport=transport) as client:
+    with connect(first.addresses[0], timeout_s=200.0, transport=transport) as client:
         held = claimed_anew(client)
         first.stop(0.0)
         start_server(tuple(first.addresses))
@@ -101,7 +101,7 @@ def test_a_client_whose_claims_do_not_wait_finds_a_server_again_that_is_slow_to_
         return await status_of(servicer, *asked)
 
     first = ServerThread(ServerConfig(listen=(listen,), direct=ANY_PORT))
-    with connect(first.addresses[0], timeout_s=20.0, transport=transport) as client:
+    with connect(first.addresses[0], timeout_s=200.0, transport=transport) as client:
         claimed_anew(client).commit()
         first.stop(0.0)
         monkeypatch.setattr(DataPlaneServicer, "GetServerStatus", slowly)
@@ -133,7 +133,7 @@ def test_a_server_that_starts_anew_between_its_status_and_a_visit_at_its_socket_
 
     monkeypatch.setattr(DataPlaneServicer, "GetServerStatus", of_the_former_first)
     server = start_server((listen,))
-    with connect(server.addresses[0], timeout_s=20.0, transport="shm") as client:
+    with connect(server.addresses[0], timeout_s=200.0, transport="shm") as client:
         assert client.partitions() == []
         assert client.transport == "shm"
 
@@ -161,7 +161,7 @@ def test_nothing_is_taken_back_of_what_was_never_asked_for(
     monkeypatch.setattr(DataPlaneServicer, "GetServerStatus", when_it_answers)
     monkeypatch.setattr(DataPlaneServicer, "ReleaseClaim", noted)
     address = start_server((listen,)).addresses[0]
-    with connect_later(address, ClientOptions(transport=transport, timeout_s=20.0)) as client:
+    with connect_later(address, ClientOptions(transport=transport, timeout_s=200.0)) as client:
         with pytest.raises(DataPlaneError):
             client.claim("p", "train", ["a"], 1, timeout_s=0.0)
         answers = True

@@ -150,7 +150,7 @@ def test_a_server_that_ends_during_a_call_is_named(
         client.register_partition("p", ["x"], 0, ["train"])
         client.put_samples(["a"], "p", {"x": torch.zeros(1)})
         client.claim("p", "train", ["x"], 1).commit()  # opens the session
-        claimed = threads.submit(client.claim, "p", "train", ["x"], 1, timeout_s=3.0)
+        claimed = threads.submit(client.claim, "p", "train", ["x"], 1, timeout_s=8.0)
         eventually(lambda: client.server_status().waiting_claims)
         server.stop(0.0)
         with pytest.raises(UnavailableError) as caught:

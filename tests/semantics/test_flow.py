@@ -170,7 +170,7 @@ def test_a_call_that_waits_in_vain_says_what_would_make_room_as_the_partition_do
     via.put("ab", "a")
     via.commit(via.claim())
     via.commit(via.claim(task="score"))
-    waiter = via.begin_put("c", "a", timeout_s=2.0)
+    waiter = via.begin_put("c", "a", timeout_s=5.0)
     why = via.partition().waits_because
     refused = waiter.in_vain()
     assert "'p' has no room for 1 new rows" in why

@@ -56,7 +56,7 @@ def ask(gateway: str) -> Ask:
 @pytest.fixture
 def client(server: ServerThread) -> Iterator[DataPlaneClient]:
     """Without partitions at its end."""
-    with connect(server.addresses[0], timeout_s=20.0) as client:
+    with connect(server.addresses[0], timeout_s=200.0) as client:
         yield client
         for partition in client.partitions():
             client.drop_partition(partition.partition_id)

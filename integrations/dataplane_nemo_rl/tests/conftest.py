@@ -15,7 +15,7 @@ def new_adapter(address: str, way: str) -> Iterator[Callable[..., DataPlaneAdapt
     made: list[DataPlaneAdapter] = []
 
     def make(**settings: object) -> DataPlaneAdapter:
-        made.append(DataPlaneAdapter(address, transport=way, timeout_s=20.0, **settings))  # type: ignore[arg-type]
+        made.append(DataPlaneAdapter(address, transport=way, timeout_s=200.0, **settings))  # type: ignore[arg-type]
         return made[-1]
 
     yield make

@@ -18,7 +18,7 @@ from dataplane_server.testing import running_server
 
 @pytest.fixture
 def client() -> Iterator[DataPlaneClient]:
-    with running_server() as address, connect(address, timeout_s=20.0) as client:
+    with running_server() as address, connect(address, timeout_s=200.0) as client:
         fields = [*COLUMNS, "routed_experts", "turn_lengths", "reward"]
         client.register_partition("p", fields, 0, ["train"], per_token_fields=PER_TOKEN_FIELDS)
         yield client

@@ -15,7 +15,7 @@ from dataplane_trl import DataPlaneRolloutWorker, RolloutSample, put_rollouts, r
 @pytest.fixture
 def client(address: str, way: str) -> Iterator[DataPlaneClient]:
     """A producer's client."""
-    with connect(address, timeout_s=20.0, transport=way) as client:  # type: ignore[arg-type]
+    with connect(address, timeout_s=200.0, transport=way) as client:  # type: ignore[arg-type]
         register_rollouts(client)
         yield client
 
@@ -26,7 +26,7 @@ def new_worker(address: str, way: str) -> Iterator[Callable[..., DataPlaneRollou
     made: list[DataPlaneRolloutWorker] = []
 
     def make(**settings: Any) -> DataPlaneRolloutWorker:
-        made.append(DataPlaneRolloutWorker(address, transport=way, timeout_s=20.0, **settings))
+        made.append(DataPlaneRolloutWorker(address, transport=way, timeout_s=200.0, **settings))
         return made[-1]
 
     yield make

@@ -103,7 +103,7 @@ def test_prompts_of_a_generator_that_fails_are_answered_by_another(
 
     asked = ask(new_func(), ["ab"], trainer(step=1))
     with pytest.raises(ArithmeticError):
-        answer_prompts(generator, fail, timeout_s=20.0)
+        answer_prompts(generator, fail, timeout_s=200.0)
     assert result(asked, generator)["completion_ids"] == [[ord("a")]]
 
 
@@ -125,7 +125,7 @@ def test_columns_that_do_not_fit_are_refused_where_they_were_made(
 
     asked = ask(new_func(), ["ab"], trainer(step=1))
     with pytest.raises(InvalidArgumentError, match=message):
-        answer_prompts(generator, wrong, timeout_s=20.0)
+        answer_prompts(generator, wrong, timeout_s=200.0)
     assert result(asked, generator)["completion_ids"] == [[ord("a")]]
 
 
@@ -144,7 +144,7 @@ def test_prompts_that_their_trainer_gave_up_are_not_answered(generator: DataPlan
 
     with ThreadPoolExecutor(1) as threads:
         asked = threads.submit(new_func(timeout_s=0.5), ["a"], trainer())
-        assert answer_prompts(generator, give_up, timeout_s=20.0) == 0
+        assert answer_prompts(generator, give_up, timeout_s=200.0) == 0
         assert isinstance(asked.exception(20.0), ClaimTimeoutError)
 
 

@@ -54,7 +54,7 @@ LIMIT_S = 120.0
 @pytest.fixture
 def client(address: str) -> Iterator[DataPlaneClient]:
     """A client of it."""
-    with connect(address, timeout_s=20.0) as client:
+    with connect(address, timeout_s=200.0) as client:
         yield client
 
 

@@ -11,6 +11,7 @@ from tests.client.cli.reading import read, run, run_json
 from tests.waiting import eventually
 
 from dataplane_client import DataPlaneClient, connect
+from dataplane_client.errors import ClosedError
 from dataplane_client.records.meta import Tag
 from dataplane_server.testing import running_server
 
@@ -91,16 +92,16 @@ def test_wrong_flags_are_named(client: DataPlaneClient, flags: list[str], rule: 
 
 
 def test_claims_show_who_holds_rows_and_who_waits_for_what(client: DataPlaneClient) -> None:
-    wait = threading.Thread(target=_claim_in_vain, args=(client,))
-    wait.start()
-    try:
+    with connect(client.target, client_name="trainer-4") as other:
+        wait = threading.Thread(target=_claim_in_vain, args=(other,))
+        wait.start()
         eventually(lambda: client.claims().waiting)
         code, text = run("claims", "p", "train", "-s", client.target)
         watched = [
-            run("why", *flags, "-s", client.target)[0] for flags in ([], ["--fail-after", "0"], ["--fail-after", "60"])
+            run("why", *flags, "-s", client.target)[0]
+            for flags in ([], ["--fail-after", "0"], ["--fail-after", "1000"])
         ]
-    finally:
-        wait.join()
+    wait.join()
     assert (code, read(text, r"[0-9a-f]{12}-[0-9a-f]{16}-\d+")) == (
         0,
         [
@@ -108,7 +109,7 @@ def test_claims_show_who_holds_rows_and_who_waits_for_what(client: DataPlaneClie
             "trainer-3  p  train  2  ~  ~",
             "",
             "client  partition  task  waits  wants  ready  missing",
-            "trainer-3  p  train  ~  9  0  y in 2 rows",
+            "trainer-4  p  train  ~  9  0  y in 2 rows",
         ],
     )
     assert watched == [0, 3, 0]
@@ -116,8 +117,8 @@ def test_claims_show_who_holds_rows_and_who_waits_for_what(client: DataPlaneClie
 
 
 def _claim_in_vain(client: DataPlaneClient) -> None:
-    with pytest.raises(TimeoutError):
-        client.claim("p", "train", ["x", "y"], 9, timeout_s=2.0)
+    with pytest.raises(ClosedError):
+        client.claim("p", "train", ["x", "y"], 9, timeout_s=1000.0)
 
 
 def test_sessions_show_what_each_client_holds(client: DataPlaneClient) -> None:

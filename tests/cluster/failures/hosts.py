@@ -67,7 +67,7 @@ def ping(settings: Settings, process: str, until: float) -> None:
 
 def _ping(client: DataPlaneClient, partition: str, number: int) -> list[object]:
     client.put_samples([f"{number}"], partition, {"x": torch.tensor([number])})
-    claim = client.claim(partition, "ping", ["x"], 1, timeout_s=20.0)
+    claim = client.claim(partition, "ping", ["x"], 1, timeout_s=200.0)
     value = client.get_data(claim.meta, ["x"])["x"].tolist()
     rows = claim.commit()
     client.clear_samples(claim.meta.sample_ids, partition)

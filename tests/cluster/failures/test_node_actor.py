@@ -129,7 +129,7 @@ def _values(row: str) -> torch.Tensor:
 
 
 def _put(client: DataPlaneClient, row: str) -> None:
-    client.put_samples([row], "p", {"x": _values(row)}, timeout_s=20.0)
+    client.put_samples([row], "p", {"x": _values(row)}, timeout_s=200.0)
 
 
 def _is_whole(client: DataPlaneClient, row: str) -> bool:

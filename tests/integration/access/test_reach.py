@@ -125,14 +125,14 @@ def test_a_client_says_why_it_does_not_accept_the_servers_certificate(start: Sta
         (expired, pki, "has expired"),
     ):
         with pytest.raises(UnavailableError, match=f"the server's certificate .*{why}"):
-            connect(start(tls=files).addresses[0], credentials=of(accepted, "reader"), connect_timeout_s=2.0)
+            connect(start(tls=files).addresses[0], credentials=of(accepted, "reader"), connect_timeout_s=5.0)
 
 
 def test_a_client_without_a_certificate_gets_nowhere_where_one_is_asked_for(start: Start, pki: Pki) -> None:
     tls = pki.issue("server", "127.0.0.1")
     thread = start(listen=("0.0.0.0:0",), http="127.0.0.1:0", tls=TlsFiles(tls.certificate, tls.key, pki.ca))
     with pytest.raises(UnavailableError):
-        connect(address_of(thread), credentials=Credentials(ca=str(pki.ca)), connect_timeout_s=2.0)
+        connect(address_of(thread), credentials=Credentials(ca=str(pki.ca)), connect_timeout_s=5.0)
     code, text = run("status", "-s", address_of(thread), DATAPLANE_TLS_CA=str(pki.ca))
     assert (code, "speaks TLS" in text) == (1, False), text  # this side does, too
     with pytest.raises((urllib.error.URLError, ssl.SSLError, ConnectionError)):

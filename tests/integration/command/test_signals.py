@@ -189,7 +189,7 @@ def test_claims_and_puts_that_wait_end_at_sigterm_with_a_word_of_why(
 def test_a_client_whose_claim_waits_retries_and_then_says_unavailable(
     command: Command, flow: DataPlaneClient, threads: ThreadPoolExecutor
 ) -> None:
-    claim = threads.submit(flow.claim, "p", "train", ["x"], 1, timeout_s=5.0)
+    claim = threads.submit(flow.claim, "p", "train", ["x"], 1, timeout_s=10.0)
     eventually(lambda: flow.server_status().waiting_claims == 1)
     assert command.end() == 0
     assert isinstance(claim.exception(120), UnavailableError)

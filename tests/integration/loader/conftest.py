@@ -29,7 +29,7 @@ def way(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def client(address: str) -> Iterator[DataPlaneClient]:
-    with connect(address, timeout_s=20.0) as client:
+    with connect(address, timeout_s=200.0) as client:
         yield client
 
 

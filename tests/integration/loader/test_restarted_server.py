@@ -49,7 +49,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def client(place: Place) -> Iterator[DataPlaneClient]:
-    with connect(place.address, timeout_s=20.0) as client:
+    with connect(place.address, timeout_s=200.0) as client:
         client.register_partition("p", ["x"], 2, ["train"])
         client.put_samples(["a"], "p", {"x": [1]})
         yield client

@@ -26,7 +26,7 @@ TRACER = trace.get_tracer("test")
 @pytest.fixture
 def traced(tracing_server: ServerThread, transport: TransportChoice, spans: Spans) -> Iterator[DataPlaneClient]:
     """A client that traces, of a server that traces, with partition p."""
-    with connect(tracing_server.addresses[0], transport=transport, timeout_s=20.0) as client:
+    with connect(tracing_server.addresses[0], transport=transport, timeout_s=200.0) as client:
         client.register_partition("p", ["x", "y"], 4, ["train"])
         yield client
 

@@ -45,7 +45,7 @@ def server(listen: str) -> Iterator[ServerThread]:
 @pytest.fixture
 def client(server: ServerThread, listen: str) -> Iterator[DataPlaneClient]:
     """A client that shares its memory; partition p has fields x and y."""
-    with connect(listen, timeout_s=20.0, transport="shm") as client:
+    with connect(listen, timeout_s=200.0, transport="shm") as client:
         client.register_partition("p", ["x", "y"], 0, ["train"])
         yield client
 
@@ -53,5 +53,5 @@ def client(server: ServerThread, listen: str) -> Iterator[DataPlaneClient]:
 @pytest.fixture
 def grpc_client(server: ServerThread, listen: str) -> Iterator[DataPlaneClient]:
     """A client that does not."""
-    with connect(listen, timeout_s=20.0, transport="grpc") as client:
+    with connect(listen, timeout_s=200.0, transport="grpc") as client:
         yield client

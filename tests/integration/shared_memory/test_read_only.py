@@ -29,7 +29,7 @@ def reader(server: ServerThread, listen: str) -> Iterator[DataPlaneClient]:
     local = server.server._local
     assert local is not None
     local.may_write = lambda: False
-    with connect(listen, timeout_s=20.0, transport="shm") as client:
+    with connect(listen, timeout_s=200.0, transport="shm") as client:
         client.register_partition("p", ["x", "y"], 0, ["train"])
         yield client
 

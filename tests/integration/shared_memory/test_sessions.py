@@ -155,7 +155,7 @@ async def test_a_put_that_is_cancelled_leaves_nothing_whenever_that_is(
     server: ServerThread, listen: str, grpc_client: DataPlaneClient
 ) -> None:
     sent = rows_of(4, 8 * MIB)
-    async with await aio.connect(listen, timeout_s=20.0, transport="shm") as client:
+    async with await aio.connect(listen, timeout_s=200.0, transport="shm") as client:
         await client.register_partition("p", ["x"], 0, ["train"])
         for turn in range(25):
             put = asyncio.ensure_future(client.put_samples([f"{row}" for row in range(4)], "p", {"x": sent}))

@@ -28,7 +28,7 @@ def server(start_server: Callable[..., ServerThread]) -> ServerThread:
 
 @pytest.fixture
 def flow(server: ServerThread) -> Iterator[DataPlaneClient]:
-    with connect(server.addresses[0], transport="shm", timeout_s=20.0) as client:
+    with connect(server.addresses[0], transport="shm", timeout_s=200.0) as client:
         client.register_partition("p", ["x"], 0, ["train"])
         yield client
 

@@ -40,7 +40,7 @@ def work(partition: str, transport: TransportChoice = "auto", connect_timeout_s:
     logger.setLevel(logging.INFO)
     logger.addHandler(log)
     sent = torch.randint(0, 256, (2, SIZE), dtype=torch.uint8)
-    with connect(ADDRESS, timeout_s=20.0, connect_timeout_s=connect_timeout_s, transport=transport) as client:
+    with connect(ADDRESS, timeout_s=200.0, connect_timeout_s=connect_timeout_s, transport=transport) as client:
         client.register_partition(partition, ["x", "y"], 2, ["train"])
         client.put_samples(["a", "b"], partition, {"x": sent})
         with client.claim(partition, "train", ["x"], batch_size=2) as claim:

@@ -40,7 +40,7 @@ def side_of(client: DataPlaneClient | None, device: str = "cpu", **changes: Any)
 
 
 def claim_of(side: ReplicaDataPlane, **options: Any) -> Any:
-    return side.claim_shard("p", "train", ["input_ids"], 8, step=0, dp_rank=0, dp_world=1, timeout_s=5, **options)
+    return side.claim_shard("p", "train", ["input_ids"], 8, step=0, dp_rank=0, dp_world=1, timeout_s=200, **options)
 
 
 @pytest.fixture
