@@ -62,7 +62,7 @@ def folders() -> list[Path]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_rows_of_a_cluster_with_a_data_directory_are_there_when_it_runs_again(ray_address: str, tmp_path: Path) -> None:
     for life in range(2):
         process = command(ray_address, "--data-dir", str(tmp_path))
@@ -78,7 +78,7 @@ def test_rows_of_a_cluster_with_a_data_directory_are_there_when_it_runs_again(ra
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_command_that_finds_a_cluster_says_which_of_its_flags_mean_nothing(ray_address: str) -> None:
     processes = [command(ray_address) for _ in range(2)]
     try:
@@ -105,7 +105,7 @@ def test_a_command_that_finds_a_cluster_says_which_of_its_flags_mean_nothing(ray
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_command_whose_cluster_cannot_start_says_why_and_the_next_runs_it_until_it_is_told_to_end(
     ray_address: str, tmp_path: Path
 ) -> None:
@@ -133,7 +133,7 @@ def test_a_command_whose_cluster_cannot_start_says_why_and_the_next_runs_it_unti
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_command_that_waits_for_its_cluster_ends_when_it_is_told_to(ray_address: str, tmp_path: Path) -> None:
     with (tmp_path / "coordinator.lock").open("w") as former:
         fcntl.flock(former, fcntl.LOCK_EX)

@@ -61,9 +61,9 @@ async def test_a_stream_that_never_stalls_must_end_in_time_all_the_same(frame: b
 async def test_a_large_stream_has_more_time() -> None:
     async def slow() -> AsyncIterator[bytes]:
         yield chunk(0, b"", HEADER).SerializeToString()
-        for number in range(32):
-            await asyncio.sleep(0.075)
-            yield chunk(number << 11, bytes(1 << 11)).SerializeToString()
+        for number in range(8):
+            await asyncio.sleep(0.3)
+            yield chunk(number << 13, bytes(1 << 13)).SerializeToString()
 
     assert len(await received(reader_of(slow(), stall_timeout_s=2.0), 1 << 16)) == 1 << 16
 

@@ -89,9 +89,8 @@ async def test_it_frees_its_memory_before_it_waits_for_the_other(node: NodeActor
         reading = asyncio.create_task(node._lines.read(place, 2, RUN, [np.empty(1, np.uint8).data]))
         await asyncio.sleep(0.2)
         stopping = asyncio.create_task(node.stop())
-        await asyncio.sleep(1.0)
+        await soon(lambda: not node._folder.arena.exists())
         assert not stopping.done()
-        assert not node._folder.arena.exists()
         await asyncio.gather(reading, stopping, return_exceptions=True)
 
 

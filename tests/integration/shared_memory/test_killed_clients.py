@@ -17,7 +17,7 @@ from dataplane_server.testing import ServerThread
 SCRIPT = Path(__file__).parent / "doomed_clients.py"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kills", [15, pytest.param(500, marks=pytest.mark.soak)])
 def test_killed_clients_leave_no_byte_behind_and_spoil_no_row(
     start_server: Callable[..., ServerThread], kills: int

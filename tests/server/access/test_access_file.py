@@ -122,7 +122,6 @@ def test_the_subject_of_a_valid_token_is_a_caller(gate: Gate) -> None:
         )
 
 
-@pytest.mark.timeout(60)
 def test_a_token_that_was_valid_is_refused_once_it_has_ended(gate: Gate) -> None:
     known = None
     while known is None:  # on a busy machine a token may end before it is looked at

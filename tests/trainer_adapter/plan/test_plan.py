@@ -81,7 +81,7 @@ def _forgetting_calls(tracker: Any, model: torch.nn.Module) -> Iterator[None]:
         hook.remove()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("kind", "packing", "rows_at_once", "checkpointing", "precision"),
     [
@@ -132,7 +132,7 @@ def planned_and_counted(_rank: int, folder: Path, number: int) -> tuple[int, int
 
 @pytest.mark.long
 @pytest.mark.xdist_group("ranks")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("number", range(len(TWO_RANKS)), ids=lambda number: str(TWO_RANKS[number]))
 def test_each_of_two_ranks_holds_what_the_plan_says(rank_pool: RankPool, tmp_path: Path, number: int) -> None:
     save_model(tmp_path, "qwen3", **SIZES, **SHAPES["qwen3"], max_position_embeddings=2048)
