@@ -291,7 +291,7 @@ def test_a_checkpoint_has_rows_and_cursors_and_is_loaded_by_a_fresh_client(
     durable: MortalServer, tmp_path: Path, way: str
 ) -> None:
     with durable:
-        trainer, successor = (DataPlaneAdapter(durable.address, transport=way) for _ in range(2))
+        trainer, successor = (DataPlaneAdapter(durable.address, transport=way, timeout_s=600.0) for _ in range(2))
         trainer.register_partition("train", ["x"], 3, ["train"])
         put(trainer, "a", "b", "c")
         trainer.claim_meta("train", "train", ["x"], 1)

@@ -88,7 +88,7 @@ def test_the_name_of_a_checkpoints_snapshot_is_on_disk_before_the_folder_is_comp
 
     at_once = os.fsync
     monkeypatch.setattr(os, "fsync", sync)
-    with connect(address) as client:
+    with connect(address, timeout_s=600.0) as client:
         checkpoint_files.save_checkpoint(client, folder, {"step": 1})
         assert checkpoint_files.load_checkpoint(client, folder) == {"step": 1}
         for changed in ({"step": {1: 2}}, {"step": [(1, 2)]}, {"step": {1}}):

@@ -46,7 +46,7 @@ class SavingWorker(GlooWorker):
 def server(tmp_path: Path) -> Iterator[MortalServer]:
     """With partition p, which has no rows yet, and snapshots."""
     with MortalServer(tmp_path, tmp_path / "data") as server:
-        with connect(server.address) as client:
+        with connect(server.address, timeout_s=600.0) as client:
             client.register_partition("p", ["x"], 0, ["train"])
         yield server
 
@@ -65,7 +65,7 @@ def be_a_rank(rank: int, folder: Path, address: str, forgetful: str) -> None:
     policy = DataPlanePolicy(config_of(), TorchrunWorkerGroup(SavingWorker, {}))
     names = ("step-7", "beside", "without", "failed")
     good, beside, without, failed = (str(folder / name / "weights") for name in names)
-    with connect(address) if rank == 0 else nullcontext() as client:
+    with connect(address, timeout_s=600.0) if rank == 0 else nullcontext() as client:
         if client is not None:
             client.put_samples(["a"], "p", {"x": torch.zeros(1, 4)})
         policy.save_checkpoint(good, data_plane=client)
@@ -98,7 +98,7 @@ def test_shutdown_names_the_snapshot_after_an_interrupted_wait_and_tells_whether
 ) -> None:
     group, weights = SerialGroup(1), tmp_path / "step-7"
     policy = DataPlanePolicy(config_of(), group)
-    with connect(server.address) as client:
+    with connect(server.address, timeout_s=600.0) as client:
         policy.save_checkpoint(str(weights), None, None, {"is_async": True}, data_plane=client)
     monkeypatch.setattr(group, "run_everywhere", interrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -116,7 +116,7 @@ def test_a_loader_that_prefetches_gives_each_row_once_to_the_timeline_that_survi
     weights.mkdir()
     trained: list[str] = []
     saved: list[str] = []
-    with connect(server.address) as client:
+    with connect(server.address, timeout_s=600.0) as client:
         client.put_samples(NAMES, "p", {"x": torch.zeros(12, 4)})
         with ClaimLoader(server.address, "p", "train", ["x"], 2, prefetch=2) as loader:
             for step, batch in enumerate(loader, 1):
