@@ -98,8 +98,7 @@ def test_claims_show_who_holds_rows_and_who_waits_for_what(client: DataPlaneClie
         eventually(lambda: client.claims().waiting)
         code, text = run("claims", "p", "train", "-s", client.target)
         watched = [
-            run("why", *flags, "-s", client.target)[0]
-            for flags in ([], ["--fail-after", "0"], ["--fail-after", "1000"])
+            run("why", *flags, "-s", client.target)[0] for flags in ([], ["--fail-after", "0"], ["--fail-after", "60"])
         ]
     wait.join()
     assert (code, read(text, r"[0-9a-f]{12}-[0-9a-f]{16}-\d+")) == (

@@ -33,17 +33,13 @@ def numbers(batch: LoadedBatch) -> list[int]:
     return found
 
 
-def first_of(rows: Iterator[LoadedBatch]) -> LoadedBatch:
-    """The next batch of a loop that waits for moments only. On a busy machine these are over before it is read."""
-    batches: list[LoadedBatch] = []
-
-    def came() -> bool:
+def patiently(rows: Iterator[LoadedBatch]) -> Iterator[LoadedBatch]:
+    """The batches of a loop that waits for moments only. On a busy machine these are over before a batch is read."""
+    while True:
         with suppress(ClaimTimeoutError):
-            batches.append(next(rows))
-        return bool(batches)
-
-    eventually(came)
-    return batches[0]
+            for batch in rows:  # noqa: UP028  # `yield from` would close the loop with this generator
+                yield batch
+            return
 
 
 def has_waiting_claim(client: DataPlaneClient) -> bool:
@@ -65,11 +61,11 @@ def test_a_batch_is_not_cut_short_while_announced_rows_are_missing(client: DataP
     announce(client, 10)
     put(client, range(6))
     rows = iter(loader(4, idle_timeout_s=0.3))
-    assert first_of(rows).meta.size == 4
+    assert next(patiently(rows)).meta.size == 4
     with pytest.raises(ClaimTimeoutError, match=r"10 .* 6 .* 2 "):
         next(rows)
     put(client, range(6, 10))
-    assert [first_of(rows).meta.size for _ in range(2)] == [4, 2]
+    assert [batch.meta.size for batch in patiently(rows)] == [4, 2]
 
 
 def test_the_last_rows_are_not_split_while_enough_of_them_may_become_ready(
@@ -93,7 +89,7 @@ def test_ready_rows_come_in_a_small_batch_when_the_missing_ones_never_become_rea
     put(client, range(4))
     client.put_samples(["s0", "s1"], "p", {"advantage": torch.zeros(2)})
     rows = iter(loader(4, required_fields=["advantage"], idle_timeout_s=0.5))
-    assert first_of(rows).meta.sample_ids == ["s0", "s1"]
+    assert next(patiently(rows)).meta.sample_ids == ["s0", "s1"]
     with pytest.raises(ClaimTimeoutError, match=r"2 .* 0 .* 2 "):
         next(rows)
 
@@ -120,13 +116,13 @@ def test_the_loop_goes_on_until_rows_that_others_hold_are_consumed(
 def test_without_until_consumed_a_loop_waits_for_more_rows(client: DataPlaneClient, loader: Loader) -> None:
     fill(client, 4)
     rows = iter(loader(4, until_consumed=False, idle_timeout_s=0.3))
-    assert first_of(rows).meta.size == 4
+    assert next(patiently(rows)).meta.size == 4
     with pytest.raises(ClaimTimeoutError, match=r"0\.3 s; a batch needs 4 rows"):
         next(rows)
     with pytest.raises(ClaimTimeoutError, match="a batch needs 9 groups"):
         next(iter(loader(9, until_consumed=False, idle_timeout_s=0.3, whole_groups=True)))
     put(client, range(4, 8))
-    assert first_of(rows).meta.size == 4
+    assert next(patiently(rows)).meta.size == 4
 
 
 @pytest.mark.parametrize("until_consumed", [True, False])
