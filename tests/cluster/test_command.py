@@ -147,6 +147,12 @@ def test_a_command_that_waits_for_its_cluster_ends_when_it_is_told_to(ray_addres
     remove_folders(NAME)  # a cluster with a directory keeps them
 
 
+def test_a_command_ends_at_whatever_moment_of_its_wait_it_is_told_to() -> None:
+    module = [sys.executable, "-m", "tests.cluster.ended_at_any_moment"]
+    ended = subprocess.run(module, stdout=subprocess.PIPE, text=True, timeout=200, check=True)
+    assert set(ended.stdout.split()) == {"serving", "stopped"}
+
+
 def test_an_address_of_ray_that_is_none_is_refused_in_words() -> None:
     process = command("head-node")
     event = json.loads(process.communicate(timeout=120)[1].splitlines()[-1])

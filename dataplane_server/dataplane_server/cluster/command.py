@@ -6,14 +6,14 @@ command finds them when it runs again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from dataplane_server.cluster.asking import last_line
@@ -22,6 +22,7 @@ from dataplane_server.config import ServerConfig
 from dataplane_server.log import event_line
 
 _CONNECT_S = 5.0
+_ENDS = (signal.SIGTERM, signal.SIGINT)
 
 
 def serve_cluster(
@@ -30,7 +31,6 @@ def serve_cluster(
     """Run a cluster until SIGTERM or SIGINT. Raises OSError if there is no Ray, or the cluster cannot start there."""
     import ray
 
-    stopping = threading.Event()
     try:
         if not ray.is_initialized():
             _check_reachable(ray_address)
@@ -38,17 +38,34 @@ def serve_cluster(
         # After Ray, which has handlers of its own, and takes exceptions of others for its own errors.
         _on_signals(lambda number, _: os._exit(128 + number))
         cluster = start(config, name=name, cache_bytes=cache_bytes, mirrored=mirrored)
-        _on_signals(lambda *_: stopping.set())
     except (OSError, ValueError, ray.exceptions.RayError) as error:  # ValueError: of an address or a name
         raise OSError(f"the cluster cannot start: {last_line(error)}") from error
-    with cluster:
+    with cluster, _told_to_end() as told:
         print(_banner(cluster) if sys.stdout.isatty() else _event(cluster), flush=True)  # noqa: T201  # a command's output
-        stopping.wait()
+        while told.recv(1)[0] not in _ENDS:
+            pass
     ray.shutdown()
 
 
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[socket.socket]:
+    """A socket at which the numbers of signals come, of those that end the command too, which do nothing else from now.
+    So none is missed: the handler that sets an Event may need the lock which the wait for it has, and a signal just
+    before a wait of Python's does not end it.
+    """
+    told, wakeup = socket.socketpair()
+    with told, wakeup:
+        wakeup.setblocking(False)
+        signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+        _on_signals(lambda *_: None)
+        try:
+            yield told
+        finally:
+            signal.set_wakeup_fd(-1)
+
+
 def _on_signals(handle: Callable[[int, FrameType | None], object]) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _ENDS:
         signal.signal(number, handle)
 
 
