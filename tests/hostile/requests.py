@@ -125,7 +125,7 @@ _PUTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "tags in a list": (tagged([1]), REQUEST, "list"),
     "tags with int keys": (tagged({1: 2}), REQUEST, "row 1"),
     "tags with bytes keys": (tagged({b"n": 2}), REQUEST, "'t'"),
-    "tags that are lists": (tagged({"n": [1]}), REQUEST, "'t', tag 'n'"),
+    "tags that are lists": (tagged({"n": [1]}), REQUEST, "row 1 are not a valid msgpack map: tag 'n'"),
     "tags of an extension type": (tagged({"n": msgpack.ExtType(5, b"payload")}), REQUEST, "row 1"),
     "tags of an empty extension type": (tagged({"n": msgpack.ExtType(5, b"")}), REQUEST, "'t', tag 'n'"),
     "tags that are time stamps": (tagged({"n": msgpack.Timestamp(1)}), REQUEST, "row 1"),

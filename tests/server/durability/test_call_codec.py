@@ -15,9 +15,12 @@ from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.flow import DrawBand, FlowPolicy
 from dataplane_server.core.calls.policies import TaskPolicy, TaskPolicyOf
+from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.requests import Call, CommitClaim, PutSamples
 from dataplane_server.core.calls.values import Definition, Int64Array
 from dataplane_server.durability.call_codec import decode_record, encode_batch, encode_call
+from dataplane_server.service.translate.rows import clear, put
+from rl_dataplane.v1 import data_plane_pb2 as pb
 
 COLUMN = ColumnSpec("a", Shape("jagged", "uint8", (2,)), np.array([3, 1]))
 VALUES: list[tuple[Any, object]] = [
@@ -86,3 +89,16 @@ def test_nothing_but_calls_can_be_decoded(values: object) -> None:
     for record in (data, data + b"\0", encode_batch([data])):
         with pytest.raises(ValueError, match="call"):
             decode_record(record)
+
+
+LISTS, MAPS = b"\x91" * 600 + b"\xc0", b"\x81\xa1n" * 600 + b"\xc0"
+"""Lists in lists and maps in maps, of more levels than msgpack writes; it reads them."""
+
+
+@pytest.mark.parametrize("nested", [LISTS, MAPS], ids=["lists", "maps"])
+def test_what_a_log_could_not_tell_is_refused_before_it_is_a_call(nested: bytes) -> None:
+    term = pb.FilterTerm(operator=pb.FILTER_OPERATOR_EQUAL, tag="n", values=b"\x91" + nested)
+    with pytest.raises(Refusal, match="term 1: a value is a number"):
+        encode_call(0.0, clear(pb.ClearSamplesRequest(where=pb.Filter(terms=[term]))))
+    with pytest.raises(Refusal, match=r"row 0 .*: tag 'n' is a "):
+        encode_call(0.0, put(pb.PutSamplesHeader(row_tags=[b"\x81\xa1n" + nested])))

@@ -68,6 +68,8 @@ def _values(number: int, packed: bytes) -> tuple[int | float | str, ...]:
         raise _refusal(number, f"its values are not valid msgpack: {error}") from None
     if not isinstance(values, tuple):
         raise _refusal(number, f"its values must be a msgpack array, got {type(values).__name__}")
+    if any(isinstance(value, (tuple, dict)) for value in values):  # msgpack could not pack all that it unpacks
+        raise _refusal(number, "a value is a number of at most 64 bits or a string, got an array or a map")
     return values
 
 

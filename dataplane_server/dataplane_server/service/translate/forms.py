@@ -53,6 +53,9 @@ def _unpacked_tags(row: int, packed: bytes) -> Tags:
         tags = msgpack.unpackb(packed, strict_map_key=True, max_ext_len=0)
         if not isinstance(tags, dict):
             raise ValueError(f"got {type(tags).__name__}, not a map")
+        for key, value in tags.items():
+            if isinstance(value, (list, dict)):  # msgpack could not pack all that it unpacks
+                raise ValueError(f"tag {key[:40]!r} is a {type(value).__name__}")
     except (ValueError, msgpack.UnpackException) as error:
         message = f"tags of row {row} are not a valid msgpack map: {error}"
         raise Refusal(Reason.INVALID_REQUEST, message, row=row) from None
