@@ -266,7 +266,9 @@ class Simulation:
         with self._failing():
             self._crowd.world.settle(call)
 
-    def _failed(self, error: OSError) -> None:
+    def _failed(self, error: Exception) -> None:
+        if not isinstance(error, OSError):
+            raise error
         self.counts[f"server: {error.strerror}"] += 1
         self._disk.die()
 

@@ -36,7 +36,7 @@ class GroupCommit:
         plane: DataPlane,
         arena: Arena,
         log: LogWriter,
-        failed: Callable[[OSError], object],
+        failed: Callable[[Exception], object],
         in_thread: Callable[[Callable[[], None]], Awaitable[None]] = asyncio.to_thread,
     ) -> None:
         """failed: called if calls cannot be written. in_thread: runs a function beside the event loop."""
@@ -123,7 +123,7 @@ class GroupCommit:
     def _ended_on_error(self) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
+        except Exception as error:
             self._failed(error)
             raise
 

@@ -53,7 +53,7 @@ from dataplane_server.storage.arena import Arena
 from dataplane_server.version import VERSION
 
 DataDirDurability = Literal["process", "disk"]
-Failed = Callable[[OSError], object]
+Failed = Callable[[Exception], object]
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NAMED = 20  # damaged values in a message

@@ -40,7 +40,7 @@ class LoggedPlane(DataPlane):
     _log: Log | None = None
     _ended = False
 
-    def log_to(self, log: Log, failed: Callable[[OSError], object], memory: memoryview | None = None) -> None:
+    def log_to(self, log: Log, failed: Callable[[Exception], object], memory: memoryview | None = None) -> None:
         """Append every later call to the log. failed: called when that fails. The call has changed the core, but must
         not be answered, so `failed` must end the process. memory: of the values, to log their checksums.
         """
@@ -117,5 +117,5 @@ class LoggedPlane(DataPlane):
     def _append(self, call: Call[Any], now: float) -> None:
         try:
             self._log.append(encode_call(now, call))  # type: ignore[union-attr]  # there is one
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001  # whatever it is, the log lacks the call
             self._failed(error)

@@ -72,7 +72,7 @@ def _report(life: Life) -> None:
         log.warning("arena_not_guarded", why="no Landlock in this kernel: a client can cut the arena short")
 
 
-def _log_failed(error: OSError) -> None:
+def _log_failed(error: Exception) -> None:
     """End the process: a call has changed the core and is not in the log. The next life does not know of it."""
     get_log().error("log_failed", why=str(error))
     os._exit(_LOG_FAILED)

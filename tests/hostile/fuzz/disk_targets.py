@@ -130,7 +130,7 @@ def _terms(folder: Path) -> Terms:
     return Terms(folder, LIMITS, False, "process", _raised, segment_bytes=_SEGMENT_BYTES)
 
 
-def _raised(error: OSError) -> None:
+def _raised(error: Exception) -> None:
     raise error
 
 

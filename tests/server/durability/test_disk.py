@@ -5,6 +5,7 @@ What happens when syncs fail, or power is lost, is shown by `tests/simulate`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,27 @@ async def test_calls_are_in_the_log_when_their_answers_may_leave_and_not_before(
     assert len(LogReader(tmp_path, 0).read()) == 1  # one record for the batch
     assert life.commits.unstable() is None
     await life.close()
+    life.arena.close()
+
+
+@pytest.mark.parametrize("durability", ["process", "disk"])
+async def test_whatever_keeps_a_call_out_of_the_log_ends_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: DataDirDurability
+) -> None:
+    failed: list[Exception] = []
+    life = begin_life(Terms(tmp_path, LIMITS, False, durability, failed.append))
+
+    def fail(record: bytes) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(life.log, "append", fail)
+    with contextlib.suppress(MemoryError):
+        life.plane.apply(REGISTER, life.now())
+        if life.commits is not None:
+            life.commits.unstable()
+            assert life.commits._writing is not None
+            await life.commits._writing
+    assert [type(error) for error in failed] == [MemoryError]
     life.arena.close()
 
 

@@ -51,7 +51,7 @@ LIMITS = Limits(memory_bytes=4096)
 REGISTER = RegisterPartition("r", Definition("p", ("a",), ("t",)))
 
 
-def raised(error: OSError) -> None:
+def raised(error: Exception) -> None:
     raise error
 
 

@@ -382,7 +382,7 @@ async def test_a_restore_that_is_cancelled_at_a_sync_has_happened_or_calls_are_s
 
 
 async def test_a_server_that_cannot_take_a_restored_state_into_use_ends(tmp_path: Path) -> None:
-    failures: list[OSError] = []
+    failures: list[Exception] = []
     life = begin_life(Terms(tmp_path / "d", LIMITS, False, "process", failures.append))
     life.resume()
     prepared = await prepared_in(tmp_path, life)
