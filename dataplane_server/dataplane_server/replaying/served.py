@@ -6,12 +6,12 @@ import asyncio
 import mmap
 import sys
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import Call
+from dataplane_server.core.calls.requests import Call, StoreValues
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.replaying.moments import text_of
 from dataplane_server.replaying.past import Past
@@ -35,6 +35,9 @@ class _StillShell(Shell):
         self._why = why
 
     def apply(self, call: Call[A]) -> A:
+        raise Refusal(Reason.INVALID_REQUEST, self._why)
+
+    def store(self, call: StoreValues, fill: object) -> NoReturn:
         raise Refusal(Reason.INVALID_REQUEST, self._why)
 
 

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from tests.client.cli.reading import DATAPLANE, read, run, run_json
 from tests.integration.command.conftest import Start
 from tests.waiting import eventually
 
-from dataplane_client import ClaimTimeoutError, connect
+from dataplane_client import ClaimTimeoutError, InvalidArgumentError, connect
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
@@ -199,6 +201,18 @@ def test_what_cannot_be_shown_is_refused_in_words(
     ended, _, error = replay(incident.data, *arguments)
     assert (ended, "Traceback" in error) == (code, False)
     assert words in error
+
+
+def test_a_replay_takes_no_values(incident: Incident, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dataplane_server.replaying", str(incident.data), "--serve-in", str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as replaying:
+        assert replaying.stdout is not None
+        with (
+            connect(replaying.stdout.readline().strip(), transport="grpc", timeout_s=120.0) as client,
+            pytest.raises(InvalidArgumentError, match="it is read-only, and has no values"),
+        ):
+            client.put_samples(["c0", "c1"], "train", ROWS)
+        replaying.communicate()
 
 
 def test_a_replay_changes_nothing(incident: Incident) -> None:
