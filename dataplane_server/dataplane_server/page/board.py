@@ -44,7 +44,6 @@ class Board:
         self, pieces: Callable[[bool], Awaitable[Pieces]], most_bytes: int, period_s: float = PERIOD_S
     ) -> None:
         self.viewers = 0
-        self.snapshots = 0
         self.worked_s = 0.0
         self._pieces = pieces
         self._most_bytes = most_bytes
@@ -66,7 +65,7 @@ class Board:
                 self._renewing = asyncio.create_task(self._renew())
             while loop.time() < until and not self._closed:
                 news = [part for part in self._shown.values() if part.number > seen]
-                renewed, seen = self._renewed, self._number
+                renewed, seen = self._renewed, max((part.number for part in news), default=seen)
                 for start in range(0, len(news), _TOGETHER):
                     yield b"".join([part.event for part in news[start : start + _TOGETHER]])
                 with contextlib.suppress(asyncio.TimeoutError):
@@ -109,7 +108,6 @@ class Board:
             self.worked_s += time.thread_time() - used_s
             await asyncio.sleep(0)
         self._known, self._shown = parts, self._within_bounds(parts)
-        self.snapshots += 1
         renewed, self._renewed = self._renewed, asyncio.Event()
         renewed.set()
 

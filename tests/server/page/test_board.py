@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.stats.figures import PARTITION_FIGURES, TASK_FIGURES
 from dataplane_server.observe.metrics import Metrics
-from dataplane_server.page.board import UNCHANGED, Board, Pieces
+from dataplane_server.page.board import _TURN_S, UNCHANGED, Board, Pieces
 from dataplane_server.page.state import MOST_PARTITIONS, StateReader
 from dataplane_server.service.grpc.servicer import DataPlaneServicer
 from dataplane_server.service.shell import Shell
@@ -159,6 +160,23 @@ async def test_viewers_get_all_parts_at_first_and_then_what_has_changed(said: Sa
     assert await events(second, 3) == [("a", 1), ("b", 2), ("shown", None)]
     del said.parts["a"]
     assert await events(first, 1) == await events(second, 1) == [("shown", None)]
+    await board.close()
+
+
+async def test_a_viewer_that_comes_while_a_snapshot_is_made_gets_its_changes(said: Said) -> None:
+    late: list[asyncio.Task[list[tuple[str, object]]]] = []
+
+    def slowly() -> Pieces:
+        late.append(asyncio.create_task(events(board.watch(20.0), 4)))
+        said.parts["b"] = {"n": 2}
+        time.sleep(_TURN_S)  # so others have a turn after the first part
+        yield from said.parts.items()
+
+    async def pieces(everything: bool) -> Pieces:
+        return await said.pieces(everything) if everything or late else slowly()
+
+    board = Board(pieces, 10_000, period_s=0.01)
+    assert (await events(board.watch(20.0), 4))[3:] == (await late[0])[3:] == [("b", 2)]
     await board.close()
 
 
