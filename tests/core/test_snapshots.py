@@ -40,10 +40,15 @@ def test_there_is_one_snapshot_at_a_time(caller: Caller) -> None:
     caller.apply(BeginSnapshot("b"))
 
 
-def test_a_restored_state_releases_what_sessions_held_and_gives_new_ids(caller: Caller) -> None:
+def test_a_restored_state_releases_what_clients_held_and_gives_new_ids(caller: Caller) -> None:
     before = int(caller.put_rows(["s1"], "b").generations[0])
     caller.take("a", session_id=caller.open_session(10.0))
+    used, reservation_id = caller.used, caller.reserve("g", ()).reservation_id
+    caller.share(reservation_id, b=8)
     caller.apply(Restored("another", before + 1000))
+    assert caller.used == used
+    with caller.refuses(Reason.GROUP_FENCED):
+        caller.finish_group(reservation_id)
     again = caller.take("a")
     assert again.sample_ids == ("s1",)
     assert again.claim_id.startswith("another-")
