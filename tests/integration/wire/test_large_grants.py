@@ -1,4 +1,4 @@
-"""Rows whose ids and tags are more than one message takes: nobody is handed them, and nobody loses them."""
+"""Rows whose ids, tags or lengths are more than one message takes: nobody is handed them, and nobody loses them."""
 
 from __future__ import annotations
 
@@ -78,3 +78,23 @@ def test_a_shard_that_does_not_fit_is_refused_and_its_rows_stay_with_their_step(
     flow.ResetTask(reset, timeout=120)
     ids = [*shard(flow, 1, 2, 0).sample_ids, *shard(flow, 1, 2, 1).sample_ids]
     assert ids == [f"{number:03}" for number in range(ROWS)]
+
+
+def test_a_read_whose_lengths_do_not_fit_is_refused_and_smaller_ones_are_served(stub: Any) -> None:
+    fields, ids = [f"f{number}" for number in range(64)], [f"{number}" for number in range(45_000)]
+    partition = pb.RegisterPartitionRequest(request_id="1", partition_id="p", fields=fields, tasks=["train"])
+    stub.RegisterPartition(partition, timeout=120)
+    empty = {"kind": pb.FIELD_KIND_JAGGED, "data_type": pb.DATA_TYPE_UINT8, "row_lengths": bytes(8 * len(ids))}
+    for part in (fields[:32], fields[32:]):
+        columns = [pb.Column(name=name, **empty) for name in part]  # type: ignore[arg-type]
+        header = pb.PutSamplesHeader(request_id=part[0], partition_id="p", sample_ids=ids, columns=columns)
+        stub.PutSamples(iter([pb.PutSamplesRequest(header=header)]), timeout=120)
+
+    def read(rows: int) -> list[pb.ReadColumnsResponse]:
+        request = pb.ReadColumnsRequest(partition_id="p", sample_ids=ids[:rows], fields=fields)
+        return list(stub.ReadColumns(request, timeout=120))
+
+    code, reason, message = refusal(lambda: read(len(ids)))
+    assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_REACHED")
+    assert "read fewer rows or fields" in message
+    assert len(read(len(ids) // 2)[0].header.columns) == len(fields)
