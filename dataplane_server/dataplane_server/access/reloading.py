@@ -33,8 +33,9 @@ class Reloaded(Generic[T]):
         self._files = files
         self._load = load
         self._named = named
-        self._value = load()
+        self._value = load()  # names the files to stamp; what counts is loaded after that, as in `now`
         self._seen = self._failed = self._stamp()
+        self._value = load()
         self._looked = time.monotonic()
 
     def now(self) -> T:

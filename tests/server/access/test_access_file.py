@@ -148,6 +148,22 @@ def test_keys_are_read_again_when_their_file_changes(gate: Gate, tmp_path: Path)
     assert refused.value.reason is Reason.UNAUTHENTICATED
 
 
+def test_a_file_that_is_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reloading, "_LOOK_S", 0.0)
+    file = tmp_path / "keys"
+    file.write_text("")
+
+    def load() -> str:
+        found = file.read_text()
+        file.write_text("newer" * (len(found) < 20) + found)
+        return found
+
+    value: Reloaded[str] = Reloaded([file], load)
+    assert [value.now() for _ in range(4)][-1] == file.read_text() == "newer" * 4
+
+
 def test_a_file_that_cannot_be_read_is_tried_again_and_logged_once(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
