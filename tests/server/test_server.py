@@ -100,29 +100,43 @@ def test_an_address_where_nothing_can_listen_is_refused_in_words(
     assert capfd.readouterr().err == ""  # gRPC has not tried
 
 
-def test_addresses_of_a_name_that_this_host_lacks_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container without IPv6, where localhost is ::1 nevertheless."""
+NO_IPV6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        ("2001:db8::1", "127.0.0.1"),  # as in a container without IPv6, where localhost is ::1 nevertheless
+        pytest.param(("::1", "127.0.0.1"), marks=NO_IPV6),
+        pytest.param(("::1",), marks=NO_IPV6),
+    ],
+    ids=" ".join,
+)
+def test_a_name_is_reached_by_the_last_of_its_addresses(
+    monkeypatch: pytest.MonkeyPatch, addresses: tuple[str, ...]
+) -> None:
+    """Addresses that this host lacks are left out."""
     found = socket.getaddrinfo
 
-    def both(host: Any, *more: Any, **options: Any) -> list[Any]:
-        hosts = ("2001:db8::1", "127.0.0.1") if host == "localhost" else (host,)
+    def named(host: Any, *more: Any, **options: Any) -> list[Any]:
+        hosts = addresses if host == "localhost" else (host,)
         return [place for each in hosts for place in found(each, *more, **options)]
 
-    monkeypatch.setattr(socket, "getaddrinfo", both)
-    assert_reached_by_ipv4("localhost:0")
+    monkeypatch.setattr(socket, "getaddrinfo", named)
+    assert_reached("localhost:0", addresses[-1])
 
 
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")
+@NO_IPV6
 def test_all_addresses_of_ipv6_are_those_of_ipv4_too() -> None:
-    assert_reached_by_ipv4("[::]:0")
+    assert_reached("[::]:0", "127.0.0.1")
 
 
-def assert_reached_by_ipv4(at: str) -> None:
+def assert_reached(at: str, by: str) -> None:
     settings = {"http": at, "http_door": at, "direct": at}
     server = ServerThread(ServerConfig(("[::]:0",), insecure=True, limits=LIMITS, **settings))  # type: ignore[arg-type]
     of_server = server.server
     for address in (*server.addresses, server.http_address, of_server.http_door_address, of_server.direct_address):
-        socket.create_connection(("127.0.0.1", int(str(address).rpartition(":")[2])), 20.0).close()
+        socket.create_connection((by, int(str(address).rpartition(":")[2])), 20.0).close()
     server.stop()
 
 

@@ -117,8 +117,8 @@ def _process_of(connected: socket.socket) -> str:
 
 def check_port(setting: str, address: str) -> Sequence[tuple[socket.AddressFamily, tuple[Any, ...]]]:
     """The families and addresses where a server can listen on `host:port`; of a name, those that this host has, as
-    localhost may be ::1 in a container without IPv6. Raises OSError if there is none. setting: the one that chooses the
-    address.
+    localhost may be ::1 in a container without IPv6; those of IPv4 first. Raises OSError if there is none. setting: the
+    one that chooses the address.
     """
     host, port = host_and_port(setting, address)
     try:
@@ -133,7 +133,7 @@ def check_port(setting: str, address: str) -> Sequence[tuple[socket.AddressFamil
                 f"cannot listen on {address}: another process listens there, perhaps another server (`ss -ltnp` names "
                 f"it); stop it, or choose another port with --{setting}, as in --{setting} {host}:0 for any free one"
             ) from failure
-    places = [place for place in found if place not in failed]
+    places = sorted((place for place in found if place not in failed), key=lambda place: place[0] != socket.AF_INET)
     if not places:
         first = failed[found[0]]
         raise OSError(f"cannot listen on {address}: {_words_of(first)}") from first

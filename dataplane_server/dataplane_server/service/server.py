@@ -235,8 +235,8 @@ class Server:
 
     def _open_direct(self, direct: DirectEndpoint) -> None:
         address = str(self.config.direct)
-        check_port("direct", address)
-        port = direct.listen(*host_and_port("direct", address))
+        (_, place), *_ = check_port("direct", address)
+        port = direct.listen(*place[:2])
         self.direct_address = with_port(address, port)
         self.servicer.serve_directly(port, direct.nonce)
 
