@@ -57,6 +57,7 @@ def test_who_shares_no_memory_with_the_server_uses_its_direct_port(server: Serve
     for transport, expected in choices:
         with connect(server.addresses[0], transport=transport) as client:
             assert (client.transport, works(client)) == (expected, True)
+            assert server.server.metrics.attached_clients == 0  # it maps no memory
 
 
 @pytest.mark.parametrize("what", ["nobody", "a stranger", "another server"])

@@ -93,6 +93,9 @@ class DirectEndpoint(FrameEndpoint[DirectSession]):
         connection.session, connection.is_lifeline = self._open(DirectSession(self._shell, connection)), True
         return pb.DirectResponse(traces=self.traces)
 
+    def _count(self, clients: int) -> None:
+        """Its clients map no memory."""
+
     async def close(self, *, keep: bool = False) -> None:
         await super().close()  # its clients map no memory
         await asyncio.to_thread(self.threads.shutdown)
