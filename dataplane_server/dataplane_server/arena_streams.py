@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
@@ -39,6 +40,8 @@ async def to_its_end(call: Awaitable[A]) -> A:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task])
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):  # a second one
+                await asyncio.wait([task])
         task.exception()  # marks it as retrieved
         raise

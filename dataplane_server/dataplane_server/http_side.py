@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -19,11 +19,9 @@ from dataplane_server.access.http import caller_of
 from dataplane_server.access.roles import METRICS
 from dataplane_server.access.tls import Tls
 from dataplane_server.core.calls.refusal import Refusal
-from dataplane_server.http_listener import HttpListener, only
+from dataplane_server.http_listener import Handler, HttpListener, only
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.page.page import Page
-
-Serve = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_CONNECTIONS = 32
 MAX_SCRAPES = 4
@@ -73,7 +71,7 @@ class HttpSide:
             await self._page.stop()
         await self._listener.stop()
 
-    def _guarded(self, serve: Serve) -> Serve:
+    def _guarded(self, serve: Handler) -> Handler:
         async def serve_known(request: web.Request) -> web.StreamResponse:
             try:
                 if self._gate.asks_for_credentials and not caller_of(request, self._gate).may(METRICS):

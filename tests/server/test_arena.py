@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataplane_server.core.calls.values import Copy, Run, Runs
-from dataplane_server.storage.arena import Arena, RunWriter, cut
+from dataplane_server.storage.arena import Arena, RunWriter, in_chunks, pieces
 
 SIZE = 4096
 
@@ -47,17 +47,17 @@ def test_a_writer_goes_on_in_the_next_run_and_touches_nothing_between(arena: Are
 @given(
     st.lists(st.integers(1, 60), min_size=1, max_size=10), st.lists(st.integers(1, 80), min_size=1), st.integers(1, 100)
 )
-def test_a_stream_comes_back_from_its_runs(sizes: list[int], pieces: list[int], chunk_bytes: int) -> None:
+def test_a_stream_comes_back_from_its_runs(sizes: list[int], written: list[int], chunk_bytes: int) -> None:
     arena = Arena(SIZE)
     runs = [Run(64 * position, size) for position, size in enumerate(sizes)][::-1]
     data = bytes(number % 251 for number in range(sum(sizes)))
     writer, rest = RunWriter(arena, runs), data
-    for piece in itertools.cycle(pieces):
+    for piece in itertools.cycle(written):
         if not rest:
             break
         writer.write(rest[:piece])
         rest = rest[piece:]
-    chunks = [b"".join(pieces) for pieces in cut(arena, Runs.of(runs), chunk_bytes)]
+    chunks = [b"".join(pieces(arena, chunk)) for chunk in in_chunks(Runs.of(runs), chunk_bytes)]
     assert b"".join(chunks) == data
     assert all(len(chunk) == chunk_bytes for chunk in chunks[:-1])
     arena.close()
@@ -68,12 +68,12 @@ def test_many_small_runs_are_copied_and_the_same(arena: Arena, chunk_bytes: int)
     draw = np.random.default_rng(0)
     arena.view(Run(0, SIZE))[:] = draw.bytes(SIZE)
     runs = Runs(draw.integers(0, SIZE - 9, 400), draw.integers(1, 9, 400))
-    found = [b"".join(pieces) for pieces in cut(arena, runs, chunk_bytes)]
+    found = [b"".join(pieces(arena, chunk)) for chunk in in_chunks(runs, chunk_bytes)]
     assert b"".join(found) == b"".join(map(arena.view, runs))
     assert {len(chunk) for chunk in found[:-1]} <= {chunk_bytes}
 
 
 def test_chunks_are_views(arena: Arena) -> None:
-    ((piece,),) = cut(arena, Runs.of([Run(0, 4)]), 10)
+    (piece,) = pieces(arena, Runs.of([Run(0, 4)]))
     arena.view(Run(0, 4))[:] = b"abcd"
     assert bytes(piece) == b"abcd"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextvars import ContextVar
 from typing import Any
 
 from aiohttp import web
 
 from dataplane_server.access.gate import Credentials, Gate, bearer_token
+from dataplane_server.access.loopback import name_of_peer
 from dataplane_server.access.roles import EVERYTHING, Caller
 
 stranger: ContextVar[str | None] = ContextVar("stranger", default="nothing is known of its connection")
@@ -22,16 +22,9 @@ def caller_of(request: web.Request, gate: Gate) -> Caller:
     transport = request.transport  # None if the connection is closed; what it has brought is decided upon all the same
     certificate = None if transport is None else transport.get_extra_info("peercert")
     token = bearer_token(request.headers.get("Authorization"))
-    return gate.at_connection(Credentials(_peer(transport), token, _names(certificate)), stranger.get())
-
-
-def _peer(transport: asyncio.Transport | None) -> str:
-    """As gRPC names peers; empty if it is not known any more."""
-    name = None if transport is None else transport.get_extra_info("peername")
-    if name is None:
-        return ""
-    host, port, *_ = name
-    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+    address = None if transport is None else transport.get_extra_info("peername")
+    peer = "" if address is None else name_of_peer(*address)
+    return gate.at_connection(Credentials(peer, token, _names(certificate)), stranger.get())
 
 
 def _names(certificate: dict[str, Any] | None) -> tuple[str, ...] | None:

@@ -48,6 +48,11 @@ class End(NamedTuple):
         return cls.of(host.strip("[]"), int(port))
 
 
+def name_of_peer(host: str, port: int, *_: object) -> str:
+    """As gRPC names a peer with this address on TCP."""
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+
 class Owner(NamedTuple):
     """Who has a socket. is_connected: whether a process has it, and neither end has closed the connection."""
 

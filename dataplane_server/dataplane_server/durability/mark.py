@@ -63,7 +63,7 @@ class Marks:
 
     def read(self) -> None:
         """Look again."""
-        page = self._arena.read_page()
+        page = self._arena.file.read_page()
         self._serial, self.newest = max((_mark_at(page, place) for place in _PLACES), key=lambda found: found[0])
 
     def begin(self, header: Mapping[str, Any], first: int, size: int, position: int) -> None:
@@ -74,7 +74,7 @@ class Marks:
         """The records before `position` of the newest segment may be acknowledged. OSError."""
         self._serial += 1
         frame = frame_of(_NUMBERS.pack(self._serial, position) + self._rest)
-        self._arena.write_page(frame, _PLACES[self._serial % len(_PLACES)])
+        self._arena.file.write_page(frame, _PLACES[self._serial % len(_PLACES)])
 
     def shorten(self, size: int, acknowledged: int) -> None:
         """The newest segment is about to be cut. OSError."""
@@ -124,7 +124,7 @@ def compare_run(mark: Mark | None, reader: LogReader, folder: Path) -> None:
 
 def carry(source: Arena, target: Path) -> None:
     """Give another file for an arena of the same size the mark of this one, and sync it. OSError."""
-    page = source.read_page()
+    page = source.file.read_page()
     with target.open("r+b") as file:
         file.seek(-len(page), os.SEEK_END)
         file.write(page)

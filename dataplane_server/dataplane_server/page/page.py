@@ -22,7 +22,7 @@ from dataplane_server.access.http import caller_of
 from dataplane_server.access.roles import Caller
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.http_answers import error_answer
-from dataplane_server.http_listener import only
+from dataplane_server.http_listener import Handler, only
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.page.board import Board
 from dataplane_server.page.samples import Samples
@@ -30,8 +30,6 @@ from dataplane_server.page.state import StateReader
 from dataplane_server.service.error_table import status_of
 from dataplane_server.service.grpc.servicer import DataPlaneServicer
 from dataplane_server.service.shell import Shell
-
-Serve = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_VIEWERS = 8
 MAX_BYTES = 2 << 20
@@ -61,7 +59,7 @@ class Page:
             for file in files("dataplane_server.page").joinpath("assets").iterdir()
         }
 
-    def routes(self, guarded: Callable[[Serve], Serve]) -> list[web.RouteDef]:
+    def routes(self, guarded: Callable[[Handler], Handler]) -> list[web.RouteDef]:
         """guarded: serves only who may see metrics."""
         return [
             web.get("/", self._serve_home),

@@ -119,13 +119,10 @@ class StateReader:
             "rows": totals.rows,
             "max_rows": limits.max_rows,
             "memory": [totals.memory_budget_bytes, totals.memory_used_bytes, totals.held_bytes],
-            "largest_free_bytes": totals.largest_free_bytes,
             "waiting": [totals.waiting_claims, totals.waiting_puts, totals.waiting_for_room],
             "claims": totals.open_claims,
             "sessions": totals.sessions,
             "sessions_ended": dict(totals.sessions_ended),
-            "groups": totals.open_groups,
-            "attached": self._metrics.attached_clients,
         }
 
     def _holders(self, now: float) -> dict[str, object]:
@@ -135,7 +132,6 @@ class StateReader:
         return {
             "claims": [
                 {
-                    "id": claim.claim_id,
                     "partition": claim.partition.partition_id,
                     "task": claim.task,
                     "rows": len(claim.left()),
@@ -199,7 +195,6 @@ def _described(partition: Partition, now: float) -> dict[str, object]:
     _to_time(figures, "oldest_row_age_s", now)
     return {
         "name": partition.partition_id,
-        "at": now,
         **figures,
         "closed": partition.rows.closed,
         "announced": partition.definition.num_samples,

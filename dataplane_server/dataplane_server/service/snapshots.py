@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+from dataplane_server.arena_streams import to_its_end
 from dataplane_server.core.calls.life_calls import EndSnapshot
 from dataplane_server.core.calls.names import check_name
 from dataplane_server.core.calls.refusal import Reason, Refusal, server_ended
 from dataplane_server.durability.checkpoint import DamagedCheckpointError
 from dataplane_server.durability.checkpointer import Checkpointer
 from dataplane_server.durability.life import Life
-from dataplane_server.durability.restore import Prepared, Source, discard, prepare
+from dataplane_server.durability.restore import Source, discard, prepare
 from dataplane_server.durability.snapshot import (
     NAME,
     Manifest,
@@ -93,9 +94,9 @@ class Snapshots:
             if self.left.is_set():  # what is prepared in the folder is of the next life
                 raise server_ended()
             try:
-                await life.leave_for(
-                    await self._prepared(Source(self._folder / name, request_id, life.arena.file_bytes))
-                )
+                source = Source(self._folder / name, request_id, life.arena.file_bytes)
+                preparing = asyncio.to_thread(prepare, source, life.folder, self._shell.plane.limits)
+                await life.leave_for(await to_its_end(preparing))
             except (OSError, SnapshotError, DamagedCheckpointError) as error:
                 discard(life.folder)
                 raise Refusal(Reason.SNAPSHOT_FAILED, f"snapshot {name!r}: {error}") from error
@@ -105,19 +106,6 @@ class Snapshots:
             get_log().warning("leaving_for_snapshot", snapshot=name)
             self.left.set()
         return manifest, False
-
-    async def _prepared(self, source: Source) -> Prepared:
-        """In a thread, which writes into the folder: so this ends with it, also if it is cancelled before."""
-        limits = self._shell.plane.limits
-        preparing = asyncio.ensure_future(asyncio.to_thread(prepare, source, self._life.folder, limits))
-        try:
-            return await asyncio.shield(preparing)
-        except asyncio.CancelledError:
-            while not preparing.done():
-                with contextlib.suppress(asyncio.CancelledError):  # a second one
-                    await asyncio.wait([preparing])
-            preparing.exception()  # retrieved, so asyncio does not log it
-            raise
 
     def _checked(self, name: str) -> Path:
         if NAME.fullmatch(name) is None:

@@ -19,7 +19,7 @@ from dataplane_server.core.calls.values import Int64Array, Run, Runs
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.service.messages.frames import SENT_CHUNK_BYTES, read_frames
 from dataplane_server.service.shell import Shell
-from dataplane_server.storage.arena import Arena, RunWriter, cut, pieces
+from dataplane_server.storage.arena import Arena, RunWriter, in_chunks, pieces
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
 MAX_INLINE_BYTES = 1 << 20
@@ -68,7 +68,7 @@ class Values:
 
     async def frames(self, header: pb.ReadColumnsHeader, runs: Runs) -> AsyncIterator[bytes]:
         """The frames of a read's response."""
-        for frame in read_frames(header, cut(self._arena, runs, SENT_CHUNK_BYTES)):
+        for frame in read_frames(header, map(self.pieces, in_chunks(runs, SENT_CHUNK_BYTES))):
             yield frame
 
 

@@ -96,15 +96,9 @@ class Arena:
         """All bytes."""
         return self._view
 
-    def read_page(self) -> bytes:
-        """Of an arena with a file, the page behind the values. OSError."""
-        return self._kept().read_page()
-
-    def write_page(self, data: bytes, place: int) -> None:
-        """Write bytes to a place in that page. OSError."""
-        self._kept().write_page(data, place)
-
-    def _kept(self) -> ArenaFile:
+    @property
+    def file(self) -> ArenaFile:
+        """Of an arena that has one."""
         assert isinstance(self._file, ArenaFile)  # noqa: S101  # the caller has given a file
         return self._file
 
@@ -195,11 +189,6 @@ class RunWriter:
             self._target[self._filled : self._filled + size] = source[taken : taken + size]
             self._filled += size
             taken += size
-
-
-def cut(arena: Arena, runs: Runs, chunk_bytes: int) -> Iterator[list[memoryview]]:
-    """The bytes of the runs in chunks of chunk_bytes (the last one shorter), each as its pieces."""
-    return (pieces(arena, chunk) for chunk in in_chunks(runs, chunk_bytes))
 
 
 def in_chunks(runs: Runs, chunk_bytes: int) -> Iterator[Runs]:

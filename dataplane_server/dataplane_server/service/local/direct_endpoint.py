@@ -23,6 +23,7 @@ from typing import Any, cast
 from google.protobuf.message import Message
 
 from dataplane_server.access.gate import Credentials, Gate
+from dataplane_server.access.loopback import name_of_peer
 from dataplane_server.arena_streams import in_thread, send_runs
 from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.refusal import Reason, Refusal
@@ -77,7 +78,7 @@ class DirectEndpoint(FrameEndpoint[DirectSession]):
 
     async def _serve(self, peer: socket.socket) -> None:
         try:
-            self._gate.at_connection(Credentials(_name_of(peer)), self._gate.stranger(peer))
+            self._gate.at_connection(Credentials(name_of_peer(*peer.getpeername())), self._gate.stranger(peer))
             network = network_of(peer.getpeername()[0])
         except Refusal as refusal:
             return refuse(peer, refusal)
@@ -209,9 +210,3 @@ def _rests(begun: bytes, pieces: Iterator[memoryview]) -> Iterator[memoryview]:
         size = min(len(rest), len(piece))
         piece[:size], rest = rest[:size], rest[size:]
         yield piece[size:]
-
-
-def _name_of(peer: socket.socket) -> str:
-    """As gRPC names peers."""
-    host, port, *_ = peer.getpeername()
-    return f"ipv6:[{host}]:{port}" if peer.family == socket.AF_INET6 else f"ipv4:{host}:{port}"
