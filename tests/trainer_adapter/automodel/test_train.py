@@ -42,6 +42,7 @@ class OlderLoss:
             "num_valid_samples": float(data["sample_mask"].sum()),
             "longest_max": logits.shape[1],
             "shortest_min": 2.0,
+            "nll_per_minibatch": 8.0,
         }
 
 
@@ -222,8 +223,8 @@ def test_a_rank_of_dummies_alone_still_has_gradients_for_every_parameter_and_all
 def test_metrics_of_real_microbatches_are_shares_of_the_step_except_extremes(llama: Any) -> None:
     batch = batch_of(LENGTHS)
     real, dummy = run(llama, [batch, batch], OlderLoss(), num_global_batches=4, num_valid_microbatches=1)
-    assert real[1] == {"num_valid_samples": 1.0, "longest_max": 12, "shortest_min": 2.0}
-    assert dummy[1] == {"num_valid_samples": 4.0, "longest_max": 12, "shortest_min": 2.0}
+    assert real[1] == {"num_valid_samples": 1.0, "longest_max": 12, "shortest_min": 2.0, "nll_per_minibatch": 2.0}
+    assert dummy[1] == {"num_valid_samples": 4.0, "longest_max": 12, "shortest_min": 2.0, "nll_per_minibatch": 8.0}
     assert real[0].item() == pytest.approx(expected_loss(llama, batch).item(), rel=1e-5)
     gradients(llama)
 

@@ -80,8 +80,8 @@ def automodel_forward_backward(
 
     Losses are differentiated unless forward_only is set; everything else runs without autograd. Gradients are added to
     existing ones. A returned loss is detached and has no backward factor. Its metrics are divided by
-    num_global_batches, so that the sums of a step are means over its global batches; metrics with `_min` or `_max` in
-    their name, and those of dummies, are not divided.
+    num_global_batches, so that the sums of a step are means over its global batches; metrics whose names end in `_min`
+    or `_max`, and those of dummies, are not divided.
 
     num_valid_microbatches: items from this index on are dummies; None: there are none.
     train_context_fn: returns, for the inputs of a microbatch, the context of its forward and backward pass.
@@ -163,6 +163,6 @@ def _report(
 ) -> tuple[Tensor, dict[str, Any]]:
     if is_dummy:
         return torch.zeros_like(loss), metrics
-    is_extreme = {name: "_min" in name or "_max" in name for name in metrics}
+    is_extreme = {name: name.endswith(("_min", "_max")) for name in metrics}
     shares = {name: value if is_extreme[name] else value / num_global_batches for name, value in metrics.items()}
     return loss, shares
