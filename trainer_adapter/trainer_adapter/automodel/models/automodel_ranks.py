@@ -41,7 +41,7 @@ def arrange_ranks(dtensor_cfg: Mapping[str, Any], sizes: ParallelSizes, config: 
     if sizes.ep > 1:
         moe_config = from_package("MoEParallelizerConfig")(**(dtensor_cfg.get("moe_parallelizer") or {}))
     setup = from_package("DistributedSetup").build(
-        strategy=_strategy(config),
+        strategy=from_package("FSDP2Config")(**vars(config)),
         parallelism_sizes=from_package("ParallelismSizes")(
             dp_replicate_size=sizes.dp_replicate, tp_size=sizes.tp, cp_size=sizes.cp, ep_size=sizes.ep
         ),
@@ -91,17 +91,6 @@ def mark_norms_of_heads(model: torch.nn.Module) -> None:
 def _is_divided(module: Any) -> bool:
     weight = getattr(module, "weight", None)
     return isinstance(weight, DTensor) and "tp" in (weight.device_mesh.mesh_dim_names or ())
-
-
-def _strategy(config: FSDP2Config) -> Any:
-    return from_package("FSDP2Config")(
-        sequence_parallel=config.sequence_parallel,
-        tp_plan=config.tp_plan,
-        mp_policy=config.mp_policy,
-        offload_policy=config.offload_policy,
-        activation_checkpointing=config.activation_checkpointing,
-        defer_fsdp_grad_sync=config.defer_fsdp_grad_sync,
-    )
 
 
 def _view_in_three_dimensions(mesh: DeviceMesh) -> DeviceMesh:

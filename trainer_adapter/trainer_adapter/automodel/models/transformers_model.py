@@ -20,10 +20,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from trainer_adapter._exchange import largest_over
-from trainer_adapter.automodel.adapters.config import PeftConfig
+from trainer_adapter.automodel.adapters.config import PeftConfig, peft_config
 from trainer_adapter.automodel.adapters.layers import add_adapters, initial_adapters
 from trainer_adapter.automodel.checkpoint._files import own_weights, read_tensors
-from trainer_adapter.automodel.config import DistributedContext, RuntimeConfig
+from trainer_adapter.automodel.choices import device_type
+from trainer_adapter.automodel.config import DistributedContext, PolicyConfig, RuntimeConfig
 from trainer_adapter.automodel.parallel.context import check_attention
 from trainer_adapter.automodel.parallel.experts import divide_experts
 from trainer_adapter.automodel.parallel.fsdp import FSDP2Config, shard_weights
@@ -33,35 +34,34 @@ from trainer_adapter.automodel.rank import compute_device, fail_together, rank_d
 
 
 def load_transformers_model(
-    model_name: str,
-    runtime_config: RuntimeConfig,
-    context: DistributedContext,
-    dp_replicate: int,
-    adapters: PeftConfig | None,
-) -> torch.nn.Module:
-    """Return the model in float32 with its weights, tied as its configuration says; base weights are frozen with
-    adapters.
+    config: PolicyConfig, runtime_config: RuntimeConfig, context: DistributedContext
+) -> tuple[Any, PeftConfig | None, bool]:
+    """Return the model in float32 with its weights, tied as its configuration says, its adapters' PeftConfig or None,
+    and True, because it is of transformers; see load_automodel.
 
-    A collective call of all ranks. Rank 0 raises its errors of reading the files; other ranks raise RuntimeError.
+    Base weights are frozen with adapters. A collective call of all ranks. Rank 0 raises its errors of reading the
+    files; other ranks raise RuntimeError.
     """
+    model_name, layout = config["model_name"], config["dtensor_cfg"]
+    fsdp: FSDP2Config = context.fsdp2_config
+    adapters = peft_config(layout, context.tp_size, device_type(config))
     with torch.device("meta"):
         model = _new_model(runtime_config)
     folder = _folder_of_parts(model_name, model)
     if context.cp_size > 1:
         check_attention(model)
-    config: FSDP2Config = context.fsdp2_config
     if context.tp_size > 1:
-        parallelize_tensors(model, context.device_mesh["tp"], config.tp_plan, config.sequence_parallel)
+        parallelize_tensors(model, context.device_mesh["tp"], fsdp.tp_plan, fsdp.sequence_parallel)
         model.tie_weights()  # sharding splits a tied parameter into two
     if adapters is not None:
         add_adapters(model, adapters)
-    if config.activation_checkpointing:
+    if fsdp.activation_checkpointing:
         # transformers 5.23 renamed the method and warns for the old name.
         enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
         enable({"use_reentrant": False})
     if context.moe_mesh is not None:
-        divide_experts(model, context.moe_mesh, context.device_mesh["tp"], config)
-    shard_weights(model, weight_mesh(context.device_mesh, dp_replicate), config)
+        divide_experts(model, context.moe_mesh, context.device_mesh["tp"], fsdp)
+    shard_weights(model, weight_mesh(context.device_mesh, int(layout.get("dp_replicate_size", 1))), fsdp)
     device = rank_device(context.device_mesh.device_type)
     model.to_empty(device=torch.device("cpu") if runtime_config.cpu_offload else device)
     model.tie_weights()  # so does to_empty
@@ -74,8 +74,7 @@ def load_transformers_model(
         if adapters is not None:
             _send_weights(model, {} if source is None else initial_adapters(model), strict=False)
     _send_buffers(model, source, device)
-    loaded: torch.nn.Module = model
-    return loaded
+    return model, adapters, True
 
 
 def _folder_of_parts(model_name: str, model: Any) -> Path | None:

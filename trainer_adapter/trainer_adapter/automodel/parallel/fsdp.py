@@ -29,7 +29,6 @@ class FSDP2Config:
     offload_policy: CPUOffloadPolicy | None
     activation_checkpointing: bool
     defer_fsdp_grad_sync: bool
-    backend: str
 
 
 def fsdp2_config(dtensor_cfg: Mapping[str, Any], dtype: torch.dtype, cpu_offload: bool, backend: str) -> FSDP2Config:
@@ -42,7 +41,6 @@ def fsdp2_config(dtensor_cfg: Mapping[str, Any], dtype: torch.dtype, cpu_offload
         offload_policy=CPUOffloadPolicy(pin_memory=pins) if cpu_offload else None,
         activation_checkpointing=bool(dtensor_cfg.get("activation_checkpointing", False)),
         defer_fsdp_grad_sync=dtensor_cfg.get("defer_fsdp_grad_sync", True),
-        backend=backend,
     )
 
 

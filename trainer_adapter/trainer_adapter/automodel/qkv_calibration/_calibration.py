@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from trainer_adapter._exchange import gather_values
 from trainer_adapter.automodel.data import FlashAttentionKwargs, ProcessedMicrobatch
 from trainer_adapter.automodel.rank import rank_device
 
@@ -221,17 +222,5 @@ def _gather_samples(own: Tensor, mesh: DeviceMesh | None) -> Tensor:
     largest = largest.to(rank_device(mesh.device_type))
     for name in ("cp", "tp"):
         torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, mesh.get_group(name))
-    return _gather_unequal(largest, mesh["dp"])
-
-
-def _gather_unequal(own: Tensor, dp: DeviceMesh) -> Tensor:
-    """Gather tables of different lengths, padded to one size because collectives require that."""
-    count = torch.tensor([len(own)], device=own.device)
-    counts = [torch.empty_like(count) for _ in range(dp.size())]
-    torch.distributed.all_gather(counts, count, dp.get_group())
-    numbers = [int(number) for number in counts]
-    table = torch.zeros(max(numbers), own.shape[1], device=own.device)
-    table[: len(own)] = own
-    tables = [torch.empty_like(table) for _ in numbers]
-    torch.distributed.all_gather(tables, table, dp.get_group())
-    return torch.cat([rows[:number] for rows, number in zip(tables, numbers, strict=True)])
+    tables = gather_values({"samples": largest}, group=mesh.get_group("dp"), device=largest.device)
+    return torch.cat([table["samples"] for table in tables])

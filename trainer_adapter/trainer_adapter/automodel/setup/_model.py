@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from trainer_adapter.automodel.adapters.config import PeftConfig, peft_config
-from trainer_adapter.automodel.choices import device_type
 from trainer_adapter.automodel.config import (
     DistributedContext,
     ModelAndOptimizerState,
@@ -74,7 +72,7 @@ def setup_model_and_optimizer(
         torch.backends.cuda.enable_cudnn_sdp(False)
     if distributed_context.cp_size > 1:
         runtime_config = runtime_config._replace(attn_impl=register_attention(config))
-    load = load_automodel if backend == "automodel" else _load_transformers
+    load = load_automodel if backend == "automodel" else load_transformers_model
     model, adapters, is_hf_model = load(config, runtime_config, distributed_context)
     by_default = "" if "model_backend" in config["dtensor_cfg"] else " (the default here)"
     source = f"{type(model).__name__} of {backend}{by_default}"
@@ -108,15 +106,6 @@ def setup_model_and_optimizer(
         peft_config=adapters,
         autocast_enabled=is_hf_model or not is_moe_model,
     )
-
-
-def _load_transformers(
-    config: PolicyConfig, runtime: RuntimeConfig, context: DistributedContext
-) -> tuple[Any, PeftConfig | None, bool]:
-    """Like load_automodel: the model, its adapters, and whether it is of transformers."""
-    adapters = peft_config(config["dtensor_cfg"], context.tp_size, device_type(config))
-    replicas = int(config["dtensor_cfg"].get("dp_replicate_size", 1))
-    return load_transformers_model(config["model_name"], runtime, context, replicas, adapters), adapters, True
 
 
 def check_layout(

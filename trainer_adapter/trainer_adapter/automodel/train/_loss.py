@@ -71,18 +71,16 @@ class LossPostProcessor:
         if "input_lengths" in data:  # which stay on the host for packing
             data["input_lengths"] = queue_copy(data["input_lengths"], logits.device)
         sequence = sequence_shard(inputs, self._cp_mesh)
+        input_ids = inputs.input_ids if sequence is None else sequence.gather(inputs.input_ids)
+        if not self._is_packing:
+            data["input_ids"] = input_ids
         if value_of(self._loss_fn, "input_type") == LossInputType.LOGPROB.value:
-            input_ids = inputs.input_ids if sequence is None else sequence.gather(inputs.input_ids)
             params = self._sampling_params
             found = next_token_logprobs(logits, input_ids, sequence, params, temperature=temperature)
             if self._is_packing:
                 found, data = _rows_of(found, processed_mb), _without_padding(data, processed_mb)
-            elif sequence is not None:
-                data["input_ids"] = input_ids
             counts = {"global_valid_seqs": global_valid_seqs, "global_valid_toks": global_valid_toks}
             return self._loss_fn(data=data, next_token_logprobs=found, **counts)
-        if sequence is not None and not self._is_packing:
-            data["input_ids"] = sequence.gather(inputs.input_ids)
         whole = _whole(logits, sequence, temperature)
         if not self._is_packing:
             return call_loss(self._loss_fn, whole, data, global_valid_seqs, global_valid_toks)
