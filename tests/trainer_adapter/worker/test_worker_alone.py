@@ -120,6 +120,22 @@ def test_a_step_that_fails_between_microbatches_leaves_no_trace(make_worker: Mak
     assert failed["grad_norm"].item() == fresh["grad_norm"].item()
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_step_that_fails_within_a_backward_pass_leaves_no_trace(make_worker: MakeWorker, precision: str) -> None:
+    """The second one. FSDP takes part in the end of passes that succeed only."""
+    worker, successes = make_worker(changes={"precision": precision}), [None]
+    mlp = worker._policy.model.get_submodule("model.layers.0.mlp")
+    with mlp.register_full_backward_pre_hook(lambda *_: successes.pop()), pytest.raises(IndexError):
+        worker.train(batch(), ClippedPolicyGradientLoss())
+    logprobs = worker.get_logprobs(batch())["logprobs"]
+    failed = worker.train(batch(), ClippedPolicyGradientLoss())
+    trained = weights(worker)
+    fresh = make_worker(changes={"precision": precision})
+    assert torch.equal(logprobs, fresh.get_logprobs(batch())["logprobs"])
+    assert failed["grad_norm"].item() == fresh.train(batch(), ClippedPolicyGradientLoss())["grad_norm"].item()
+    assert_equal(trained, weights(fresh))
+
+
 def test_steps_do_not_overlap(make_worker: MakeWorker) -> None:
     worker = make_worker()
     with pytest.raises(RuntimeError, match="no training step"):

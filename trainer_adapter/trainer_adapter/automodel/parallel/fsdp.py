@@ -74,6 +74,21 @@ def discard_gradients(model: torch.nn.Module) -> None:
                     parameter._unsharded_param.grad = None  # noqa: SLF001  # torch has no public name
 
 
+def end_failed_backward(model: torch.nn.Module) -> None:
+    """Have FSDP end a backward pass that raised, and discard all gradients that it has not summed.
+
+    Autograd calls FSDP at the end of a pass that succeeds only. Without that call the next passes count as parts of the
+    failed one, and gradients of some layers are never summed. Nothing is communicated, since other ranks may be
+    elsewhere.
+    """
+    discard_gradients(model)
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(False)
+        state: Any = model._get_fsdp_state()  # noqa: SLF001  # torch has no public name
+        state._root_post_backward_final_callback()  # noqa: SLF001  # older torch has no reset_iter_state
+        model.set_requires_gradient_sync(True)  # torch's default; who defers the sums sets it before each pass
+
+
 def _parameters(module: FSDPModule) -> list[Any]:
     """FSDP's own records of parameters. A module has several groups of them, in older torch one or none."""
     state: Any = module._get_fsdp_state()  # noqa: SLF001  # torch has no public name

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from trainer_adapter.automodel.config import TrainingSamplingParams
 from trainer_adapter.automodel.data import ProcessedInputs, ProcessedMicrobatch
+from trainer_adapter.automodel.parallel.fsdp import end_failed_backward
 from trainer_adapter.automodel.rank import queue_copy
 from trainer_adapter.automodel.train._forward import extract_logits, model_forward, temperature_of
 from trainer_adapter.automodel.train._inference import (
@@ -99,7 +100,11 @@ def automodel_forward_backward(
             logits.register_hook(torch.zeros_like)
         result, metrics = _post_process(logits, post_processing_fn, processed_mb, valid, sampling_params)
         if differentiates:
-            (result * (dp_size * cp_size)).backward()
+            try:
+                (result * (dp_size * cp_size)).backward()
+            except BaseException:
+                end_failed_backward(model)
+                raise
             result = result.detach()
         return result, metrics
 
