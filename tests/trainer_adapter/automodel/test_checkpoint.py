@@ -28,8 +28,13 @@ from tests.trainer_adapter.automodel.setup_cases import (
     train_step,
 )
 from tests.waiting import eventually
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_module
 from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedTokenizerFast
 
 from trainer_adapter.automodel.checkpoint import CheckpointManager, _saving, detect_checkpoint_format
 from trainer_adapter.automodel.checkpoint._files import read_plain, write_plain
@@ -150,6 +155,18 @@ def test_without_its_path_the_optimizer_is_neither_saved_nor_loaded(folder: Path
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.parametrize("place", ["tokenizer", "model", "model/tokenizer"])
+def test_the_tokenizer_is_beside_the_weights_or_among_them(folder: Path, tmp_path: Path, place: str) -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, unk_token="a")))  # noqa: S106
+    with set_up(policy_config(folder / "llama")) as state:
+        to = str(tmp_path / place)
+        MANAGER.save_checkpoint(
+            state.model, str(tmp_path), tokenizer=tokenizer, tokenizer_path=to, checkpointing_cfg={}
+        )
+        MANAGER.load_checkpoint(state.model, str(tmp_path))
+    assert (tmp_path / place / "tokenizer.json").exists()
+
+
 def test_the_weights_of_a_hugging_face_model_are_loaded_from_their_own_folder(folder: Path, tmp_path: Path) -> None:
     weights = load_file(folder / "llama" / "model.safetensors")
     save_file({name: value + 1 for name, value in weights.items()}, tmp_path / "model.safetensors")
@@ -250,13 +267,16 @@ def test_plain_state_keeps_its_kinds(tmp_path: Path) -> None:
 
 
 def test_random_numbers_go_on_if_the_ranks_are_arranged_as_before(folder: Path, tmp_path: Path) -> None:
+    """Not if as many ranks divide tensors instead of data."""
     undivided = torch.nn.Linear(1, 1)
     with set_up(policy_config(folder / "llama")) as state:
+        divided = distribute_module(torch.nn.Linear(1, 1), init_device_mesh("cpu", (1,), mesh_dim_names=("tp",)))
         written = torch.get_rng_state()
         write_random_state(tmp_path, state.model)
         torch.manual_seed(99)
         other = torch.get_rng_state()
-        read_random_state(tmp_path, undivided)
-        assert torch.equal(torch.get_rng_state(), other)
+        for model in (undivided, divided):
+            read_random_state(tmp_path, model)
+            assert torch.equal(torch.get_rng_state(), other)
         read_random_state(tmp_path, state.model)
         assert torch.equal(torch.get_rng_state(), written)

@@ -95,7 +95,10 @@ class CheckpointManager:
             if torch.distributed.get_rank() == 0:
                 model.config.save_pretrained(unfinished(folder))
                 if tokenizer is not None and tokenizer_path is not None:
-                    tokenizer.save_pretrained(tokenizer_path)
+                    place = Path(tokenizer_path)
+                    if place.is_relative_to(folder):  # whose name means that it is complete
+                        place = unfinished(folder) / place.relative_to(folder)
+                    tokenizer.save_pretrained(place)
         whole = folder if checkpointing_cfg.get("save_consolidated", False) else None
         if checkpointing_cfg.get("is_async", False):
             self._saver.start(tensors, whole)

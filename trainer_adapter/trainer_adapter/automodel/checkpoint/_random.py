@@ -38,5 +38,6 @@ def read_random_state(folder: Path, model: torch.nn.Module) -> None:
 def _path(folder: Path, model: torch.nn.Module) -> Path:
     """Named by the mesh that divides the first weight."""
     first: Any = next(model.parameters())
-    sizes = first.device_mesh.shape if isinstance(first, DTensor) else ()
-    return folder / f"random.{'x'.join(map(str, sizes))}.{torch.distributed.get_rank()}.msgpack"
+    mesh: Any = first.device_mesh if isinstance(first, DTensor) else None
+    sizes = [] if mesh is None else [f"{name}{mesh.size(at)}" for at, name in enumerate(mesh.mesh_dim_names)]
+    return folder / f"random.{'x'.join(sizes)}.{torch.distributed.get_rank()}.msgpack"
