@@ -50,12 +50,13 @@ def test_the_chat_template_is_the_configured_one(
     assert notice in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", [str, Path])
 def test_a_chat_template_is_read_from_a_jinja_file(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: type[str | Path]
 ) -> None:
     template = tmp_path / "chat.jinja"
     template.write_text("{{ messages | length }} messages")
-    assert rendered(get_tokenizer({"name": name, "chat_template": str(template)})) == "2 messages"
+    assert rendered(get_tokenizer({"name": name, "chat_template": kind(template)})) == "2 messages"
     assert f"Loading chat template from file: {template}" in capsys.readouterr().out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -74,10 +75,10 @@ def _chat_template(config: Mapping[str, Any]) -> str | None:
     if "chat_template" not in config:
         report("No chat template provided, using tokenizer's default")
         return None
-    template: str | None = config["chat_template"]
-    if template is None:
+    if config["chat_template"] is None:
         report("Using passthrough chat template")
         return _PASSTHROUGH
+    template: str = os.fspath(config["chat_template"])
     if template.lower() == "default":
         report("Using tokenizer's default chat template")
         return None
