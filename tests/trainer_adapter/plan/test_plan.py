@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.rank_pool import RankPool
 from tests.ranks import be_the_only_rank
+from tests.trainer_adapter.automodel.lora_cases import LORA
 from tests.trainer_adapter.automodel.setup_cases import SHAPE
 from tests.trainer_adapter.worker.worker_cases import ADAM, Layout, config, save_model, worker
 from torch.distributed._tools.mem_tracker import MemTracker
@@ -175,7 +176,7 @@ def test_ranks_divide_what_they_can(model: Path) -> None:
         (3, {"tensor_parallel_size": 2}, WIDTH, "world size 3 is not a multiple of tensor_parallel_size=2"),
         (3, {"tensor_parallel_size": 3}, WIDTH, "tensor_parallel_size=3 .*num_attention_heads=8"),
         (3, {}, WIDTH, "train_global_batch_size=8 .*3 data-parallel"),
-        (2, {"context_parallel_size": 2}, 382, "rows of 382 tokens.*_divisible_by to a multiple of 4"),
+        (8, {}, WIDTH, "train_micro_batch_size=2 does not divide the 1 rows"),
         (1, {}, None, "tokens of a row is unknown: pass --row-tokens"),
         (0, {}, WIDTH, "--ranks must be positive, not 0"),
     ],
@@ -187,16 +188,23 @@ def test_a_job_that_cannot_be_divided_is_refused(
         planned(model, ranks, changes, row_tokens)
 
 
+SHORT = {**ON, "train_mb_tokens": WIDTH - 1}
 GATHERED = {"context_parallel_size": 2, "context_parallel_attention": "gathered"}
 
 
 @pytest.mark.parametrize(
-    ("layout", "changes", "error", "text"),
+    ("ranks", "layout", "changes", "error", "text"),
     [
-        ({}, {"dynamic_batching": ON, "sequence_packing": ON}, AssertionError, "both enabled"),
-        ({}, {"precision": "float16"}, ValueError, "losses are not scaled"),
-        (GATHERED, {"sequence_packing": {**ON, "attention": "flash"}}, ValueError, r"attention must be sdpa"),
+        (1, {}, {"dynamic_batching": ON, "sequence_packing": ON}, AssertionError, "both enabled"),
+        (1, {}, {"precision": "float16"}, ValueError, "losses are not scaled"),
+        (1, {"cpu_offload": True}, {}, NotImplementedError, "CPUOffload doesn't work on single GPU"),
+        (1, {"device": "cuda"}, {"precision": "float32", "sequence_packing": ON}, ValueError, "flash needs precision"),
+        (1, {}, {"sequence_packing": {**ON, "attention": "flex"}}, ValueError, "flex needs device=cuda"),
+        (1, {}, {"sequence_packing": SHORT}, ValueError, "length 384 exceeds bin capacity 383"),
+        (1, {}, {"dynamic_batching": SHORT}, AssertionError, "length 384 exceeds max_tokens_per_microbatch 383"),
+        (4, GATHERED, {"sequence_packing": {**ON, "attention": "flash"}}, ValueError, r"attention must be sdpa"),
         (
+            4,
             {**GATHERED, "tensor_parallel_size": 2, "sequence_parallel": True},
             {},
             AssertionError,
@@ -205,12 +213,31 @@ GATHERED = {"context_parallel_size": 2, "context_parallel_attention": "gathered"
     ],
 )
 def test_a_job_that_the_worker_refuses_is_refused(
-    model: Path, layout: dict[str, Any], changes: dict[str, Any], error: type[Exception], text: str
+    model: Path, ranks: int, layout: dict[str, Any], changes: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     given = settings(model, "none", 2, False, "bfloat16") | changes
     given["dtensor_cfg"] |= layout
     with pytest.raises(error, match=text):
-        read_layout(given, 4, WIDTH)
+        read_layout(given, ranks, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout", "own"),
+    [
+        (2, {"device": "cuda", "tensor_parallel_size": 2}, {"dropout": 0.1}),
+        (1, {"model_backend": "automodel"}, {"use_triton": True, "use_dora": False}),
+    ],
+)
+def test_adapters_that_the_worker_accepts_are_planned(
+    model: Path, ranks: int, layout: dict[str, Any], own: dict[str, Any]
+) -> None:
+    plain = planned(model, ranks, {**layout, "lora_cfg": LORA})
+    assert planned(model, ranks, {**layout, "lora_cfg": LORA | own}) == plain != planned(model, ranks, layout)
+
+
+def test_rows_are_as_wide_as_workers_make_them(model: Path) -> None:
+    _, _, work = planned(model, 2, {"context_parallel_size": 2}, 382)
+    assert (work.tokens, work.row_tokens) == (2 * 384, 384)
 
 
 def test_a_fused_optimizer_holds_what_others_do_and_makes_nothing_in_a_step(model: Path) -> None:
@@ -241,3 +268,17 @@ def test_the_command_tells_a_layout_or_the_reason_against_it(
     with pytest.raises(SystemExit, match="2"):
         main([*command, "--ranks", "3"])
     assert "train_global_batch_size=4 is not a multiple of the 3 data-parallel" in capsys.readouterr().err
+
+
+def test_a_reference_beside_a_gpu_is_pinned_whatever_is_set(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    references = []
+    for device, pins in (("cuda", True), ("cuda", False), ("cpu", True)):
+        given = settings(model, "none", 2, False, "bfloat16")
+        given["dtensor_cfg"] |= {"device": device, "pin_host_memory": pins}
+        file = tmp_path / "job.json"
+        file.write_text(json.dumps(given))
+        main([str(file), "--row-tokens", str(WIDTH), "--json"])
+        references.append(json.loads(capsys.readouterr().out)["host"]["reference"])
+    assert references[0] == references[1] > references[2]

@@ -16,6 +16,7 @@ from typing import Any
 
 from yaml import YAMLError, safe_load
 
+from trainer_adapter.automodel.choices import device_type
 from trainer_adapter.automodel.config import is_enabled
 from trainer_adapter.plan import HostMemory, StepMemory, host_memory, read_layout, step_memory
 from trainer_adapter.plan._law import Work
@@ -48,14 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stderr.write(f"{flags.config}: {text}\n")
         sys.exit(2)
     steps = {on: step_memory(decoder, weights, replace(work, checkpointing=on)) for on in (False, True)}
-    layout = config["dtensor_cfg"]
-    on_gpu = layout.get("device", "cuda") == "cuda"
     host = host_memory(
         weights,
         reference=not flags.no_reference,
         training=work.cpu_offload,
         offloads=is_enabled((config.get("generation") or {}), "colocated"),
-        pins=on_gpu and bool(layout.get("pin_host_memory", True)),
+        on_gpu=device_type(config) == "cuda",
+        pins=bool(config["dtensor_cfg"].get("pin_host_memory", True)),
     )
     show = _json if flags.json else _table
     sys.stdout.write(show(steps, host, work, flags.ranks) + "\n")

@@ -9,24 +9,26 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import replace
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from trainer_adapter.automodel.adapters.config import PeftConfig, peft_config
+from dataplane_client.batched_data_dict import BatchedDataDict
+from trainer_adapter.automodel.adapters.config import PeftConfig, enabled_lora_cfg, peft_config
 from trainer_adapter.automodel.adapters.layers import adapted_layers, add_adapters
-from trainer_adapter.automodel.choices import context_parallel_attention
+from trainer_adapter.automodel.choices import context_parallel_attention, device_type, packed_attention
 from trainer_adapter.automodel.config import PolicyConfig, RuntimeConfig, check_types, is_enabled, required
+from trainer_adapter.automodel.data._microbatches import _token_divisor
 from trainer_adapter.automodel.parallel.fsdp import fsdp2_config, shard_weights
 from trainer_adapter.automodel.parallel.mesh import ParallelSizes, create_mesh, parallel_sizes, weight_mesh
 from trainer_adapter.automodel.parallel.tensor import parallelize_tensors
 from trainer_adapter.automodel.setup._model import check_layout
 from trainer_adapter.automodel.setup._optimizer import build_optimizer
 from trainer_adapter.automodel.setup._validation import validate_and_prepare_config
-from trainer_adapter.microbatch_args import microbatch_args
+from trainer_adapter.microbatch_args import microbatch_args, width_multiple
 from trainer_adapter.pad_target import rounded_up
 from trainer_adapter.plan._law import FLOAT32, DecoderSizes, RankWeights, Work
 
@@ -63,7 +65,7 @@ def read_layout(config: PolicyConfig, ranks: int, row_tokens: int | None) -> tup
     runtime = _validated(config)
     work = _work(config, runtime, sizes, row_tokens)
     check_layout(config, runtime, work.cp, work.sequence_parallel, is_vlm=False, trains=True)
-    adapters = peft_config(config["dtensor_cfg"], sizes.tp, "cpu")
+    adapters = _adapters(config, sizes.tp)
     with torch.device("meta"):
         model = runtime.model_class.from_config(copy.deepcopy(runtime.model_config), dtype=torch.float32)
     decoder = _decoder(model)
@@ -79,6 +81,9 @@ def _validated(config: PolicyConfig) -> RuntimeConfig:
     layout = {**config["dtensor_cfg"], "device": "cpu", "model_backend": "transformers"}
     layout.pop("automodel_kwargs", None)
     is_whole = layout.get("context_parallel_size", 1) == 1
+    if is_whole and is_enabled(config, "sequence_packing"):
+        with suppress(ImportError):  # of kernels
+            packed_attention(config)
     packing = {key: value for key, value in config["sequence_packing"].items() if key != "attention" or not is_whole}
     cpu: Any = {**config, "dtensor_cfg": layout, "sequence_packing": packing, "dequantize_base_checkpoint": False}
     with redirect_stdout(io.StringIO()):  # notices of a rank that sets up
@@ -88,14 +93,23 @@ def _validated(config: PolicyConfig) -> RuntimeConfig:
     return runtime
 
 
+def _adapters(config: PolicyConfig, tp: int) -> PeftConfig | None:
+    """NeMo Automodel has settings of its own, which do not change what is planned."""
+    layout = config["dtensor_cfg"]
+    lora_cfg = enabled_lora_cfg(layout, tp)
+    if lora_cfg is None or layout.get("model_backend") != "automodel":
+        return peft_config(layout, tp, device_type(config))
+    known = {field.name for field in fields(PeftConfig)}
+    return PeftConfig.from_dict({key: value for key, value in lora_cfg.items() if key in known})
+
+
 # --- the microbatch ---
 
 
 def _work(config: PolicyConfig, runtime: RuntimeConfig, sizes: ParallelSizes, row_tokens: int | None) -> Work:
     layout = config["dtensor_cfg"]
-    on_gpu = layout.get("device", "cuda") == "cuda"
     gathers = sizes.cp > 1 and context_parallel_attention(config) == "gathered"
-    kernel = config["sequence_packing"].get("attention", "flash" if on_gpu else "sdpa")
+    kernel = config["sequence_packing"].get("attention", "flash" if device_type(config) == "cuda" else "sdpa")
     own_rows = _rows_of_rank(config, sizes.dp)
     tokens, row = _tokens(config, sizes, row_tokens)
     return Work(
@@ -115,9 +129,11 @@ def _work(config: PolicyConfig, runtime: RuntimeConfig, sizes: ParallelSizes, ro
 
 
 def _rows_of_rank(config: PolicyConfig, dp: int) -> int:
-    rows = int(config["train_global_batch_size"])
+    rows, at_once = int(config["train_global_batch_size"]), _rows_at_once(config)
     if rows % dp:
         raise ValueError(f"train_global_batch_size={rows} is not a multiple of the {dp} data-parallel ranks")
+    if rows // dp % at_once:
+        raise ValueError(f"train_micro_batch_size={at_once} does not divide the {rows // dp} rows of a rank")
     return rows // dp
 
 
@@ -129,24 +145,18 @@ def _rows_at_once(config: PolicyConfig) -> int:
 
 def _tokens(config: PolicyConfig, sizes: ParallelSizes, row_tokens: int | None) -> tuple[int, int]:
     """Of a microbatch, and of its longest row; a packed microbatch is one row, a dynamic one may be."""
-    layout = config["dtensor_cfg"]
-    parts = 2 * sizes.cp if sizes.cp > 1 else sizes.tp if layout["sequence_parallel"] else 1
+    if row_tokens is not None and row_tokens < 1:
+        raise ValueError(f"--row-tokens must be positive, not {row_tokens}")
+    longest = row_tokens or 1
+    width = rounded_up(longest, width_multiple(config))
     for block in ("dynamic_batching", "sequence_packing"):
         if is_enabled(config, block):
-            tokens = rounded_up(max(required(config, f"{block}.train_mb_tokens"), row_tokens or 0), parts)
+            row = {"input_ids": torch.empty(1, width, 0), "input_lengths": torch.tensor([longest])}
+            microbatch_args(config, "train").shard(BatchedDataDict(row), 1, None)  # raises for a row over the budget
+            tokens = rounded_up(required(config, f"{block}.train_mb_tokens"), _token_divisor(config, sizes.cp))
             return tokens, tokens
     if row_tokens is None:
         raise ValueError("the number of tokens of a row is unknown: pass --row-tokens, those of the longest row")
-    if row_tokens < 1:
-        raise ValueError(f"--row-tokens must be positive, not {row_tokens}")
-    width = rounded_up(row_tokens, required(config, "make_sequence_length_divisible_by"))
-    if width % parts:
-        into = f"context_parallel_size={sizes.cp} into an early and a late stretch each"
-        over = into if sizes.cp > 1 else f"tensor_parallel_size={sizes.tp} with sequence_parallel"
-        raise ValueError(
-            f"rows of {width} tokens cannot be divided over dtensor_cfg.{over}: set make_sequence_length_divisible_by "
-            f"to a multiple of {parts}"
-        )
     return _rows_at_once(config) * width, width
 
 
@@ -266,6 +276,5 @@ def _optimizer_tensors(config: PolicyConfig, parts: list[torch.Tensor]) -> list[
 def _is_foreach(config: PolicyConfig) -> bool:
     """Torch's default on GPUs, unless the optimizer's arguments choose."""
     kwargs = required(config, "optimizer").get("kwargs") or {}
-    on_gpu = config["dtensor_cfg"].get("device", "cuda") == "cuda"
     chosen = kwargs.get("foreach")
-    return on_gpu and not kwargs.get("fused") if chosen is None else bool(chosen)
+    return device_type(config) == "cuda" and not kwargs.get("fused") if chosen is None else bool(chosen)

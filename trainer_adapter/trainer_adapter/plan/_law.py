@@ -168,16 +168,20 @@ def step_memory(model: DecoderSizes, weights: RankWeights, work: Work) -> StepMe
     return max(_moments(model, weights, work), key=lambda moment: moment.total)
 
 
-def host_memory(weights: RankWeights, *, reference: bool, training: bool, offloads: bool, pins: bool) -> HostMemory:
+def host_memory(
+    weights: RankWeights, *, reference: bool, training: bool, offloads: bool, on_gpu: bool, pins: bool
+) -> HostMemory:
     """What a rank keeps on the host.
 
     reference: there is a reference model. training: weights, gradients and optimizer are always there (cpu_offload).
-    offloads: weights and optimizer go there between steps. pins: in pinned memory, by powers of two.
+    offloads: weights and optimizer go there between steps. on_gpu: the rank computes on one, so that the reference is
+    in pinned memory, by powers of two; if it `pins`, the others are as well.
     """
+    pins = pins and on_gpu
     own = _on_host(weights.tensors, pins)
     optimizer = _on_host(weights.optimizer_tensors, pins)
     return HostMemory(
-        reference=_on_host(weights.entries, pins) if reference else 0,
+        reference=_on_host(weights.entries, on_gpu) if reference else 0,
         training=own + FLOAT32 * weights.trained_own + weights.optimizer_bytes if training else 0,
         offloaded=own + optimizer if offloads else 0,
     )

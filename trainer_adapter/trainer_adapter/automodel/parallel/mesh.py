@@ -24,7 +24,11 @@ class ParallelSizes(NamedTuple):
 
 
 def parallel_sizes(dtensor_cfg: Mapping[str, Any], world_size: int) -> ParallelSizes:
-    """Read the sizes. ValueError if they do not divide the world, or the data-parallel ranks."""
+    """Read the sizes. ValueError if they do not divide the world, or the data-parallel ranks; NotImplementedError for
+    cpu_offload on a single rank.
+    """
+    if world_size == 1 and dtensor_cfg.get("cpu_offload"):
+        raise NotImplementedError("CPUOffload doesn't work on single GPU: set dtensor_cfg.cpu_offload=false")
     tp, cp, ep, replicate = (
         int(dtensor_cfg.get(key, 1))
         for key in ("tensor_parallel_size", "context_parallel_size", "expert_parallel_size", "dp_replicate_size")

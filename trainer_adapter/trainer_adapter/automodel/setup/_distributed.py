@@ -32,12 +32,9 @@ def setup_distributed(config: PolicyConfig, runtime_config: RuntimeConfig) -> Di
     backend = "gloo" if device == "cpu" else "cuda:nccl,cpu:gloo" if runtime_config.cpu_offload else "nccl"
     timeout = timedelta(seconds=config["dtensor_cfg"].get("collective_timeout_s", 1800))
     _start_process_group(device, backend, timeout)
-    world_size = torch.distributed.get_world_size()
     required(config, "dtensor_cfg.sequence_parallel")
-    sizes = parallel_sizes(config["dtensor_cfg"], world_size)
+    sizes = parallel_sizes(config["dtensor_cfg"], torch.distributed.get_world_size())
     layout = fsdp2_config(config["dtensor_cfg"], runtime_config.dtype, runtime_config.cpu_offload, backend)
-    if world_size == 1 and runtime_config.cpu_offload:
-        raise NotImplementedError("CPUOffload doesn't work on single GPU: set dtensor_cfg.cpu_offload=false")
     if require_model_backend(config) == "automodel":
         context = arrange_ranks(config["dtensor_cfg"], sizes, layout)
     else:
