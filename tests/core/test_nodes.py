@@ -117,7 +117,7 @@ def test_the_producer_of_a_reserved_group_learns_that_a_row_is_lost(cluster: Cal
     reserved = cluster.reserve("g", ["g1", "g2"])
     put(cluster, ["g1"], 2, reservation_id=reserved.reservation_id)
     cluster.apply(LoseNode(2))
-    with cluster.refuses(Reason.GROUP_FENCED):
+    with cluster.refuses(Reason.GROUP_FENCED, "group 'g' was lost: node 2 left the cluster"):
         cluster.finish_group(reserved.reservation_id)
 
 

@@ -63,7 +63,7 @@ class Changes:
 class State:
     """Partitions, arena space, sessions, and the effects that the shell has yet to carry out. version: goes up with
     every call, and with what it changes. ended_groups: by reservation, how many rows its deadline left of a group, or
-    why it was removed by its deadline or with its weight version.
+    why it was removed by its deadline, with its weight version or with a node.
     """
 
     def __init__(self, limits: Limits, incarnation: str, first_generation: int) -> None:

@@ -73,8 +73,10 @@ def _lose_rows(state: State, partition: Partition, number: int) -> int:
     touched = rows.places.touch(alive, number << NODE_SHIFT, number + 1 << NODE_SHIFT)
     lost = alive[with_groups(rows["group"][alive], touched)]
     groups = [group for group in partition.groups.reserved.values() if _is_lost(partition, group, lost, number)]
+    reason = f"node {number} left the cluster"
+    for group in groups:
+        state.note_ended(group.reservation_id, f"group {group.group_id!r} was lost: {reason}")
     if len(lost):
-        reason = f"node {number} left the cluster"
         state.report(Fact("lost", partition.partition_id, rows.ids(lost), reason=reason))
         partition.clear(lost, "lost")
     for group in groups:
