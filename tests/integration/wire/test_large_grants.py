@@ -72,8 +72,12 @@ def consumed(stub: Any) -> int:
 
 
 def test_a_shard_that_does_not_fit_is_refused_and_its_rows_stay_with_their_step(flow: Any) -> None:
-    code, reason, _ = refusal(lambda: shard(flow, 1, 1, 0))
-    assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_REACHED")
+    for _ in range(2):
+        code, reason, message = refusal(lambda: shard(flow, 1, 1, 0))
+        assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_REACHED")
+        assert "stay with their step" in message
+        task = flow.GetPartition(pb.GetPartitionRequest(partition_id="p"), timeout=120).partition.tasks[0]
+        assert (task.claimed_rows, task.delayed_rows) == (0, ROWS)
     reset = pb.ResetTaskRequest(request_id="reset", partition_id="p", task="train", whole_task=True)
     flow.ResetTask(reset, timeout=120)
     ids = [*shard(flow, 1, 2, 0).sample_ids, *shard(flow, 1, 2, 1).sample_ids]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 
@@ -9,7 +10,7 @@ from google.protobuf.message import Message
 
 from dataplane_server.core.calls.answers import Grant
 from dataplane_server.core.calls.refusal import Reason, Refusal
-from dataplane_server.core.calls.requests import AbandonRequest, ClaimSamples, ClaimShard, ResetTask
+from dataplane_server.core.calls.requests import AbandonRequest, ClaimSamples, ClaimShard, ReleaseClaim, ResetTask
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service import translate
 from dataplane_server.service.messages.frames import MAX_MESSAGE_BYTES
@@ -41,18 +42,25 @@ class ClaimCalls:
         return response
 
     def _check_fits(self, response: Message, grant: Grant, call: ClaimSamples | ClaimShard) -> None:
-        """Refusal LIMIT_REACHED if the response exceeds a message. The rows are released before."""
+        """Refusal LIMIT_REACHED if the response exceeds a message. The rows are released before, those of a shard to
+        their step.
+        """
         size = response.ByteSize()
         if size <= MAX_MESSAGE_BYTES:
             return
         # The same id for a repeated request: it releases nothing that other claims got since.
         own_id = uuid.uuid5(uuid.NAMESPACE_OID, call.request_id).hex
-        if grant.claim_id:
+        outcome = "were released: claim fewer (batch_size)"
+        if isinstance(call, ClaimShard):
+            outcome = "stay with their step: reset them (reset), and claim fewer (batch_size)"
+            with contextlib.suppress(Refusal):  # it has ended, as by another caller of the shard
+                self._shell.apply(ReleaseClaim(own_id, grant.claim_id))
+        elif grant.claim_id:
             self._shell.apply(AbandonRequest(own_id, call.request_id))
         else:  # a claim in consume mode
             self._shell.apply(ResetTask(own_id, call.partition_id, call.task, grant.sample_ids))
         message = (
             f"ids and tags of the {len(grant.sample_ids)} rows take {size} bytes, the limit is {MAX_MESSAGE_BYTES}; "
-            "the rows were released: claim fewer (batch_size)"
+            f"the rows {outcome}"
         )
         raise Refusal(Reason.LIMIT_REACHED, message, partition_id=call.partition_id, task=call.task)
