@@ -79,6 +79,16 @@ async def test_a_repeated_append_leaves_the_target_of_a_copy_alone_until_the_nod
     assert appending.used == 3 * ROW_BYTES
 
 
+async def test_a_node_copies_nothing_for_an_append_whose_place_was_taken(appending: Appending) -> None:
+    late = begin(appending.nodes, append=True)
+    assert begin(appending.nodes, append=True).copies == late.copies
+    with pytest.raises(Refusal, match="took over"):
+        await appending.values.digests(late)  # type: ignore[misc]  # it has copies
+    assert len(appending.nodes.asked("copy")) == 1
+    appending.copied.set_result(None)
+    await appending.ended
+
+
 @pytest.mark.parametrize("is_lost", [False, True], ids=["the answer comes after minutes", "its connection broke"])
 async def test_the_target_of_a_copy_without_an_answer_is_free_only_when_the_node_has_registered_again(
     appending: Appending, monkeypatch: pytest.MonkeyPatch, is_lost: bool

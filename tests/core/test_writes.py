@@ -47,6 +47,17 @@ def test_lent_room_of_a_put_whose_place_was_taken_stays_lent_until_it_is_given_b
     assert caller.used == 3
 
 
+def test_room_of_a_put_whose_place_was_taken_is_not_lent(caller: Caller) -> None:
+    put = caller.put_call(["s1"], {"a": [3]})
+    earlier = caller.begin(put)
+    later = caller.begin(put)
+    caller.effect(answers.Failed)
+    assert earlier.runs == later.runs
+    with caller.refuses(Reason.SUPERSEDED):
+        caller.apply(ShareReservation(earlier.ticket))
+    caller.finish(later.ticket)
+
+
 # -- puts of rows that exist -------------------------------------------------------------------------------------------
 
 

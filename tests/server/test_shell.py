@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 import numpy as np
 import pytest
+from tests.integration.wire import local_peer
 
 from dataplane_server.core.calls.answers import Reservation, Waiting
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
@@ -24,7 +26,12 @@ from dataplane_server.core.calls.requests import (
 from dataplane_server.core.calls.values import Definition
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.observe.metrics import Metrics
+from dataplane_server.service import translate
+from dataplane_server.service.local.local_calls import LocalCalls
+from dataplane_server.service.local.local_session import LocalSession
 from dataplane_server.service.shell import Shell
+from dataplane_server.service.values import Values
+from dataplane_server.storage.arena import Arena
 
 
 def put(sample_id: str, size: int) -> PutSamples:
@@ -68,3 +75,23 @@ async def test_what_comes_before_its_caller_waits_is_there_when_it_does(shell: S
     assert reservation.ticket == begun.ticket
     shell.apply(AbortWrite(reservation.ticket))
     shell.drain()
+
+
+async def test_values_of_a_put_whose_place_was_taken_before_its_caller_woke_up_overwrite_no_other_row(
+    shell: Shell,
+) -> None:
+    shell.apply(RegisterPartition("r", Definition("p", ("x",), ("train",))))
+    calls = LocalCalls(shell, Values(shell.plane, Arena(64)), Metrics(shell.plane, lambda: True))
+    session = LocalSession(shell)
+    calls.put(local_peer.put(0, 64, b"0" * 64), session)
+    message = local_peer.put(1, 64, b"1" * 64)
+    earlier = calls.put(message, session)
+    assert isinstance(earlier, Awaitable)
+    shell.apply(ClearSamples("c", "p", None))
+    repeated = shell.apply(translate.rows.put(message.header))
+    assert isinstance(repeated, Reservation)
+    shell.apply(AbortWrite(repeated.ticket))
+    calls.put(local_peer.put(2, 64, b"2" * 64, sample_ids=["other"]), session)
+    with pytest.raises(Refusal, match="took over"):
+        await earlier
+    assert calls.read(local_peer.read(3, "other", inline_bytes=64), session).values == b"2" * 64

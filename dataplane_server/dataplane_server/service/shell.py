@@ -22,7 +22,7 @@ from dataplane_server.core.calls.answers import (
     Stored,
     Waiting,
 )
-from dataplane_server.core.calls.refusal import Refusal, draining
+from dataplane_server.core.calls.refusal import Refusal, draining, superseded
 from dataplane_server.core.calls.requests import (
     AbandonClaim,
     AbortWrite,
@@ -133,6 +133,8 @@ class Shell:
         try:
             with self.aborted_on_error(begun.ticket):
                 reservation: Reservation = await self._waiters.wait(begun.ticket, wait_s, self._give_up_write)
+                if not self.plane.holds_reservation(begun.ticket):  # it has ended before its caller went on
+                    raise superseded()
                 return reservation
         finally:
             self._metrics.put_waited(time.monotonic() - began)

@@ -379,7 +379,11 @@ class Writes:
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     def share(self, ticket: int) -> None:
-        """The client fills its reservation by itself; nothing but `finish` and `abort` frees it from now on."""
+        """The client fills its reservation by itself; nothing but `finish` and `abort` frees it from now on. Refusal
+        SUPERSEDED for one that is over, whose place others may have.
+        """
+        if not self.is_open(ticket):
+            raise superseded()
         self._shared.add(ticket)
 
     def is_open(self, ticket: int) -> bool:
