@@ -29,11 +29,11 @@ from dataplane_client.errors import InvalidArgumentError, OutOfSpaceError, Parti
 from dataplane_client.options import TransportChoice
 from dataplane_client.records import flow
 from dataplane_client.records.tasks import TaskPolicy
-from dataplane_server.core.calls.answers import Admitted, Failed
+from dataplane_server.core.calls.answers import Admitted, Answered, Failed
 from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.flow import DrawBand
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import AbortWrite, Advance, PutSamples
+from dataplane_server.core.calls.requests import AbortWrite, Advance, PutSamples, StoreValues
 from dataplane_server.core.calls.values import Tags
 
 
@@ -98,6 +98,20 @@ def test_puts_under_way_together_stay_within_the_budget_and_one_that_ends_makes_
     ticket = waits(caller, "x", "y")
     caller.apply(AbortWrite(first.ticket))
     assert admitted(caller) == [ticket]
+
+
+@pytest.mark.parametrize("at_hand", [False, True], ids=["values to come", "values at hand"])
+def test_a_put_that_waits_for_memory_keeps_its_room_under_a_policy_that_is_set_meanwhile(
+    caller: Caller, at_hand: bool
+) -> None:
+    caller.put_rows(["x"], "a")
+    caller.put_rows(["large"], "a", size=4000)
+    put = new(caller, ["y"], 200)
+    ticket = caller.wait(StoreValues(put, 200) if at_hand else put)
+    caller.set_flow(max_rows=1)
+    caller.clear(["large"])
+    assert admitted(caller) == [ticket]
+    assert rows(caller) == "xy"
 
 
 @pytest.mark.parametrize("budget", ["max_rows", "max_bytes"])
@@ -317,6 +331,33 @@ def test_nothing_is_evicted_unless_it_makes_enough_room(caller: Caller) -> None:
     caller.release(claim.claim_id)
     assert admitted(caller) == [ticket]
     assert rows(caller) == "zuv"
+
+
+@pytest.mark.parametrize(
+    ("flow", "left"),
+    [({"max_rows": 4}, "acde"), ({"max_rows": 4, "max_versions": 2}, "cdae"), ({"max_versions": 2}, "bcdae")],
+)
+def test_a_put_evicts_no_row_that_it_names_unless_that_is_too_old(
+    caller: Caller, flow: dict[str, object], left: str
+) -> None:
+    caller.put_versions(a=1, b=4, c=4, d=4)
+    caller.set_flow(when_full="evict", **flow)
+    caller.put_rows(["a", "e"], "a")
+    assert rows(caller) == left
+
+
+def test_nothing_is_evicted_for_a_group_that_waited_and_is_there_by_then(caller: Caller) -> None:
+    caller.put_rows(["a", "b", "c", "d"], "a")
+    claim = caller.take("a", batch_size=4)
+    caller.set_flow(max_rows=4, when_full="evict")
+    calls = [("g", ["x", "y"]), ("g", ["z", "w"]), ("h", ["y", "z"])]
+    tickets = [caller.wait(caller.reserve_call(*call)) for call in calls]
+    caller.release(claim.claim_id)
+    made, *refused = caller.plane.take_effects()
+    assert isinstance(made, Answered)
+    assert [one.refusal.reason for one in refused if isinstance(one, Failed)] == [Reason.SAMPLE_EXISTS] * 2
+    assert [made.ticket, *(one.ticket for one in refused if isinstance(one, Failed))] == tickets
+    assert rows(caller) == "cdxy"
 
 
 def test_rows_that_have_become_old_enough_make_room_for_a_put_that_waits(caller: Caller) -> None:

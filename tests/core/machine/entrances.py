@@ -232,8 +232,11 @@ class Entrances(Writes):
             return band is None or partition.surplus() - entrant.call.batch_size >= band.least
         if self._is_paced(entrant):
             return False
+        evicts = not self.draining and partition.flow.when_full == "evict"
         while self._is_over(entrant):
-            gone = [] if self.draining or partition.flow.when_full != "evict" else self._victims(entrant)
+            if evicts and isinstance(entrant.call, ReserveGroup) and partition.has_some_of(entrant.call):
+                return True
+            gone = self._victims(entrant) if evicts else []
             if not gone:
                 return False
             partition.remove(gone, "evicted")
@@ -285,11 +288,14 @@ class Entrances(Writes):
         """The first rows and groups in the order of the rule that together make enough room."""
         partition, flow = entrant.partition, entrant.partition.flow
         coming_rows, coming_bytes = self._coming(partition)
-        must = self._too_old(partition)
-        rows = len(partition.rows) + coming_rows + entrant.rows - (flow.max_rows or 1 << 40)
+        must, named = self._too_old(partition), partition.found(entrant.call.sample_ids)  # type: ignore[attr-defined]
+        new_rows = entrant.rows + len(set(must) & set(named))
+        rows = len(partition.rows) + coming_rows + new_rows - (flow.max_rows or 1 << 40)
         size = partition.size_bytes + coming_bytes + entrant.size - (flow.max_bytes or 1 << 40)
         units = {id(row.group or row): row.group.rows if row.group else [row] for row in partition.rows}
+        stay = set(named) - set(must)
         may = [unit for unit in units.values() if all(self._may_leave(partition, row) for row in unit)]
+        may = [unit for unit in may if not stay & set(unit)]
         arrived = {row: number for number, row in enumerate(partition.rows)}
 
         def order(unit: list[Row]) -> tuple[bool, float, int]:

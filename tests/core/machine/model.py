@@ -203,7 +203,7 @@ class Model(Entrances):
             reasons |= no.reasons
         if partition.closed:
             reasons.add(Reason.PARTITION_CLOSED)
-        if partition.found(call.sample_ids) or any(call.group_id == group.group_id for group in partition.groups):
+        if partition.has_some_of(call):
             reasons.add(Reason.SAMPLE_EXISTS)
         if len(call.sample_ids) > self.limits.max_group_rows:
             reasons.add(Reason.INVALID_REQUEST)

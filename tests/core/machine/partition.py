@@ -19,7 +19,14 @@ from dataplane_server.core.calls.flow import FlowPolicy
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.policies import TaskPolicy
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import BeginRead, ClaimSamples, CommitClaim, PutSamples, unit_of
+from dataplane_server.core.calls.requests import (
+    BeginRead,
+    ClaimSamples,
+    CommitClaim,
+    PutSamples,
+    ReserveGroup,
+    unit_of,
+)
 from dataplane_server.core.calls.values import Definition
 from rl_dataplane.v1.element_types import ITEM_SIZES
 
@@ -101,6 +108,10 @@ class PartitionModel:
     def found(self, sample_ids: Iterable[str]) -> list[Row]:
         """Those that are there, in the order in which they are named."""
         return [row for sample_id in sample_ids if (row := self.find(sample_id)) is not None]
+
+    def has_some_of(self, call: ReserveGroup) -> bool:
+        """Whether the group of a reservation, or a row of it, is there."""
+        return bool(self.found(call.sample_ids)) or any(call.group_id == group.group_id for group in self.groups)
 
     def create(self, sample_id: str) -> Row:
         row = Row(sample_id, self.partition_id, self.new_standings())

@@ -1,7 +1,8 @@
 """Eviction: rows make room for new ones, by the rule of the partition's policy.
 
 Rows go with their whole group, never while a claim or a step holds one of them, one is delayed, or their group is
-reserved. They go only if together they make enough room; otherwise none goes, and the new rows wait.
+reserved; nor for a put that names one of them, unless that is older than max_versions allows. They go only if together
+they make enough room; otherwise none goes, and the new rows wait.
 """
 
 from __future__ import annotations
@@ -45,12 +46,14 @@ def evict(state: State, partition: Partition, entry: Entry, now: float) -> bool:
 def _victims(partition: Partition, entry: Entry, now: float) -> Slots | None:
     policy, entrance, rows = partition.entrance.policy, partition.entrance, partition.rows
     slots = rows.all_slots()
-    may_go = _evictable(partition, slots, now)
     too_old = rows["weight_version"][slots] < oldest_allowed(partition)
+    named = np.isin(slots, rows.find_existing(entry.call.sample_ids))
+    may_go = _evictable(partition, slots, named & ~too_old, now)
     if (too_old & ~may_go).any():
         return None
+    new_rows = entry.rows + np.count_nonzero(named & too_old)  # the put creates again what it names
     slots, too_old = slots[may_go], too_old[may_go]
-    more_rows = len(rows) + entrance.coming_rows + entry.rows - (policy.max_rows or math.inf)
+    more_rows = len(rows) + entrance.coming_rows + new_rows - (policy.max_rows or math.inf)
     more_bytes = partition.size_bytes + entrance.coming_bytes + entry.size_bytes - (policy.max_bytes or math.inf)
     groups = rows["group"][slots].astype(np.int64)
     units: Int64Array = np.where(groups > 0, -groups, slots)
@@ -64,10 +67,10 @@ def _victims(partition: Partition, entry: Entry, now: float) -> Slots | None:
     return _first_units(slots, units, order, sizes, wanted)
 
 
-def _evictable(partition: Partition, slots: Slots, now: float) -> BoolArray:
-    """Which rows may go, with all rows of their groups."""
+def _evictable(partition: Partition, slots: Slots, named: BoolArray, now: float) -> BoolArray:
+    """Which rows may go, with all rows of their groups. named: those that stay, since the new rows' put names them."""
     rows, where = partition.rows, partition.entrance.policy.evict_where
-    kept = rows["hidden"][slots].copy()
+    kept = rows["hidden"][slots] | named
     for task in partition.tasks.values():
         kept |= np.isin(task.states[slots], (CLAIMED, DELAYED))  # those that are held for a step are delayed
     if where:

@@ -105,8 +105,14 @@ class Flow:
             return False
         if not over_budget(partition, entry.rows, entry.size_bytes):
             return True
-        evicts = partition.entrance.policy.when_full == "evict" and not self._state.draining
-        return evicts and evict(self._state, partition, entry, now)
+        if partition.entrance.policy.when_full != "evict" or self._state.draining:
+            return False
+        call = entry.call
+        if isinstance(call, ReserveGroup) and (
+            partition.groups.find(call.group_id) or (partition.rows.find_existing(call.sample_ids) >= 0).any()
+        ):
+            return True  # the group or a row of it has come meanwhile: it is refused, and no row has to go for it
+        return evict(self._state, partition, entry, now)
 
     def _comes(self, partition: Partition, ticket: int, entry: Entry) -> None:
         partition.entrance.coming[ticket] = entry

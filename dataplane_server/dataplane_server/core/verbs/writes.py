@@ -118,6 +118,8 @@ class Writes:
                 return self._hold(ticket, begun, checked, None)
             reservation = self._admitted(ticket, begun, now)
             if reservation is None or begun.columns.size_bytes != at_hand.size_bytes:
+                if not asks:  # it counts as coming, for a policy that is set meanwhile
+                    self._enters(ticket, begun, checked.new_rows, now)
                 return self._hold(ticket, begun, checked, reservation)
             if asks:
                 checked = self._check_again(ticket, begun, now)  # rows may have been evicted
