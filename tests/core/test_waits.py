@@ -195,6 +195,19 @@ def announced_rows(caller: Caller) -> Call[object]:
     return caller.claim_call("a")
 
 
+@told("end_of_data", "all 2 announced rows (num_samples) were put")
+def announced_rows_with_one_group_too_many(caller: Caller) -> Call[object]:
+    rolled_back(caller)
+    return announced_rows(caller)
+
+
+@told("silent_producer", "no put has come meanwhile")
+def rolled_back(caller: Caller) -> Call[object]:
+    caller.register(num_samples=2)
+    caller.abort_group(caller.reserve("g", ["u", "v"]).reservation_id)
+    return caller.claim_call("a")
+
+
 @told("missing_field", "1 of 1 untaken rows lack field 'b'; no put of it is remembered")
 def closed_with_a_field_missing(caller: Caller) -> Call[object]:
     put(caller, "u")
@@ -427,12 +440,14 @@ def drawn(caller: Caller) -> Call[object]:
     ("stall", "cause"),
     [
         (announced_rows, "end_of_data"),
+        (announced_rows_with_one_group_too_many, "end_of_data"),
+        (rolled_back, ""),
         (consumer_gone, "consumer_gone"),
         (never_put, ""),
         (silent_producer, "consumer_gone"),
         (drawn, ""),
     ],
-    ids=["all taken", "gone", "empty", "never claimed", "drawn"],
+    ids=["all taken", "all taken but what was rolled back", "rolled back", "gone", "empty", "never claimed", "drawn"],
 )
 def test_a_task_that_takes_no_rows_is_explained_where_its_partition_is_named(
     caller: Caller, stall: Stall, cause: str

@@ -140,8 +140,9 @@ class ClaimStream:
 
 
 def _has_all_rows(partition: PartitionDescription) -> bool:
-    """Whether no rows are expected any more."""
-    return partition.closed or partition.rows_put_total >= max(partition.num_samples, 1)
+    """Whether no rows are expected any more; those that were rolled back are."""
+    rows_put = partition.rows_put_total - partition.removed_rows.get("rolled_back", 0)
+    return partition.closed or rows_put >= max(partition.num_samples, 1)
 
 
 def release_claims(claims: Iterable[Claim], reason: str = "") -> None:

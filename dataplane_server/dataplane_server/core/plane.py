@@ -142,7 +142,7 @@ class DataPlane:
             raise Refusal(Reason.INVALID_REQUEST, message, partition_id=partition_id)
         check_distinct("task", tasks)
         infos = tuple(describe_task(partition, name, now) for name in tasks)
-        announced = partition.rows.closed or partition.rows_put_total >= partition.definition.num_samples
+        announced = partition.rows.closed or partition.all_put
         return ConsumptionInfo(announced and all(i.consumed_rows == len(partition.rows) for i in infos), infos)
 
     # -- memory --------------------------------------------------------------------------------------------------------

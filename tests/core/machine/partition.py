@@ -565,7 +565,8 @@ class PartitionModel:
     @property
     def is_consumed(self) -> bool:
         consumed = all(self.count(task, "consumed") == len(self.rows) for task in self.definition.tasks)
-        return consumed and (self.closed or self.put_total >= self.definition.num_samples)
+        announced = self.put_total - self.removed["rolled_back"] >= self.definition.num_samples
+        return consumed and (self.closed or announced)
 
     def dead_letters(self, task: str) -> list[DeadLetter]:
         standings = [(row.sample_id, row.standings[task]) for row in self.rows]

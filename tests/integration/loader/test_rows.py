@@ -68,6 +68,18 @@ def test_a_batch_is_not_cut_short_while_announced_rows_are_missing(client: DataP
     assert [batch.meta.size for batch in patiently(rows)] == [4, 2]
 
 
+def test_a_loop_waits_for_the_rows_of_a_group_that_was_rolled_back(client: DataPlaneClient, loader: Loader) -> None:
+    announce(client, 2)
+    client.reserve_group("p", "g", ["s0", "s1"]).abort()
+    assert not client.check_consumption_status("p", ["train"])
+    rows = iter(loader(2, idle_timeout_s=0.3))
+    with pytest.raises(ClaimTimeoutError):
+        next(rows)
+    put(client, range(2))
+    assert [batch.meta.size for batch in patiently(rows)] == [2]
+    assert client.check_consumption_status("p", ["train"])
+
+
 def test_the_last_rows_are_not_split_while_enough_of_them_may_become_ready(
     loader: Loader, client: DataPlaneClient, threads: ThreadPoolExecutor
 ) -> None:

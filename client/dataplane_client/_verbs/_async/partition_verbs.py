@@ -256,7 +256,7 @@ class PartitionVerbs:
         self, partition_id: str, task_names: Sequence[str], *, timeout_s: float | None = None
     ) -> bool:
         """Whether the announced num_samples rows have been put, or the partition is closed, and each of the tasks has
-        consumed all resident rows.
+        consumed all resident rows. Rows that were rolled back with their groups count as not put.
         """
         where = f"check_consumption_status of {partition_id!r}"
         request = pb.GetConsumptionStatusRequest(

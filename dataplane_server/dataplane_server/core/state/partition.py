@@ -402,6 +402,11 @@ class Partition:
     # -- figures -------------------------------------------------------------------------------------------------------
 
     @property
+    def all_put(self) -> bool:
+        """Whether num_samples rows were put. Rows that were rolled back with their groups count as not put."""
+        return self.rows_put_total - self.removed["rolled_back"] >= self.definition.num_samples
+
+    @property
     def rows_offered(self) -> int:
         """Rows put, without those that failed or were rolled back: no draw could have them."""
         return self.rows_put_total - self.removed["rolled_back"] - self.removed["failed"]

@@ -255,9 +255,9 @@ class _Diagnosis:
             yield Finding("node_lost", text, {"rows": rows})
         elif last is not None and last.at > self._since:
             yield Finding("slow_producer", f"puts come, the last {self._evidence.by_whom(last)}, but too few rows")
-        elif put == definition.num_samples:
-            text = f"all {put} announced rows (num_samples) were put; the last put came "
-            yield Finding("end_of_data", text + self._last_put(), {"rows": put})
+        elif (announced := definition.num_samples) and partition.all_put:
+            text = f"all {announced} announced rows (num_samples) were put; the last put came "
+            yield Finding("end_of_data", text + self._last_put(), {"rows": announced})
         else:
             text = f"no put has come meanwhile; the last came {self._last_put()}"
             yield Finding("silent_producer", text, {"rows_put": put})

@@ -240,7 +240,7 @@ def _at_rest(partition_id: str, task: str, finding: Finding) -> ExplainedWait:
 
 def _all_taken(partition: Partition, task: Task) -> list[Finding]:
     """That no row is left for a task, and none comes."""
-    announced = partition.rows_put_total == partition.definition.num_samples > 0
+    announced = partition.definition.num_samples > 0 and partition.all_put
     if not (partition.rows.closed or announced) or rows_left(partition, task, False, "rows"):
         return []
     end = "the partition is closed" if partition.rows.closed else "all announced rows (num_samples) were put"
