@@ -18,7 +18,9 @@ from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.policies import TaskPolicy, TaskPolicyOf
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Balance, Definition, Int64Array, Tags
+from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.rows.shared_payloads import DIGEST_SIZE
+from dataplane_server.core.stats.figures import Column, partition_columns, task_columns
 
 BYTES = Shape("jagged", "uint8", ())
 A = TypeVar("A")
@@ -313,6 +315,12 @@ class Caller:
 
     def _drawn(self) -> list[int]:
         return [partition.entrance.drawn_rows for partition in self.plane.partitions.values()]
+
+
+def figures_of(plane: DataPlane, now: float) -> tuple[dict[str, Column], dict[str, Column]]:
+    """The figures of all partitions, and those of all their tasks."""
+    partitions = plane.partitions.values()
+    return partition_columns(partitions, now), task_columns(partitions, now)
 
 
 def int64(values: Sequence[int]) -> Int64Array:

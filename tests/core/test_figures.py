@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.core.caller import Caller
+from tests.core.caller import Caller, figures_of
 
 from dataplane_server.core.calls.requests import AbandonClaim
 
 
 def figures(caller: Caller, now: float) -> tuple[dict[str, Any], dict[str, Any]]:
     """Those of the one partition and its first task."""
-    of_partitions, of_tasks = caller.plane.columns(now)
+    of_partitions, of_tasks = figures_of(caller.plane, now)
     partition, task = [{name: column[0] for name, column in columns.items()} for columns in (of_partitions, of_tasks)]
     return partition, task
 

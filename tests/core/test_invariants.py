@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from tests.core.caller import Caller, int64
+from tests.core.caller import Caller, figures_of, int64
 
 from dataplane_server.core.calls.answers import Failed
 from dataplane_server.core.calls.columns import make_columns
@@ -98,7 +98,7 @@ def change_figures(counters: str) -> Callable[[Inside], None]:
     """Those that were told, and are kept to be told again."""
 
     def tamper(inside: Inside) -> None:
-        inside.caller.plane.columns(1.0)
+        figures_of(inside.caller.plane, 1.0)
         set_attribute(counters, 1)(inside)
 
     return tamper

@@ -50,7 +50,6 @@ from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
 from dataplane_server.core.stats import invariants
 from dataplane_server.core.stats.digest import digest
-from dataplane_server.core.stats.figures import Column, partition_columns, task_columns
 from dataplane_server.core.stats.history import History, sample_history
 from dataplane_server.core.stats.listings import list_claims, list_groups, list_samples, list_sessions, list_waits
 from dataplane_server.core.turn import Turn
@@ -126,11 +125,6 @@ class DataPlane:
         """Whether a registration of this would change nothing. Refusal PARTITION_DIFFERS if it contradicts what is."""
         partition = self._state.partitions.get(definition.partition_id)
         return partition is not None and merged(partition.definition, definition) == partition.definition
-
-    def columns(self, now: float) -> tuple[dict[str, Column], dict[str, Column]]:
-        """The figures of all partitions and of all their tasks, in the order of `partitions`; see `stats.figures`."""
-        partitions = self._state.partitions.values()
-        return partition_columns(partitions, now), task_columns(partitions, now)
 
     def consumption(self, partition_id: str, tasks: Sequence[str], now: float = 0.0) -> ConsumptionInfo:
         """The progress of tasks. `consumed` if num_samples rows were put, or the partition is closed, and every task

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgpack
 import pytest
+from tests.core.caller import figures_of
 from tests.core.machine.clients import Clients
 
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
@@ -87,11 +88,11 @@ def test_a_restored_plane_equals_the_original_and_goes_on_as_it_does(seed: int, 
     for number, (now, call, expected) in enumerate(turns):
         outcomes = [said(each, now, call) for each in (plane, *copies)]
         if number % 60 == seed:  # before the effects are taken: they are part of the state
-            plane.columns(now)  # which are cached
+            figures_of(plane, now)  # which are cached
             copies.append(copy_of(plane, tmp_path))
             outcomes.append(outcomes[0])
             assert copies[-1].digest() == plane.digest()
-            assert copies[-1].columns(now) == plane.columns(now)
+            assert figures_of(copies[-1], now) == figures_of(plane, now)
         told = [digest(outcome, each.take_effects()) for outcome, each in zip(outcomes, (plane, *copies), strict=True)]
         assert set(told) == {expected}, f"turn {number}: {call}"
         for copy in copies[-1:]:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.core.caller import Caller
+from tests.core.caller import Caller, figures_of
 
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.plane import DataPlane
@@ -57,7 +57,7 @@ def from_core(plane: DataPlane, now: float) -> tuple[list[dict[str, float]], lis
             {name: value for name, value in zip(columns, row, strict=True) if value and name in _FIGURES}
             for row in zip(*columns.values(), strict=True)
         ]
-        for columns in plane.columns(now)
+        for columns in figures_of(plane, now)
     )
 
 

@@ -99,9 +99,6 @@ class RowTable:
     def __len__(self) -> int:
         return len(self._slot_of)
 
-    def __contains__(self, sample_id: str) -> bool:
-        return sample_id in self._slot_of
-
     # -- columns -------------------------------------------------------------------------------------------------------
 
     def add_column(self, name: str, dtype: npt.DTypeLike, beside: int = 0) -> None:

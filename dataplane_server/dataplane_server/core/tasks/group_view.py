@@ -150,11 +150,6 @@ class GroupView:
         most = min(amount.batch_size, _MOST_ROWS) if amount.counts_rows else _MOST_ROWS
         return min(within_tokens(of_groups, amount.max_tokens), within_tokens(sizes, most))
 
-    def next_waiter(self) -> Waiter | None:
-        """The first waiting claim, if enough groups are ready for it."""
-        head = next(iter(self.waiters.values()), None)
-        return head if head is not None and self.has(head.amount) else None
-
     def queued(self) -> list[int]:
         """The slots of the queued groups, in order."""
         return [slot for key in self._queue for slot in self._rows_of(key).tolist()]

@@ -146,11 +146,6 @@ class View:
         """How many rows a claim could take."""
         return self.ready
 
-    def next_waiter(self) -> Waiter | None:
-        """The first waiting claim, if enough rows are ready for it."""
-        head = next(iter(self.waiters.values()), None)
-        return head if head is not None and self.has(head.amount) else None
-
     def queued(self) -> list[int]:
         """The slots in the queue, in order."""
         entries = self._queue.peek(len(self._queue))

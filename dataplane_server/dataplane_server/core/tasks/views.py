@@ -139,6 +139,7 @@ class Views:
         """The longest queued claim among those that are first at their view and can be served."""
         best: tuple[AnyView, Waiter] | None = None
         for view in self._of_kind.values():
-            if view.waiters and (head := view.next_waiter()) is not None:
+            head = next(iter(view.waiters.values()), None)
+            if head is not None and view.has(head.amount):
                 best = best if best is not None and best[1].number < head.number else (view, head)
         return best
