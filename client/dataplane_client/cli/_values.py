@@ -19,6 +19,7 @@ import torch
 
 from dataplane_client._connect.options import TransportChoice
 from dataplane_client._values.dtypes import dtype_name
+from dataplane_client._values.object_leaves import object_array
 from dataplane_client.cli import _lines
 from dataplane_client.cli._interrupts import catch_interrupts
 from dataplane_client.cli._lines import PAGE_ROWS, Row, RowGroup
@@ -100,7 +101,11 @@ def import_rows(
                 cleared += client.clear_samples([row.sample_id for row in rows], partition_id)
             for alike in _alike(rows):
                 columns: dict[str, Any] = {name: [row.fields[name] for row in alike] for name in alike[0].fields}
-                columns.update({name: torch.stack(columns[name]) for name in dense & columns.keys()})
+                for name, column in columns.items():
+                    if name in dense:
+                        columns[name] = torch.stack(column)
+                    elif not any(isinstance(value, torch.Tensor) for value in column):
+                        columns[name] = object_array(name, column, len(column))  # in a list, numbers are no objects
                 groups.put(alike, columns)
                 put += len(alike)
         groups.finish()
@@ -110,15 +115,15 @@ def import_rows(
 
 class _Groups:
     """Puts rows, those of groups into groups that are committed once they have all their rows, at the latest by
-    `finish`. members: rows of groups that exist, by group; such a group is cleared when the first of its rows comes.
-    cleared: rows cleared so.
+    `finish`. members: rows of groups that exist, and their generations, by group; such a group is cleared when the
+    first of its rows comes. cleared: rows cleared so.
     """
 
-    def __init__(self, client: DataPlaneClient, partition_id: str, members: dict[str, list[str]]) -> None:
+    def __init__(self, client: DataPlaneClient, partition_id: str, members: dict[str, dict[str, int]]) -> None:
         self._client = client
         self._partition_id = partition_id
         self._members = members
-        self._reserved: dict[RowGroup, Group] = {}
+        self._reserved: dict[str, tuple[RowGroup, Group]] = {}
         self.cleared = 0
 
     def put(self, alike: Sequence[Row], columns: Mapping[str, Any]) -> None:
@@ -127,32 +132,36 @@ class _Groups:
         if group is None:
             self._client.put_samples(ids, self._partition_id, columns, tags, create_only=True)
             return
-        if group not in self._reserved:
+        if group.id not in self._reserved:
             self._reserve(group)
-        self._reserved[group].add(ids, columns, tags)
-        if self._reserved[group].meta.size >= group.rows:
-            self._reserved.pop(group).commit(group.end_weight_version)
+        first, reserved = self._reserved[group.id]  # a group may have shrunk while it was exported
+        reserved.add(ids, columns, tags)
+        if reserved.meta.size >= first.rows:
+            del self._reserved[group.id]
+            reserved.commit(first.end_weight_version)
 
     def _reserve(self, group: RowGroup) -> None:
         if former := self._members.pop(group.id, None):
-            self.cleared += self._client.clear_samples(former, self._partition_id)
+            generations = list(former.values())  # a row may have come again since, in another group
+            self.cleared += self._client.clear_samples(list(former), self._partition_id, generations=generations)
         version = group.start_weight_version
-        self._reserved[group] = self._client.reserve_group(self._partition_id, group.id, weight_version=version)
+        reserved = self._client.reserve_group(self._partition_id, group.id, weight_version=version)
+        self._reserved[group.id] = group, reserved
 
     def finish(self) -> None:
         """Commit groups of which the file has not all rows."""
-        for group, reserved in self._reserved.items():
+        for group, reserved in self._reserved.values():
             reserved.commit(group.end_weight_version)
         self._reserved.clear()
 
 
-def _members(client: DataPlaneClient, partition_id: str) -> dict[str, list[str]]:
-    """The rows of each group of a partition."""
-    members: dict[str, list[str]] = {}
+def _members(client: DataPlaneClient, partition_id: str) -> dict[str, dict[str, int]]:
+    """The rows of each group of a partition, with their generations."""
+    members: dict[str, dict[str, int]] = {}
     for page in _pages(client, Chosen(partition_id)):
-        for sample_id, group in zip(page.meta.sample_ids, page.groups, strict=True):
+        for sample_id, generation, group in zip(page.meta, page.meta.generations or (), page.groups, strict=True):
             if group is not None:
-                members.setdefault(group.group_id, []).append(sample_id)
+                members.setdefault(group.group_id, {})[sample_id] = generation
     return members
 
 

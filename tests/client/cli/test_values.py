@@ -16,6 +16,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack
 from tests import commands
 from tests.client.cli.reading import DATAPLANE, run, run_json
+from tests.tensors import objects
 
 from dataplane_client import DataPlaneClient, connect
 from dataplane_server.testing import running_server
@@ -140,6 +141,46 @@ def test_an_import_replaces_rows_and_groups_only_if_it_is_told_to(
     assert (code, text.strip()) == (0, "5 rows imported, 5 cleared before")
     assert client.sample("p", "a").tags["std"] == 0.5
     assert [one and one.group_id for one in client.list_samples("p").groups] == [None, None, None, "g", "g"]
+
+
+def test_a_row_that_has_come_in_another_group_outlives_the_clear_of_its_former_one(
+    client: DataPlaneClient, tmp_path: Path
+) -> None:
+    for name, groups in (("new", {"g": ["a", "b"], "h": ["c"]}), ("old", {"g": ["a"], "h": ["b", "d"]})):
+        client.register_partition(name, ["input_ids"], 0, ["train"])
+        for group, ids in groups.items():
+            client.put_group(name, group, ids, {"input_ids": [torch.tensor([1])] * len(ids)})
+    file = str(tmp_path / "rows.jsonl")
+    assert run("export", "new", file, "-s", client.target)[0] == 0
+    code, text = run("import", "old", file, "--replace", "-s", client.target)
+    assert (code, text.strip()) == (0, "3 rows imported, 3 cleared before")
+    assert client.list_samples("old").meta.sample_ids == ["a", "b", "c"]
+
+
+def test_a_group_that_shrank_while_it_was_exported_is_imported_with_the_rows_that_are_there(
+    client: DataPlaneClient, tmp_path: Path
+) -> None:
+    fields = {"input_ids": {"values": [1], "dtype": "int64"}}
+    lines = [{"sample_id": f"g{rows}", "fields": fields, "group": {"id": "g", "rows": rows}} for rows in (3, 2)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert run("import", "p", str(tmp_path / "rows.jsonl"), "-s", client.target) == (0, "2 rows imported\n")
+    groups = client.list_samples("p").groups
+    assert [(one.group_id, one.rows, one.reserved) for one in groups if one is not None] == [("g", 2, False)] * 2
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", pytest.param("rows.parquet", marks=NEEDS_PYARROW)])
+@pytest.mark.parametrize("rows", [[[1, 2], [3]], [1, 2], [1.5, None], [[], []]], ids=str)
+def test_objects_that_look_like_numbers_come_back_as_objects(
+    client: DataPlaneClient, tmp_path: Path, name: str, rows: list[object]
+) -> None:
+    for partition_id in ("one", "other"):
+        client.register_partition(partition_id, ["texts"], 0, ["train"])
+    client.put_samples(["a", "b"], "one", {"texts": objects(*rows)})
+    file = str(tmp_path / name)
+    assert run("export", "one", file, "-s", client.target)[0] == 0
+    assert run("import", "other", file, "-s", client.target) == (0, "2 rows imported\n")
+    assert client.partition("other").fields == client.partition("one").fields
+    assert client.get_samples(["a", "b"], "other", ["texts"])["texts"].tolist() == rows
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", pytest.param("rows.parquet", marks=NEEDS_PYARROW)])
