@@ -167,10 +167,19 @@ ENDLESS.append(ENDLESS)
 
 @pytest.mark.parametrize(
     ("value", "rule"),
-    [(2**64, ""), (-(2**63) - 1, ""), ("\ud800", ""), (nested_lists(128), ""), (ENDLESS, ": nested deeper than 128")],
-    ids=["big", "small", "text", "deep", "endless"],
+    [
+        (2**64, ""),
+        (-(2**63) - 1, ""),
+        ("\ud800", ""),
+        (nested_lists(128), ""),
+        (ENDLESS, ": nested deeper than 128"),
+        ([torch.tensor([1, 255], dtype=torch.uint8).view(torch.bool)], ": a byte of a bool must be 0 or 1"),
+        ([np.array([1, 255], np.uint8).view(np.bool_)], ": a byte of a bool must be 0 or 1"),
+        ([np.array([0x110000], np.uint32).view("<U1")], ": a character outside Unicode"),
+    ],
+    ids=["big", "small", "text", "deep", "endless", "bools of torch", "bools of NumPy", "characters"],
 )
-def test_value_msgpack_cannot_hold_is_refused_naming_field_and_row(value: object, rule: str) -> None:
+def test_value_that_could_not_be_read_is_refused_naming_field_and_row(value: object, rule: str) -> None:
     with pytest.raises(ValueError, match=f"'o', row 1{rule}"):
         encode_columns({"o": objects(0, value)})
     with pytest.raises(ValueError, match=r"'o'.*\(2, 2\)"):

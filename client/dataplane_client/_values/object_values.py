@@ -164,6 +164,14 @@ def _check_array_or_scalar(value: object) -> int:
     return 1
 
 
+def _check_elements(kind: str, data: bytes) -> None:
+    """Check the bytes of an array. kind: NumPy's letter for the kind of its elements."""
+    if kind == "b" and data.translate(None, b"\0\1"):
+        raise ValueError("a byte of a bool must be 0 or 1")
+    if kind == "U" and (np.frombuffer(data, "<u4") > _LAST_CHARACTER).any():
+        raise ValueError("a character outside Unicode")
+
+
 def _most_containers(size_bytes: int) -> int:
     return _FREE_CONTAINERS + size_bytes // _BYTES_PER_CONTAINER
 
@@ -190,6 +198,7 @@ def _marked(value: object) -> list[object]:
         return [_on_wire(_Mark.TUPLE), *value]
     if isinstance(value, torch.Tensor):
         data = bits(value).cpu().contiguous().numpy().tobytes()
+        _check_elements("b" if value.dtype is torch.bool else "", data)
         return [_on_wire(_Mark.TENSOR), dtype_name(value.dtype), data, *value.shape]
     if isinstance(value, np.str_):
         return [_on_wire(_Mark.SCALAR), "U", str.__str__(value)]  # str() would cut trailing zeros
@@ -198,8 +207,9 @@ def _marked(value: object) -> list[object]:
     if not isinstance(value, np.generic) and type(value) is not np.ndarray:
         return _registered(value)
     mark = _Mark.ARRAY if isinstance(value, np.ndarray) else _Mark.SCALAR
-    array = np.asarray(value, value.dtype.newbyteorder("<"))
-    return [_on_wire(mark), _numpy_name(value.dtype), array.tobytes(), *value.shape]
+    data = np.asarray(value, value.dtype.newbyteorder("<")).tobytes()
+    _check_elements(value.dtype.kind, data)
+    return [_on_wire(mark), _numpy_name(value.dtype), data, *value.shape]
 
 
 def _registered(value: object) -> list[object]:
@@ -256,10 +266,7 @@ def _array(items: list[object]) -> Array:
     dtype = _numpy_dtype(name)
     _check_size(shape, dtype.itemsize, data)
     array: Array = np.ndarray(shape, dtype, bytearray(data))
-    if dtype.kind == "b" and data.translate(None, b"\0\1"):
-        raise ValueError("a byte of a bool must be 0 or 1")
-    if dtype.kind == "U" and (np.frombuffer(data, "<u4") > _LAST_CHARACTER).any():
-        raise ValueError("a character outside Unicode")
+    _check_elements(dtype.kind, data)
     return array
 
 
@@ -277,8 +284,7 @@ def _tensor(items: list[object]) -> torch.Tensor:
     name, data, shape = _parts(items)
     dtype = torch_dtype(name)
     _check_size(shape, dtype.itemsize, data)
-    if dtype is torch.bool and data.translate(None, b"\0\1"):
-        raise ValueError("a byte of a bool must be 0 or 1")
+    _check_elements("b" if dtype is torch.bool else "", data)
     flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
     return flat.view(dtype).reshape(shape)
 
