@@ -19,7 +19,8 @@ import numpy.typing as npt
 import torch
 
 from batches import Batch, G, build
-from dataplane_client._values.row_kernels import ByteArray, RowCopy, copy_rows
+from dataplane_client._common.arrays import ByteArray
+from dataplane_client._values.row_kernels import RowCopy, copy_rows
 from dataplane_client._values.row_kernels._copies import check_copies
 from dataplane_client._values.row_kernels._plain import copy_rows_in_numpy
 from dataplane_client.codec import pack_per_token_field

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import commands
 
-from dataplane_client._values.row_kernels import ByteArray
+from dataplane_client._common.arrays import ByteArray
 from dataplane_client._values.warm_buffers import SMALLEST, WarmBuffers
 
 MIB = 1 << 20

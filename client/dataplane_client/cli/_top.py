@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 
 import typer
+from rich.console import Group
 
 from dataplane_client.cli._interrupts import catch_interrupts
 from dataplane_client.cli._output import Format, console, print_json
 from dataplane_client.cli._rates import PartitionRates, Snapshot, compute_rates
 from dataplane_client.cli._server import Server, open_server
-from dataplane_client.cli._top_screen import Screen, render_silence, render_snapshot
+from dataplane_client.cli._top_screen import render_silence, render_snapshot
 from dataplane_client.errors import DataPlaneError
 from dataplane_client.records.descriptions import partition_description, server_status
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -84,7 +85,7 @@ def _screen_output(output: Format) -> Iterator[Show]:
         yield lambda *seen: out.print(_screen(*seen), "", sep="\n")
 
 
-def _screen(address: str, seen: Snapshot | DataPlaneError, rates: list[PartitionRates], silent_s: float) -> Screen:
+def _screen(address: str, seen: Snapshot | DataPlaneError, rates: list[PartitionRates], silent_s: float) -> Group:
     if isinstance(seen, DataPlaneError):
         return render_silence(address, seen, silent_s)
     return render_snapshot(address, seen.status, rates)

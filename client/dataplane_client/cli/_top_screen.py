@@ -15,12 +15,10 @@ from dataplane_client.cli._text import age_text, bar_text, count_text, duration_
 from dataplane_client.errors import DataPlaneError, PermissionDeniedError
 from dataplane_client.records.descriptions import ServerStatus, TaskStatus
 
-Screen = Group
-
 _MB = 1e6
 
 
-def render_snapshot(address: str, status: ServerStatus, rates: Sequence[PartitionRates]) -> Screen:
+def render_snapshot(address: str, status: ServerStatus, rates: Sequence[PartitionRates]) -> Group:
     budget = status.memory_budget_bytes
     bar = bar_text(status.memory_used_bytes / budget if budget else 0.0)
     state = "draining" if status.draining else f"up {duration_text(status.uptime_s)}"
@@ -35,7 +33,7 @@ def render_snapshot(address: str, status: ServerStatus, rates: Sequence[Partitio
     )
 
 
-def render_silence(address: str, error: DataPlaneError, silent_s: float) -> Screen:
+def render_silence(address: str, error: DataPlaneError, silent_s: float) -> Group:
     """The screen while the server is not reachable, or refuses the token."""
     state = "refused" if isinstance(error, PermissionDeniedError) else "not reachable"
     silent = f"{state} for {age_text(silent_s)}" if silent_s >= 1 else state

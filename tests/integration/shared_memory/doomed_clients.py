@@ -21,11 +21,10 @@ from typing import Any
 import torch
 from torch.nested import nested_tensor_from_jagged
 
-from dataplane_client._common.arrays import Int64Array
+from dataplane_client._common.arrays import ByteArray, Int64Array
 from dataplane_client._memory.arena_writes import fill_runs
 from dataplane_client._memory.placement import ReadBuffers
 from dataplane_client._values.columns_layout import Layout, WireColumn
-from dataplane_client._values.row_kernels import ByteArray
 from dataplane_client._verbs._sync import carriers
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.client import DataPlaneClient, connect

@@ -1,6 +1,5 @@
 """Copies and hashes many rows of bytes at once, on several threads; compiled if the installation found a C compiler."""
 
-from dataplane_client._common.arrays import ByteArray
 from dataplane_client._values.row_kernels._copies import RowCopy
 from dataplane_client._values.row_kernels._dispatch import (
     copy_and_hash_rows,
@@ -11,7 +10,6 @@ from dataplane_client._values.row_kernels._dispatch import (
 )
 
 __all__ = [
-    "ByteArray",
     "RowCopy",
     "copy_and_hash_rows",
     "copy_rows",
