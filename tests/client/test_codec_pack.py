@@ -179,7 +179,7 @@ FIELDS: dict[str, tuple[Any, type[Exception], str]] = {
     "three rows": (torch.ones(3, 2), ValueError, "3 rows.*2 rows"),
     "a list of three": ([1, 2, 3], ValueError, "3 rows.*2 rows"),
     "a scalar": (torch.tensor(1.0), ValueError, "2 rows"),
-    "one object": (objects("a"), ValueError, "1 rows.*2 rows"),
+    "one object": (objects("a"), ValueError, "1 row, .*2 rows"),
 }
 
 
@@ -207,6 +207,11 @@ def test_a_field_that_does_not_fit_is_refused_by_name(value: object, error: type
         with_padded_rows(fields, lengths, {"bad"})
     with pytest.raises(error, match=f"'bad'.*{fact}"):
         pack_jagged_fields(fields, lengths=None)
+
+
+def test_a_field_without_rows_is_refused_by_the_rows_of_another() -> None:
+    with pytest.raises(ValueError, match=r"'bad'.*a 0-d value, but the batch has 1 row$"):
+        pack_jagged_fields({"bad": torch.tensor(1.0), "ok": torch.ones(1)}, lengths=None)
 
 
 # -- rows and payloads -------------------------------------------------------------------------------------------------

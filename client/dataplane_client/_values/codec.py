@@ -31,7 +31,7 @@ from dataplane_client._values.jagged import (
     split_like,
     split_rows,
 )
-from dataplane_client._values.object_leaves import count_rows
+from dataplane_client._values.object_leaves import count_rows, counted
 from dataplane_client._values.plain_columns import plain_column
 from dataplane_client._values.row_kernels import RowCopy, copy_rows
 from dataplane_client._values.rows import gather_rows
@@ -155,19 +155,21 @@ def pack_jagged_fields(
 
 
 def _columns(fields: Mapping[str, object], n_rows: int | None) -> tuple[dict[str, torch.Tensor | ObjectArray], int]:
-    """The fields as columns of n_rows rows, and this number. None: as many as the first one has."""
+    """The fields as columns of n_rows rows, and this number. None: as many as the first one has that has rows."""
     columns: dict[str, torch.Tensor | ObjectArray] = {}
     for name, value in fields.items():
         column = plain_column(name, value)
         if not isinstance(column, (torch.Tensor, np.ndarray)):
             raise TypeError(f"field {name!r}: expected a tensor, a list or an array, got {type(value).__name__}")
-        rows = count_rows(column)
-        n_rows = (rows or 0) if n_rows is None else n_rows
-        if rows != n_rows:
-            found = "a 0-d value" if rows is None else f"{rows} rows"
-            raise ValueError(f"field {name!r}: batch dimension mismatch: {found}, but the batch has {n_rows} rows")
         columns[name] = column
-    return columns, n_rows or 0
+    counts = {name: count_rows(column) for name, column in columns.items()}
+    if n_rows is None:
+        n_rows = next((rows for rows in counts.values() if rows is not None), 0)
+    for name, rows in counts.items():
+        if rows != n_rows:
+            found = f"{'a 0-d value' if rows is None else counted(rows, 'row')}, but the batch has"
+            raise ValueError(f"field {name!r}: batch dimension mismatch: {found} {counted(n_rows, 'row')}")
+    return columns, n_rows
 
 
 def _packed(

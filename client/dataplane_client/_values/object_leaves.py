@@ -25,6 +25,10 @@ def row_number(row: int) -> str:
     return f"row {row}"
 
 
+def counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def unwrap_wire_stripped_payload(item: object) -> object:
     """The payload of a NonTensorData item; any other item unchanged.
 
@@ -68,7 +72,8 @@ def object_rows(field: str, leaf: object, n_rows: int) -> ObjectArray:
     payload = unwrap_wire_stripped_payload(leaf)
     if isinstance(payload, np.ndarray) and payload.dtype.kind in _ROWS:
         if payload.ndim != 1 or len(payload) != n_rows:
-            raise ValueError(f"field {field!r}: object array of shape {payload.shape}, but there are {n_rows} rows")
+            found = f"object array of shape {payload.shape}"
+            raise ValueError(f"field {field!r}: {found}, but the batch has {counted(n_rows, 'row')}")
         return payload.astype(object, copy=False)
     if isinstance(payload, (np.ndarray, torch.Tensor)):
         kind = "numpy.ndarray" if isinstance(payload, np.ndarray) else "torch.Tensor"
@@ -93,7 +98,8 @@ def object_array(field: str, items: Sequence[object], n_rows: int) -> ObjectArra
     of items.
     """
     if len(items) != n_rows:
-        raise ValueError(f"field {field!r}: {len(items)} objects, but there are {n_rows} rows")
+        found = counted(len(items), "object")
+        raise ValueError(f"field {field!r}: {found}, but the batch has {counted(n_rows, 'row')}")
     return np.fromiter(items, object, n_rows)  # np.array would unpack lists, an assignment arrays without dimensions
 
 

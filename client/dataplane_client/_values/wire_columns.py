@@ -34,6 +34,7 @@ from dataplane_client._values.jagged import (
 from dataplane_client._values.object_leaves import (
     RowName,
     count_rows,
+    counted,
     object_leaf,
     object_rows,
     pack_objects,
@@ -74,7 +75,7 @@ def encode_columns(
         if found != n_rows and (found is not None or isinstance(leaf, torch.Tensor)):
             raise _wrong_rows(name, leaf, found, n_rows, n_samples is not None)
     if isinstance(td, TensorDictBase) and td.batch_size[0] != n_rows:  # and no field shows it
-        message = f"the TensorDict has {_counted(td.batch_size[0], 'row')}, but the call names {n_rows} samples"
+        message = f"the TensorDict has {counted(td.batch_size[0], 'row')}, but the call names {n_rows} samples"
         raise InvalidArgumentError(message, reason="ROW_COUNT_MISMATCH")
     return [_encode(name, leaf, n_rows, row_name) for name, leaf in _from_cuda(leaves).items()]
 
@@ -162,24 +163,20 @@ def _wrong_rows(name: str, leaf: object, found: int | None, n_rows: int, are_nam
     """are_named: whether n_rows is the number of samples that the call names."""
     if found is None:
         return ValueError(
-            f"field {name!r}: a 0-d tensor, but the batch has {_counted(n_rows, 'row')}; give a tensor of shape "
+            f"field {name!r}: a 0-d tensor, but the batch has {counted(n_rows, 'row')}; give a tensor of shape "
             f"({n_rows},), one value for each row"
         )
     if not are_named:
-        return ValueError(f"field {name!r}: {_counted(found, 'row')}, but the batch has {n_rows} rows")
+        return ValueError(f"field {name!r}: {counted(found, 'row')}, but the batch has {counted(n_rows, 'row')}")
     hint = ""
     if n_rows == 1 and isinstance(leaf, torch.Tensor) and leaf.dim() == 1:
         hint = (
             f"; if they are the tokens of that sample, give a list with one tensor, or shape (1, {found}) and "
             f"sequence_lengths=[{found}]"
         )
-    rows = f"field {name!r} has {_counted(found, 'row')}"
-    message = f"{rows}, but the call names {_counted(n_rows, 'sample')}{hint}"
+    rows = f"field {name!r} has {counted(found, 'row')}"
+    message = f"{rows}, but the call names {counted(n_rows, 'sample')}{hint}"
     return InvalidArgumentError(message, reason="ROW_COUNT_MISMATCH")
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _encode(name: str, leaf: object, n_rows: int, row_name: RowName) -> WireColumn:
