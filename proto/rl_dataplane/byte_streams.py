@@ -82,6 +82,7 @@ def _move(
             if isinstance(until, Pace):
                 until.note(count)
             batch = _after(batch, count)
+    line.settimeout(stall_s)  # a stream that failed has ended
 
 
 def _left_s(until: float, stall_s: float | None) -> float:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from dataplane_server.arena_streams import in_thread
+from rl_dataplane.byte_streams import Pace, receive_pieces, send_pieces
 
 
 async def test_work_of_a_caller_that_is_cancelled_goes_on_to_its_end_and_its_error_is_not_logged(
@@ -35,3 +37,12 @@ async def test_work_of_a_caller_that_is_cancelled_goes_on_to_its_end_and_its_err
         del caller
         gc.collect()
     assert not caplog.records
+
+
+def test_bytes_that_keep_their_pace_leave_the_timeout_as_it_was() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for line, move in ((ours, send_pieces), (theirs, receive_pieces)):
+            line.settimeout(1000.0)
+            move(line, [memoryview(bytearray(8))], Pace(1.0, 500.0))
+            assert line.gettimeout() == 1000.0
