@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,19 @@ from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32]
 DTYPES += [torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
 DTYPES += [torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+class OnRank0:
+    """What no other rank can unpickle."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return of_rank_0, ()
+
+
+def of_rank_0() -> str:
+    if torch.distributed.get_rank():
+        raise ValueError("this is rank 1")
+    return "here"
 
 
 def rows(rank: int, dtype: torch.dtype) -> torch.Tensor:
@@ -44,6 +58,8 @@ def batches(rank: int, device: str) -> dict[str, BatchedDataDict[Any]]:
         "widths_differ": {"x": torch.ones(1, 2 + rank)},
         "kinds_differ": {"x": [1] if rank else torch.ones(1)},
         "unpicklable": {"x": [lambda: rank] if rank else [1]},
+        "unpicklable_by_a_runtime_error": {"x": [multiprocessing.Lock()] if rank else [1]},
+        "on_rank_0": {"x": [OnRank0()]},
         "packed": {"x": PackedTensor(torch.ones(1), 0)},
         "packed_on_one_rank": {"x": PackedTensor(torch.ones(1), 0) if rank else torch.ones(1)},
         "nested": {"x": jagged},

@@ -77,6 +77,7 @@ def test_ranks_may_hold_their_columns_in_different_orders(two_ranks: Ranks) -> N
         ("widths_differ", "ValueError", "'x'"),
         ("kinds_differ", "ValueError", "'x'"),
         ("unpicklable", "TypeError", "'x' of rank 1 cannot be pickled"),
+        ("unpicklable_by_a_runtime_error", "TypeError", "'x' of rank 1 cannot be pickled: RuntimeError"),
         ("packed", "NotImplementedError", "'x' of rank 0 is a PackedTensor"),
         ("packed_on_one_rank", "NotImplementedError", "'x' of rank 1 is a PackedTensor"),
         ("nested", "NotImplementedError", "'x' of rank 0 is a nested tensor"),
@@ -89,6 +90,11 @@ def test_what_cannot_be_gathered_is_refused_on_every_rank_alike(
     refused = same(two_ranks, case)
     assert refused["error"] == error
     assert text in refused["text"]
+
+
+def test_what_one_rank_cannot_unpickle_is_an_error_of_that_rank_alone(two_ranks: Ranks) -> None:
+    assert two_ranks[0]["on_rank_0"]["x"]["rows"] == ["here", "here"]
+    assert two_ranks[1]["on_rank_0"] == {"error": "ValueError", "text": "this is rank 1"}
 
 
 @pytest.mark.gpu

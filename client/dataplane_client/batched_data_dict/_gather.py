@@ -72,6 +72,17 @@ def _check_agreement(described: list[_Described]) -> None:
                 )
 
 
+class _End:
+    """Stands behind a column, and so knows whether all of it was pickled."""
+
+    def __init__(self) -> None:
+        self.reached = False
+
+    def __reduce__(self) -> tuple[type[_End], tuple[()]]:
+        self.reached = True
+        return _End, ()
+
+
 class _Unpicklable(NamedTuple):
     """What a rank sends in place of a column, so that no other rank waits for it."""
 
@@ -79,12 +90,14 @@ class _Unpicklable(NamedTuple):
 
 
 def _gather_parts(key: str, value: Any, group: torch.distributed.ProcessGroup) -> list[Any]:
+    end = _End()
     try:
-        parts = _gather_objects(value, group)
-    except RuntimeError:  # of the collective
-        raise
-    except Exception as error:  # noqa: BLE001  # of pickling, which comes first and may raise anything
-        parts = _gather_objects(_Unpicklable(f"{type(error).__name__}: {error}"), group)
+        gathered = _gather_objects((value, end), group)
+    except Exception as error:
+        if end.reached:  # so it is of the collective, or another rank's part cannot be unpickled here
+            raise
+        gathered = _gather_objects((_Unpicklable(f"{type(error).__name__}: {error}"), end), group)
+    parts = [part for part, _ in gathered]
     for rank, part in enumerate(parts):
         if isinstance(part, _Unpicklable):
             raise TypeError(f"all_gather: column {key!r} of rank {rank} cannot be pickled: {part.why}")
