@@ -81,8 +81,7 @@ def _check_room(status: ServerStatus, load: Load) -> None:
     """End the command unless the batches of all clients fit into half of what is free."""
     rows = load.rows * load.clients
     needed = rows * load.tokens * (_PUT_BYTES + _WRITTEN_BACK_BYTES)
-    budget = status.memory_budget_bytes * max(1, sum(node.up for node in status.nodes))
-    free, free_rows = budget - status.memory_used_bytes, status.max_rows - status.rows
+    free, free_rows = status.memory_budget_bytes - status.memory_used_bytes, status.max_rows - status.rows
     if needed > free * _MOST_OF_FREE or rows > free_rows * _MOST_OF_FREE:
         fail(
             f"the bench needs {size_text(needed)} for {plural(rows, 'row')}, and takes at most half of what the server "

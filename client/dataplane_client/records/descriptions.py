@@ -236,7 +236,8 @@ class NodeDescription:
 
 @dataclass(frozen=True, repr=False)
 class ServerStatus:
-    """The whole server. memory_used_bytes: values of resident rows, puts under way, cleared rows still being sent.
+    """The whole server. memory_budget_bytes: of all nodes of a cluster together. memory_used_bytes: values of resident
+    rows, puts under way, cleared rows still being sent.
 
     largest_free_bytes: the longest free run of memory. longest_put_wait_s: seconds that the oldest put waiting for
         space has waited; None when none waits. draining: the server is shutting down. durability: what rows survive:

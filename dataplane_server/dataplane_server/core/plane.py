@@ -276,7 +276,7 @@ class DataPlane:
         space, sessions, admission = self._state.space, self._state.sessions, self._verbs.admission
         since = admission.waits_since
         return Totals(
-            memory_budget_bytes=self.limits.memory_bytes,
+            memory_budget_bytes=space.capacity,
             memory_used_bytes=space.used,
             partitions=len(self._state.partitions),
             rows=self._state.total_rows,

@@ -53,7 +53,11 @@ SERVER = (
         "than 30 s), row_limit (99 % of --max-rows), nodes_silent.",
         ("reason",),
     ),
-    MetricSpec("dataplane_memory_budget_bytes", "gauge", "Budget for the bytes of values."),
+    MetricSpec(
+        "dataplane_memory_budget_bytes",
+        "gauge",
+        "Budget for the bytes of values: in a cluster, that of all nodes together.",
+    ),
     MetricSpec(
         "dataplane_memory_used_bytes",
         "gauge",
@@ -62,7 +66,8 @@ SERVER = (
     MetricSpec(
         "dataplane_memory_largest_free_bytes",
         "gauge",
-        "The longest free range of the budget. If it is far below the free bytes, memory is fragmented.",
+        "The longest free range of the budget: in a cluster, those of all nodes together. If it is far below the free "
+        "bytes, memory is fragmented.",
     ),
     MetricSpec(
         "dataplane_memory_held_bytes",

@@ -151,7 +151,9 @@ class Metrics:
             "dataplane_serving": int(self._serving()),
             "dataplane_memory_budget_bytes": totals.memory_budget_bytes,
             "dataplane_memory_used_bytes": totals.memory_used_bytes,
-            "dataplane_memory_largest_free_bytes": totals.largest_free_bytes,
+            "dataplane_memory_largest_free_bytes": (
+                sum(node.largest_free for node in self._plane.nodes()) or totals.largest_free_bytes
+            ),
             "dataplane_memory_held_bytes": totals.held_bytes,
             "dataplane_memory_free_ranges": totals.free_pieces,
             "dataplane_max_rows": self._plane.limits.max_rows,

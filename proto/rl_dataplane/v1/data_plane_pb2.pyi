@@ -4982,7 +4982,7 @@ class GetServerStatusResponse(_message.Message):
     version: _builtins.str
     """Version of the server's distribution."""
     memory_budget_bytes: _builtins.int
-    """Budget for the bytes of values."""
+    """Budget for the bytes of values: in a cluster, that of all nodes together."""
     memory_used_bytes: _builtins.int
     """Bytes of the budget in use: values of resident rows, puts under way, and cleared rows that a read is still sending."""
     rows: _builtins.int
@@ -5021,9 +5021,7 @@ class GetServerStatusResponse(_message.Message):
 
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Node]:
-        """The nodes of a cluster that are there, by number; none unless the server is a cluster's coordinator. Then
-        memory_budget_bytes is that of each node, and memory_used_bytes that of all together.
-        """
+        """The nodes of a cluster that are there, by number; none unless the server is a cluster's coordinator."""
 
     @_builtins.property
     def direct_port(self) -> Global___DirectPort:

@@ -134,6 +134,15 @@ async def test_a_node_fetches_what_it_will_read_from_a_node_that_is_up(cluster: 
     assert cluster.nodes[1].fetching.fetches == 1
 
 
+async def test_status_and_metrics_tell_of_the_memory_of_all_nodes(cluster: Cluster) -> None:
+    await cluster.put(0, "s", 1)
+    status = await cluster.clients[0].server_status()
+    assert (status.memory_used_bytes, status.memory_budget_bytes, status.largest_free_bytes) == (8000, 2 * MIB, MIB)
+    metrics = b"".join(cluster.server.server.metrics.turns()).decode()
+    assert f"dataplane_memory_budget_bytes {2 * MIB}\n" in metrics
+    assert f"dataplane_memory_largest_free_bytes {2 * MIB - 8000}\n" in metrics
+
+
 async def test_a_row_that_was_replaced_is_read_anew(cluster: Cluster) -> None:
     for first in (100, 200, 300):
         await cluster.put(0, "s", first)

@@ -352,7 +352,8 @@ class ConsumptionInfo:
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Figures of the whole server. waiting_puts: for space. waiting_for_room: calls at the entrances of partitions.
-    sessions_ended: by how they ended. held_bytes: what no clear frees, see `verbs.holders`.
+    sessions_ended: by how they ended. held_bytes: what no clear frees, see `verbs.holders`. memory_budget_bytes: that
+    of all nodes of a cluster together.
     """
 
     memory_budget_bytes: int
