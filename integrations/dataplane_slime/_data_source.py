@@ -22,7 +22,7 @@ slime itself is imported for its class of samples and its source of prompts only
 - data_plane_prompts: the path of a data source from which new prompts come ("slime.rollout.data_source.
   RolloutDataSource"). "": none; another process puts groups with `add_samples`, and drawing waits for them.
 - data_plane_max_staleness (None): groups of which the oldest token is more versions behind the newest token of all are
-  removed, and counted as filtered.
+  removed, and counted as filtered. slime counts versions from 0 in each process; the server goes on counting.
 - data_plane_timeout_s (600): how long drawing waits.
 """
 
@@ -38,7 +38,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, count
+from itertools import chain, count, repeat
 from typing import Any, Final
 
 import numpy as np
@@ -49,6 +49,7 @@ from dataplane_client.errors import (
     ClaimNotFoundError,
     ClaimTimeoutError,
     InvalidArgumentError,
+    NotFoundError,
     PreconditionError,
 )
 from dataplane_client.observe import log_event
@@ -77,10 +78,12 @@ _RESERVED_S: Final = 0.2
 _TELLS: Final = "dataplane_slime.note_rollout"
 _GROUP: Final = "data_plane_group"
 """The key in a sample's metadata of its group's name."""
+_KNOWN: Final = "known_versions"
+"""The key in the meta of a claim of how many weight versions each sample had when it was drawn."""
 
 
-def rows_of(samples: Sequence[Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The columns and the tags of samples, which have `to_dict()`.
+def rows_of(samples: Sequence[Any], versions: Iterable[Iterable[int]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The columns and the tags of samples, which have `to_dict()`. versions: that generated the tokens of each.
 
     What has an entry for each token is a column if all samples have it; all the rest of a sample is an
     object. The tag `arrays` names these columns, `weight_version` is the oldest version that generated a token.
@@ -89,10 +92,7 @@ def rows_of(samples: Sequence[Any]) -> tuple[dict[str, Any], list[dict[str, Any]
     arrays = [name for name in _ARRAYS if all(row.get(name) is not None for row in dicts)]
     columns: dict[str, Any] = {name: [np.asarray(row.pop(name), _ARRAYS[name]) for row in dicts] for name in arrays}
     columns["sample"] = object_array("sample", dicts, len(dicts))
-    return columns, [
-        {"arrays": ",".join(arrays), "weight_version": min(_numbers(row.get("weight_versions")), default=None)}
-        for row in dicts
-    ]
+    return columns, [{"arrays": ",".join(arrays), "weight_version": min(each, default=None)} for each in versions]
 
 
 def samples_of(columns: Mapping[str, Any], sample_type: Any) -> list[Any]:
@@ -106,7 +106,7 @@ def samples_of(columns: Mapping[str, Any], sample_type: Any) -> list[Any]:
 
 
 def _numbers(versions: Iterable[object] | None) -> list[int]:
-    """The weight versions of a sample's tokens as numbers."""
+    """Weight versions as numbers."""
     return [int(version) for version in map(str, versions or ()) if version.isdecimal()]
 
 
@@ -175,6 +175,7 @@ class DataPlaneDataSource:
         self._rollout = 0  # the one that comes next
         self._is_told = getattr(args, "rollout_all_samples_process_path", None) == _TELLS
         self._newest = -1
+        self._base = 0  # what the server counts more than slime
         _open_sources.add(self)
 
     def get_samples(self, num_samples: int) -> list[list[Any]]:
@@ -211,32 +212,43 @@ class DataPlaneDataSource:
             if self._is_lost(claim):
                 log_event(logging.WARNING, "group_lost", group=_group_name(group), partition=self._partition)
                 return
-            meta, (columns, tags) = claim.meta, rows_of(group)
+            known: Any = claim.meta.extra_info[_KNOWN]
+            meta, newer = claim.meta, self._newer(group, known)
+            older = [_numbers([tags.get("weight_version")]) for tags in claim.tags]
+            columns, tags = rows_of(group, map(chain, older, newer))
             self._client.put_samples(meta.sample_ids, self._partition, columns, tags, generations=meta.generations)
-            self._see_versions(group)
+            self._see_versions(newer)
         finally:
             if claim.state == "open":
                 with contextlib.suppress(ClaimNotFoundError):  # the session has just expired
                     claim.release()
 
     def _is_lost(self, claim: Claim) -> bool:
-        """Whether the claim has ended and the group was drawn again."""
-        with contextlib.suppress(ClaimNotFoundError):
+        """Whether the group is gone, or the claim has ended and the group was drawn again."""
+        with contextlib.suppress(NotFoundError):
             if claim.state == "open":
                 claim.write({})
                 return False
-        described = [self._client.sample(self._partition, name) for name in claim.meta.sample_ids]
-        return any(task.state != "untaken" for sample in described for task in sample.tasks)
+        for name, generation in zip(claim.meta.sample_ids, claim.meta.generations or (), strict=True):
+            row = self._client.sample(self._partition, name)
+            if row.generation != generation or any(t.task == _TASK and t.state != "untaken" for t in row.tasks):
+                return True
+        return False
 
-    def _see_versions(self, group: Sequence[Any]) -> None:
+    def _newer(self, group: Sequence[Any], drawn: Iterable[int]) -> list[list[int]]:
+        """The versions of the tokens of each sample since it was drawn with so many versions, as the server counts."""
+        entries = [getattr(sample, "weight_versions", None) or [] for sample in group]
+        newer = [_numbers(versions[known:]) for versions, known in zip(entries, drawn, strict=False)]
+        return [[self._base + version for version in versions] for versions in newer]
+
+    def _see_versions(self, newer: Iterable[Iterable[int]]) -> None:
         """Staleness counts from the newest version that generated a token."""
-        versions = [getattr(sample, "weight_versions", None) for sample in group]
-        newest = max(chain.from_iterable(map(_numbers, versions)), default=-1)
+        newest = max(chain.from_iterable(newer), default=-1)
         if newest > self._newest:
-            self._newest = newest
             known = self._client.partition(self._partition).weight_version
             if known is None or known < newest:
                 self._client.set_weight_version(self._partition, newest)
+            self._newest = newest
 
     def note_rollout(self, samples: Iterable[Any], *, keeps_others: bool = True) -> None:
         """The next rollout has used these samples, or has filtered them out: mark their groups. Those that it aborted
@@ -281,6 +293,8 @@ class DataPlaneDataSource:
         self._tried.clear()
         self._progress.rewind(last)
         self._rollout = last + 1
+        if self._newest < 0:  # else slime's count goes on, too
+            self._base = self._client.partition(self._partition).weight_version or 0
         if self._prompts is not None:
             with self._prompting:
                 self._unput.clear()  # it gives them again
@@ -323,12 +337,15 @@ class DataPlaneDataSource:
             if former is None:
                 break
             self._drawn[name] = claim  # the session had expired; slime generates the group, or has used it
+            claim.meta.extra_info.update(former.meta.extra_info)
             with contextlib.suppress(ClaimNotFoundError):
                 former.release()
         arrays = [array for array in str(claim.tags[0]["arrays"]).split(",") if array]
         columns = self._client.read_columns(claim.meta, ["sample", *arrays], layout="jagged")
         self._drawn[name] = claim
-        return samples_of(columns, self._sample_type)
+        samples = samples_of(columns, self._sample_type)
+        claim.meta.extra_info[_KNOWN] = [len(getattr(sample, "weight_versions", None) or ()) for sample in samples]
+        return samples
 
     def _put_new(self, deadline: float) -> None:
         """Put what the source of prompts has given. It repeats what it gave after its last save, so that may be there;
@@ -352,7 +369,7 @@ class DataPlaneDataSource:
         for sample in group:
             sample.metadata = {**(sample.metadata or {}), _GROUP: name}
         ids = [f"{name}/{index}" for index in range(len(group))]
-        self._client.put_group(self._partition, name, ids, *rows_of(group))
+        self._client.put_group(self._partition, name, ids, *rows_of(group, self._newer(group, repeat(0))))
 
     def _mark(self, names: Iterable[str], rollout_id: int) -> None:
         claims = {name: self._drawn[name] for name in names if name in self._drawn}

@@ -286,6 +286,29 @@ def test_a_group_that_another_process_has_drawn_meanwhile_stays_as_that_one_has_
     assert source.get_samples(1) == [again]
 
 
+@pytest.mark.parametrize("expired", [True, False])
+def test_a_group_that_is_gone_is_given_back_in_vain(
+    client: DataPlaneClient, new_source: NewSource, expired: bool
+) -> None:
+    source = new_source()
+    gone, there = source.get_samples(2)
+    client.clear_samples(["0/0"], "slime")
+    if expired:
+        client.reset("slime", "rollout")  # as when the session expires
+    source.add_samples([generated(gone, 1), generated(there, 1)])
+    assert source.get_samples(1) == [there]
+
+
+def test_other_tasks_may_have_a_group_that_is_given_back(client: DataPlaneClient, new_source: NewSource) -> None:
+    source = new_source()
+    (group,) = source.get_samples(1)
+    client.extend_partition("slime", consumer_tasks=["judge"])
+    client.claim("slime", "judge", ["sample"], 2).commit()
+    client.reset("slime", "rollout")  # as when the session expires
+    source.add_samples([generated(group, 1)])
+    assert source.get_samples(1) == [group]
+
+
 def test_a_group_that_could_not_be_given_back_can_be_given_back_again_or_is_drawn_as_it_was(
     new_source: NewSource,
 ) -> None:
@@ -319,6 +342,34 @@ def test_staleness_counts_from_the_newest_token(client: DataPlaneClient, new_sou
     source.add_samples([old, new])
     assert client.partition("slime").weight_version == 9
     assert client.partition("slime").removed_rows["filtered"] == 2 * len(old)
+
+
+def test_versions_of_a_resumed_process_follow_those_before_it(client: DataPlaneClient, new_source: NewSource) -> None:
+    killed = new_source(data_plane_max_staleness=2)
+    killed.add_samples([generated(killed.get_samples(2)[0], 50, Status.ABORTED)])
+    resumed = new_source(data_plane_max_staleness=2)
+    resumed.load()
+    for version in (1, 2):
+        groups = resumed.get_samples(2)
+        assert prompts_of(groups) == ["p0", "p1"]
+        resumed.add_samples([generated(group, version, Status.ABORTED) for group in groups])
+        assert client.partition("slime").weight_version == 50 + version
+    tags = client.list_samples("slime").meta.tags or []
+    assert sorted(each["weight_version"] for each in tags) == [50, 50, 51, 51]  # type: ignore[type-var]
+    assert [sample.weight_versions for sample in resumed.get_samples(1)[0]] == [["50", "1", "2"]] * 2
+
+
+def test_a_version_that_the_server_did_not_learn_is_told_again(
+    client: DataPlaneClient, new_source: NewSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = new_source()
+    (group,) = source.get_samples(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(DataPlaneClient, "set_weight_version", None)
+        with pytest.raises(TypeError):
+            source.add_samples([generated(generated(group, 6), 7)])
+    source.add_samples([group])
+    assert client.partition("slime").weight_version == 7
 
 
 def test_slime_is_needed_for_its_classes_only(address: str) -> None:
