@@ -70,8 +70,8 @@ class RolloutFunc:
         ids = [f"rank {call['rank']}, call {call['call']}, {place}" for place in range(len(prompts))]
         column = object_array("prompt", prompts, len(prompts))
         tags = [{**call, "weight_version": int(trainer.state.global_step)}] * len(ids)
-        client.put_samples(ids, self._partition, {"prompt": column}, tags)
         try:
+            client.put_samples(ids, self._partition, {"prompt": column}, tags)
             return self._collect(client, ids, call)
         finally:
             client.clear_samples(ids, self._partition)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 import time
 import uuid
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as defaulted
@@ -33,6 +35,8 @@ _PER_TOKEN: Final[dict[str, type[np.generic]]] = {
 _NUMBERS: Final = ["advantage", "enqueued_at"]
 _OBJECTS: Final = ["prompt", "completion", "metrics"]
 FIELDS: Final = [*_PER_TOKEN, *_NUMBERS, *_OBJECTS]
+_adding: Final[weakref.WeakKeyDictionary[Group, threading.Lock]] = weakref.WeakKeyDictionary()
+"""Of each group, held from the naming of samples until its meta has them."""
 
 
 @dataclass
@@ -104,12 +108,20 @@ def add_rollouts(group: Group, samples: Sequence[Sample], *, timeout_s: float | 
             add_rollouts(group, generate(prompt))
 
     So the trainer's check_health knows that a producer is at work, and `group.abort_hint` says when its weights are too
-    old. May be called again for more samples. Errors as put_rollouts.
+    old. May be called again for more samples, from any thread. Errors as put_rollouts.
+
+    Samples are named NAME/0, NAME/1, ... after the group, and numbered after those that this object has. So a call that
+    is repeated after a failure adds nothing twice; and of an object and its pickled copies only one may add samples, or
+    they would write over each other's.
     """
-    ids = [f"{group.group_id}/{group.meta.size + index}" for index in range(len(samples))]
-    number = _number(group.group_id)
+    name, number = group.group_id, _number(group.group_id)
+    columns = _columns(name, samples)
     tags = [{"weight_version": sample.model_version, "group_id": number} for sample in samples]
-    return group.add(ids, _columns(group.group_id, samples), tags, once=["prompt"], timeout_s=timeout_s)
+    with _adding.setdefault(group, threading.Lock()):
+        named = [sample_id.rpartition("/") for sample_id in group.meta.sample_ids]
+        first = 1 + max((int(last) for start, _, last in named if start == name and last.isdecimal()), default=-1)
+        ids = [f"{name}/{first + index}" for index in range(len(samples))]
+        return group.add(ids, columns, tags, once=["prompt"], timeout_s=timeout_s)
 
 
 def _columns(name: str, samples: Sequence[Sample]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dataplane_client.client import DataPlaneClient
-from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError, PreconditionError
+from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError, PreconditionError, UnavailableError
 from dataplane_trl import RolloutFunc, answer_prompts, register_prompts
 
 NewFunc = Callable[..., Any]
@@ -135,6 +135,21 @@ def test_a_call_that_gets_no_completions_says_what_is_missing_and_leaves_nothing
     with pytest.raises(ClaimTimeoutError, match="completion_ids"):
         new_func(timeout_s=0.05)(["a"], trainer())
     assert answer_prompts(generator, generate, timeout_s=0.0) == 0
+
+
+def test_a_call_whose_put_fails_leaves_nothing(
+    generator: DataPlaneClient, new_func: NewFunc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = DataPlaneClient.put_samples
+
+    def put_and_fail(*args: Any) -> None:
+        put(*args)
+        raise UnavailableError("the answer is lost")
+
+    monkeypatch.setattr(DataPlaneClient, "put_samples", put_and_fail)
+    with pytest.raises(UnavailableError):
+        new_func()(["a"], trainer())
+    assert generator.partition("prompts").rows == 0
 
 
 def test_prompts_that_their_trainer_gave_up_are_not_answered(generator: DataPlaneClient, new_func: NewFunc) -> None:

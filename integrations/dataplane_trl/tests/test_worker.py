@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import groupby
 from types import SimpleNamespace
@@ -98,6 +99,14 @@ def test_samples_of_a_prompt_come_together_and_have_one_number(client: DataPlane
     assert numbers == sorted(numbers, key=numbers.index)
     with pytest.raises(PreconditionError, match="'a'"):  # a producer that repeats a prompt
         put_rollouts(client, "rollouts", [sample("a")], group="a")
+
+
+def test_samples_that_threads_add_after_one_has_failed_write_over_none(client: DataPlaneClient) -> None:
+    with client.reserve_group("rollouts", "g") as group, ThreadPoolExecutor(4) as threads:
+        add_rollouts(group, [sample("a")] * 3)
+        group.fail(["g/1"])
+        list(threads.map(lambda _: add_rollouts(group, [sample("b")]), range(20)))
+    assert rows(client) == 22
 
 
 def test_samples_can_be_added_after_others_were_refused(client: DataPlaneClient, new_worker: NewWorker) -> None:
