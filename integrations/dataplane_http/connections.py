@@ -1,7 +1,8 @@
 """Connections of the gateway: few at a time, each for one request.
 
 When another one comes, it waits, and the connection whose request has been on its way for longest is closed, if that is
-longer than a second. So callers that send half a request keep no others out, however many they are.
+longer than a second. So callers that send half a request keep no others out, however many they are. Those that do not
+read their answer lose it after a minute.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 MAX_CONNECTIONS = 64
 MAX_WAITING = 1024
 HEAD_S = 10.0
+ANSWER_S = 60.0
 _PATIENCE_S = 1.0
 
 
@@ -58,6 +60,7 @@ class Connection(H11Protocol):
     """A connection of uvicorn's, served when there is a place for it."""
 
     places: Places
+    _until_read: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -73,8 +76,14 @@ class Connection(H11Protocol):
         cycle: Any = self.cycle  # None at first, whatever its annotation says
         return cycle is None or bool(cycle.more_body)
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._until_read = self.loop.call_later(ANSWER_S, self.transport.abort)  # it waits, closing, for a reader
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self._until_read is not None:
+            self._until_read.cancel()
         self.places.go(self)
 
     def _end_without_head(self) -> None:

@@ -14,6 +14,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -23,7 +24,9 @@ from tests.integration.access.conftest import TOKENS, Pki, access
 from tests.integration.access.test_hosts import FAR, NEAR
 from tests.waiting import eventually
 
-from dataplane_http.connections import MAX_CONNECTIONS, Places
+from dataplane_client import DataPlaneClient
+from dataplane_http import connections
+from dataplane_http.connections import MAX_CONNECTIONS, Connection, Places
 from dataplane_http.front import Door, is_own_name
 from dataplane_http.tests.asking import Ask, ask_at
 from dataplane_http.tests.conftest import running_gateway
@@ -208,6 +211,29 @@ async def test_requests_that_do_not_come_lose_their_places_to_those_that_wait(se
         assert b'"PARTITION_NOT_FOUND"' in await answer_to(address, GET)
         for _, writer in slow:
             writer.close()
+
+
+async def test_an_answer_that_is_not_read_does_not_keep_its_place(
+    server: ServerThread, client: DataPlaneClient, partition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(self: Connection, transport: Any) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        connection_made(self, transport)
+
+    connection_made = Connection.connection_made
+    monkeypatch.setattr(Connection, "connection_made", made)
+    monkeypatch.setattr(connections, "ANSWER_S", 0.1)
+    monkeypatch.setattr("dataplane_http.__main__.Places", partial(Places, most=1))
+    client.put_samples(["a"], partition, {"answer": ["\1" * 500_000]})  # 6 bytes for each in JSON
+    with running_gateway(server.addresses[0]) as address:
+        wanted = {"fields": ["answer"], "batch_size": 1}
+        claim = ask_at(address)("POST", "/v1/partitions/p/tasks/train/claims", wanted).body["claim_id"]
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        writer.write(GET.replace(b"partitions/nope", f"claims/{claim}?field=answer".encode()))
+        assert await asyncio.wait_for(reader.readexactly(15), 300.0) == b"HTTP/1.1 200 OK"
+        assert b'"PARTITION_NOT_FOUND"' in await answer_to(address, GET)
+        assert len(await asyncio.wait_for(reader.read(), 300.0)) < 3_000_000
+        writer.close()
 
 
 async def test_however_many_callers_wait_one_timer_looks_for_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
