@@ -57,9 +57,9 @@ class Caller:
             return answer
         raise (RefusedError if kind == "refused" else FailedError)(answer)
 
-    def __call__(self, verb: str | Callable[..., Any], *args: Any, wait_s: float = ANSWER_S, **kwargs: Any) -> Any:
+    def __call__(self, verb: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.begin(verb, *args, **kwargs)
-        return self.end(wait_s)
+        return self.end()
 
     def kill(self) -> None:
         """SIGKILL: the client says nothing more."""

@@ -86,16 +86,16 @@ class Lab:
         self.outcome.acknowledged += new
         return new
 
-    def claim(self, caller: Caller, n: int = 1, task: str = "train", wait_s: float = 5.0, least: int = 1) -> str:
+    def claim(self, caller: Caller, n: int = 1) -> str:
         """Claim rows that must be there: its name. Raises BrokenError without them."""
-        claimed = caller("claim", task, n, wait_s, least)
+        claimed = caller("claim", "train", n, 5.0, 1)
         if claimed is None:
-            raise BrokenError(f"no row came within {wait_s:g} s")
+            raise BrokenError("no row came within 5 s")
         return str(claimed.name)
 
-    def nothing(self, caller: Caller, why: str, task: str = "train", wait_s: float = QUIET_S) -> None:
-        """Raises BrokenError if the task gets a row."""
-        if claimed := caller("claim", task, 64, wait_s, 1):
+    def nothing(self, caller: Caller, why: str, wait_s: float = QUIET_S) -> None:
+        """Raises BrokenError if the caller gets a row."""
+        if claimed := caller("claim", "train", 64, wait_s, 1):
             raise BrokenError(f"{why}: {', '.join(claimed.ids[:5])}")
 
     def drain(self, caller: Caller, task: str = "train", n: int = 16, for_s: float = 0.0) -> list[str]:

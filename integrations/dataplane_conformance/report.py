@@ -15,7 +15,7 @@ def line(outcome: Outcome) -> str:
     figures = "" if untried else "".join(f"{count:>8}" for count in counts) + f"{outcome.seconds:8.1f}"
     text = f"{outcome.promise:<64}{outcome.verdict:<12}{figures}".rstrip()
     notes = [outcome.because] if outcome.because else []
-    notes += [f"{kind}: {named(ids)}" for kind, ids in (("lost", outcome.lost), ("doubled", outcome.doubled)) if ids]
+    notes += [f"{kind}: {_some(ids)}" for kind, ids in (("lost", outcome.lost), ("doubled", outcome.doubled)) if ids]
     return "\n".join([text, *(f"    {note}" for note in notes)])
 
 
@@ -26,9 +26,8 @@ def head() -> str:
     )
 
 
-def named(ids: Sequence[str], most: int = 6) -> str:
-    """Some of the ids."""
-    return ", ".join(ids[:most]) + (f" and {len(ids) - most} more" if len(ids) > most else "")
+def _some(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:6]) + (f" and {len(ids) - 6} more" if len(ids) > 6 else "")
 
 
 def as_json(system: str, outcomes: Sequence[Outcome]) -> dict[str, object]:

@@ -20,7 +20,7 @@ from dataplane_client.errors import (
     PreconditionError,
 )
 from dataplane_conformance.drivers.owned_server import OwnedServer
-from dataplane_conformance.drivers.tensors import tensor_of, value_of
+from dataplane_conformance.drivers.tensors import tensor_of, values_of
 from dataplane_conformance.system import Claimed, Counts, Driver, Lack, Row, Space, Value, refused_by
 
 _REFUSALS = (PreconditionError, NotFoundError, OutOfSpaceError, ClaimNotFoundError)
@@ -56,12 +56,7 @@ class _Client:
     def read(self, claim: str) -> dict[str, dict[str, Value]]:
         meta = self._claims[claim].meta
         with refused_by(*_REFUSALS):
-            batch = self._client.get_data(meta, self._space.fields)
-        columns = {field: batch.get(field).unbind() for field in self._space.fields}
-        return {
-            row: {field: value_of(column[at]) for field, column in columns.items()}
-            for at, row in enumerate(meta.sample_ids)
-        }
+            return values_of(self._client.get_data(meta, self._space.fields), self._space.fields, meta.sample_ids)
 
     def commit(self, claim: str) -> None:
         """The request id is of the claim, so a repetition is one; a second `Claim` makes it, as after a restart."""

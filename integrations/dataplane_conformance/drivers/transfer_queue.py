@@ -19,7 +19,7 @@ import transfer_queue
 from tensordict import TensorDict
 
 from dataplane_conformance.drivers.ray_host import RayHost, join
-from dataplane_conformance.drivers.tensors import tensor_of, value_of
+from dataplane_conformance.drivers.tensors import tensor_of, values_of
 from dataplane_conformance.system import Claimed, Counts, Driver, Lack, Row, Space, Value
 
 _START = """
@@ -64,8 +64,7 @@ class _Client:
     def read(self, claim: str) -> dict[str, dict[str, Value]]:
         ids = self._claims[claim]
         found = transfer_queue.kv_batch_get(ids, self._space.name, list(self._space.fields))
-        columns = {field: found.get(field).unbind() for field in self._space.fields}
-        return {row: {field: value_of(column[at]) for field, column in columns.items()} for at, row in enumerate(ids)}
+        return values_of(found, self._space.fields, ids)
 
     def commit(self, claim: str) -> None:
         """Delivered rows are consumed."""
