@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +20,7 @@ from dataplane_client.errors import ClaimTimeoutError, NotFoundError, Preconditi
 from dataplane_transfer_queue._connection import attached
 from dataplane_transfer_queue._kv import Parser, checked_keys, in_thread, parsed
 from dataplane_transfer_queue._metas import BatchMeta
-from dataplane_transfer_queue._not_served import SERVED, absent_member, check_sampler
+from dataplane_transfer_queue._not_served import absent_member, check_sampler
 from dataplane_transfer_queue._rows import Rows
 
 Mode = Literal["fetch", "force_fetch", "insert"]
@@ -34,7 +35,7 @@ class TransferQueueClient:
     Each verb blocks until the server has answered; `async_` and its name is the same as a coroutine.
     """
 
-    def __init__(self, rows: Rows, *, polling: bool = False, sampler: str = SERVED) -> None:
+    def __init__(self, rows: Rows, *, polling: bool, sampler: str) -> None:
         self._rows = rows
         self._polling = polling
         self._sampler = sampler
@@ -223,10 +224,14 @@ class TransferQueueClient:
             found = dict(zip(names, self._rows.put(names, partition_id, tags=[{}] * len(names)), strict=True))
         else:
             found = self._rows.find(names, partition_id)
-        if not found:
+        named: dict[int, tuple[str, dict[str, Any]]] = {}
+        fields: list[str] = []
+        with contextlib.suppress(NotFoundError):  # another process has cleared a row since, or the partition
+            named = self._rows.named(list(found.values()), partition_id)
+            found = {key: generation for key, generation in found.items() if generation in named}
+            fields = self._rows.fields(list(found), partition_id) if found else []
+        if not named:
             return BatchMeta.empty()
-        named = self._rows.named(list(found.values()), partition_id)
-        fields = self._rows.fields(list(found), partition_id)
         return BatchMeta(
             list(found.values()),
             [partition_id] * len(found),
@@ -287,7 +292,7 @@ class TransferQueueClient:
 def get_client() -> TransferQueueClient:
     """The native face of this process's server. Raises RuntimeError if the process is not initialized."""
     found = attached()
-    return TransferQueueClient(found.rows, polling=found.job["polling"], sampler=found.job.get("sampler", SERVED))
+    return TransferQueueClient(found.rows, polling=found.job["polling"], sampler=found.job["sampler"])
 
 
 def _new_keys(count: int) -> list[str]:

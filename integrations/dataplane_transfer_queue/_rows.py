@@ -4,13 +4,16 @@
 - Metas tell tags and fields of rows as they are after all puts. A put tells generations; a page of the listing that
   begins with a generation tells tags. The fields that all of some rows hold are found without reading a value: the
   server refuses a read that also asks for a field that no row has, and names the first field that a row lacks.
-- Whether a field has shapes (see `_values`) never changes once it has values, so each process remembers it.
+- Whether a field has shapes (see `_values`) never changes once it has values, so each process remembers it. Where the
+  partition was made anew meanwhile, the server refuses a put of the other kind, and a read sees by what it got that
+  the process must ask again.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from tensordict import TensorDict
@@ -20,7 +23,7 @@ from dataplane_client.errors import ConditionFailedError, InvalidArgumentError, 
 from dataplane_client.records.descriptions import PartitionDescription
 from dataplane_client.records.listings import SamplePage
 from dataplane_client.records.meta import KVBatchMeta as RowMeta
-from dataplane_transfer_queue._values import SHAPE, given_columns, stored_columns
+from dataplane_transfer_queue._values import SHAPE, are_entries, given_columns, stored_columns
 
 TASK = "train"
 """The task with which partitions are made. `verl` samples by it."""
@@ -119,12 +122,16 @@ class Rows:
         tags: Sequence[Mapping[str, Any]] | None,
         generations: Sequence[int] | None,
     ) -> list[int]:
-        self.ensure(partition_id)
-        names = [name for name in columns if not name.endswith(SHAPE)]
-        known = self._known(partition_id, names)
-        for name in names:
-            if known.get(name, name + SHAPE in columns) != (name + SHAPE in columns):
-                here, there = ("more than", "at most") if name + SHAPE in columns else ("at most", "more than")
+        if generations is None:
+            self.ensure(partition_id)
+        shaped = {name: name + SHAPE in columns for name in columns if not name.endswith(SHAPE)}
+        known = self._known(partition_id, list(shaped))
+        if any(known.get(name, is_shaped) != is_shaped for name, is_shaped in shaped.items()):
+            self.forget(partition_id)  # another process may have made it anew
+            known = self._known(partition_id, list(shaped))
+        for name, is_shaped in shaped.items():
+            if known.get(name, is_shaped) != is_shaped:
+                here, there = ("more than", "at most") if is_shaped else ("at most", "more than")
                 raise InvalidArgumentError(
                     f"partition {partition_id!r}, field {name!r}: rows of this put have {here} one dimension, those "
                     f"that the field holds have {there} one; put them into a field of another name"
@@ -144,15 +151,28 @@ class Rows:
         """Read fields of rows; a key may come twice. Errors as get_data."""
         place = {key: row for row, key in reversed(list(enumerate(keys)))}
         wanted = sorted(place, key=place.__getitem__)
-        numbers = None if generations is None else [generations[place[key]] for key in wanted]
-        known = self._known(partition_id, names)
-        shapes = [name + SHAPE for name in names if known.get(name)]
+        numbers = None
+        if generations is not None:  # of a key with two of them the earlier one, which is not there any more
+            oldest = dict(sorted(zip(keys, generations, strict=True), key=itemgetter(1), reverse=True))
+            numbers = [oldest[key] for key in wanted]
         meta = RowMeta(partition_id, None, wanted, generations=numbers)
-        found = self.client.get_data(meta, [*names, *shapes], layout="auto")
+        shapes = self._shapes(partition_id, names)
+        found: TensorDict | None = None
+        with contextlib.suppress(NotFoundError):
+            found = self.client.get_data(meta, [*names, *shapes], layout="auto")
+        if found is None or any(are_entries(found.get(name)) for name in names if name + SHAPE not in shapes):
+            self.forget(partition_id)  # another process may have made it anew
+            shapes = self._shapes(partition_id, names)
+            found = self.client.get_data(meta, [*names, *shapes], layout="auto")
         if len(wanted) == len(keys):
             return given_columns(found, names)
         at = {key: row for row, key in enumerate(wanted)}
         return given_columns(found, names, [at[key] for key in keys])
+
+    def _shapes(self, partition_id: str, names: Sequence[str]) -> list[str]:
+        """The fields of shapes of these fields."""
+        known = self._known(partition_id, names)
+        return [name + SHAPE for name in names if known.get(name)]
 
     def fields(self, keys: Sequence[str], partition_id: str) -> list[str]:
         """The fields that all of these rows hold, sorted. Raises NotFoundError for a missing partition; perhaps not for

@@ -4,8 +4,8 @@ TransferQueue holds a value for each row and field on its own: rows of a field m
 back as nested tensors, even if all have one shape. The rows of our fields differ in their first dimension only. So
 
 - one number a row, and rows of one dimension, are stored as they are given;
-- rows of more dimensions, such as position ids (4, tokens), are stored as their entries in one dimension, with their
-  shapes in a second field, `NAME[shape]`;
+- rows of more dimensions, such as position ids (4, tokens), are stored as their entries, (entries, 1), with their
+  shapes in a second field, `NAME[shape]`; so the server keeps them apart from rows of one dimension;
 - tensors in an object column, one a row and of one kind, are stored as such rows;
 - all else is objects. Tuples stay tuples; TransferQueue makes lists of them.
 """
@@ -39,7 +39,7 @@ def _stored(name: str, column: Any, rows: int) -> dict[str, object]:
     if isinstance(column, torch.Tensor) and column.dim() <= 2:
         return {name: column}
     if _is_dense(column):
-        return {name: column.flatten(1), name + SHAPE: torch.tensor([column.shape[1:]] * rows)}
+        return {name: column.flatten(1)[..., None], name + SHAPE: torch.tensor([column.shape[1:]] * rows)}
     if _is_block(column):
         return _stored_block(name, column, column.offsets().diff())
     tensors = _tensors(name, column, rows)
@@ -47,7 +47,7 @@ def _stored(name: str, column: Any, rows: int) -> dict[str, object]:
         return {name: tensors or column}
     if tensors[0].dim() == 0:
         return {name: torch.stack(tensors)}
-    return {name: [row.reshape(-1) for row in tensors], name + SHAPE: torch.tensor([row.shape for row in tensors])}
+    return {name: [row.reshape(-1, 1) for row in tensors], name + SHAPE: torch.tensor([row.shape for row in tensors])}
 
 
 def _is_block(column: Any) -> bool:
@@ -58,8 +58,8 @@ def _is_block(column: Any) -> bool:
 
 def _stored_block(name: str, column: torch.Tensor, lengths: torch.Tensor) -> dict[str, object]:
     trailing = [int(size) for size in column.shape[2:]]
-    shapes = torch.cat([lengths[:, None], torch.tensor([trailing]).expand(len(lengths), -1)], 1)
-    return {name: _jagged(column.values().flatten(), lengths * math.prod(trailing)), name + SHAPE: shapes}
+    shapes = torch.cat([lengths[:, None], torch.tensor([trailing], device=lengths.device).expand(len(lengths), -1)], 1)
+    return {name: _jagged(column.values().reshape(-1, 1), lengths * math.prod(trailing)), name + SHAPE: shapes}
 
 
 def _tensors(name: str, column: Any, rows: int) -> list[torch.Tensor]:
@@ -77,6 +77,11 @@ def _tensors(name: str, column: Any, rows: int) -> list[torch.Tensor]:
 
 def _is_dense(value: object) -> bool:
     return isinstance(value, torch.Tensor) and not value.is_nested
+
+
+def are_entries(column: object) -> bool:
+    """Whether a column that was read has rows as those that are stored with shapes."""
+    return isinstance(column, torch.Tensor) and column.dim() == 3 and column.shape[-1] == 1
 
 
 def given_columns(found: TensorDict, names: Iterable[str], order: Sequence[int] | None = None) -> TensorDict:

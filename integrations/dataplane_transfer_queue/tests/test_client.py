@@ -13,7 +13,8 @@ import torch
 from tensordict import TensorDict
 
 import dataplane_transfer_queue as tq
-from dataplane_client import connect
+from dataplane_client import connect, observe
+from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import NotFoundError
 from dataplane_transfer_queue.tests.conftest import parameters_of
 
@@ -140,6 +141,8 @@ def test_a_meta_that_is_kept_across_a_clear_neither_reads_nor_writes_the_next_ro
         native.get_data(former)
     with pytest.raises(KeyError, match="put again"):
         native.put(columns(1, x=torch.ones(1, 1)), former)
+    with pytest.raises(KeyError, match="put again"):
+        native.get_data(tq.BatchMeta.concat([native.kv_retrieve_meta("a", "p"), former]))
     native.clear_samples(former)
     assert plain(native.get_data(native.kv_retrieve_meta("a", "p"))) == {"x": ("jagged", [[0.0]])}
 
@@ -233,6 +236,10 @@ def test_a_cleared_partition_begins_anew(native: tq.TransferQueueClient, columns
     former = native.put(columns(1, x=torch.ones(1)), partition_id="p")
     native.clear_partition("p")
     assert (native.get_partition_list(), native.kv_list()) == ([], {})
+    for call in (lambda: native.put(columns(1, x=torch.ones(1)), former), lambda: native.set_custom_meta(former)):
+        with pytest.raises(KeyError, match="no partition 'p'"):
+            call()
+    assert native.get_partition_list() == []
     later = native.put(columns(1, x=torch.ones(1, dtype=torch.int64)), partition_id="p")
     assert later.global_indexes[0] > former.global_indexes[0]
 
@@ -258,6 +265,29 @@ def test_unknown_keys_are_left_out_or_made(native: tq.TransferQueueClient) -> No
     made = native.kv_retrieve_meta(["z", "a"], "p", create=True)
     assert (made.keys, made.field_names, made.is_ready, made.custom_meta) == (["z", "a"], [], False, [{}, {"s": 1}])
     assert native.kv_retrieve_meta(["q"], "new", create=True).keys == ["q"]
+
+
+@pytest.mark.parametrize(("cleared", "left"), [(["a"], ["b"]), (["a", "b"], []), (None, [])])
+def test_keys_whose_rows_another_process_clears_at_once_are_left_out(
+    native: tq.TransferQueueClient, client: DataPlaneClient, cleared: list[str] | None, left: list[str]
+) -> None:
+    for key in "ab":
+        tq.kv_put(key, "p", {"x": 1})
+
+    class Clears(observe.Observer):
+        def ended(self, call: observe.Call) -> None:
+            if call.verb == "PutSamples" and cleared is None:
+                client.drop_partition("p")
+            elif call.verb == "PutSamples":
+                client.clear_samples(cleared, "p")
+
+    observer = Clears()
+    observe.add(observer)
+    try:
+        meta = native.kv_retrieve_meta(["a", "b"], "p")
+    finally:
+        observe.remove(observer)
+    assert (meta.keys or [], meta.field_names) == (left, ["x"] if left else [])
 
 
 def test_numbers_without_a_row_are_refused(native: tq.TransferQueueClient) -> None:

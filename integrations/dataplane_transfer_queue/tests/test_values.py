@@ -11,6 +11,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import dataplane_transfer_queue as tq
 from dataplane_client.client import DataPlaneClient
+from dataplane_transfer_queue._rows import Rows
+from dataplane_transfer_queue._values import stored_columns
 
 pytestmark = [
     pytest.mark.usefixtures("started"),
@@ -81,6 +83,12 @@ def test_rows_of_a_field_may_differ_in_every_dimension_from_put_to_put(plain: Pl
     assert (kind, [tuple(row.shape) for row in rows]) == ("objects", [(2, 3), (2, 3, 1)])  # type: ignore[attr-defined]
 
 
+def test_shapes_are_on_the_device_of_their_rows() -> None:
+    values, offsets = torch.empty(5, 4, device="meta"), torch.tensor([0, 2, 5], device="meta")
+    columns: dict[str, Any] = stored_columns({"x": torch.nested.nested_tensor_from_jagged(values, offsets)}, 2)
+    assert {name: column.device.type for name, column in columns.items()} == {"x": "meta", "x[shape]": "meta"}
+
+
 def test_one_object_may_be_the_value_of_every_row_and_tensors_of_two_types_are_objects(plain: Plain) -> None:
     mixed = NonTensorStack(torch.ones(1), torch.ones(1, dtype=torch.int64))
     same = NonTensorData("same", batch_size=[2])
@@ -93,7 +101,23 @@ def test_one_object_may_be_the_value_of_every_row_and_tensors_of_two_types_are_o
 def test_a_dense_rectangle_is_stored_as_it_is(client: DataPlaneClient) -> None:
     tq.kv_batch_put(["a", "b"], "p", TensorDict({"x": numbers(2, 3), "y": numbers(2, 3, 2)}, batch_size=[2]))
     fields = {field.name: (field.kind, field.row_shape) for field in client.partition("p").fields if field.kind}
-    assert fields == {"x": ("dense", (3,)), "y": ("dense", (6,)), "y[shape]": ("dense", (2,))}
+    assert fields == {"x": ("dense", (3,)), "y": ("dense", (6, 1)), "y[shape]": ("dense", (2,))}
+
+
+@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize(("before", "after"), [((3,), (3, 4)), ((3, 4), (3,))])
+def test_a_partition_that_another_process_made_anew_may_hold_rows_of_other_dimensions(
+    client: DataPlaneClient, plain: Plain, before: tuple[int, ...], after: tuple[int, ...], reads: bool
+) -> None:
+    tq.kv_put("a", "p", {"x": numbers(*before)})
+    client.drop_partition("p")
+    Rows(client).put(["b"], "p", {"x": numbers(1, *after)})
+    if reads:
+        assert plain(tq.kv_batch_get("b", "p", "x")) == {"x": ("jagged", [numbers(*after).tolist()])}
+    with pytest.raises(ValueError, match="'x'"):
+        tq.kv_put("c", "p", {"x": numbers(*before)})
+    tq.kv_put("c", "p", {"x": numbers(*after)})
+    assert plain(tq.kv_batch_get(["b", "c"], "p", "x")) == {"x": ("jagged", [numbers(*after).tolist()] * 2)}
 
 
 def test_rows_that_another_client_put_come_back_in_the_same_way(client: DataPlaneClient, plain: Plain) -> None:
