@@ -77,13 +77,10 @@ def gather_values(values: Mapping[str, Any], *, group: ProcessGroup, device: tor
     return [unpack_message(message) for message in messages]
 
 
-def largest_over(value: int, group: ProcessGroup | None, device: torch.device | None) -> int:
-    """The largest value of all ranks of the group (None: of all ranks); one all-reduce of 64-bit integers."""
-    return extremes_over(value, group, device)[1]
-
-
 def extremes_over(value: int, group: ProcessGroup | None, device: torch.device | None) -> tuple[int, int]:
-    """The smallest and the largest value, in the same way."""
+    """The smallest and the largest value of all ranks of the group (None: of all ranks); one all-reduce of 64-bit
+    integers.
+    """
     extremes = torch.tensor([-value, value])
     if device is not None:
         extremes = extremes.to(device, non_blocking=True)

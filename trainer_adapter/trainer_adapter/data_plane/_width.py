@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
-from trainer_adapter._exchange import largest_over
+from trainer_adapter._exchange import extremes_over
 
 _UNREADABLE = 1 << 62
 """Wider than every row: sent by a rank that could not read its rows."""
@@ -21,7 +21,7 @@ def agree_on_longest(longest: int, dp_group: ProcessGroup | None, device: torch.
     """
     if dp_group is None:
         return longest
-    agreed = largest_over(longest, dp_group, device)
+    agreed = extremes_over(longest, dp_group, device)[1]
     if agreed == _UNREADABLE:
         raise RuntimeError("another data-parallel rank could not read its rows; see that rank's error")
     return agreed
@@ -30,7 +30,7 @@ def agree_on_longest(longest: int, dp_group: ProcessGroup | None, device: torch.
 def report_unreadable(dp_group: ProcessGroup | None, device: torch.device) -> None:
     """Take part in agree_on_longest as a rank that could not read its rows."""
     if dp_group is not None:
-        largest_over(_UNREADABLE, dp_group, device)
+        extremes_over(_UNREADABLE, dp_group, device)
 
 
 def longest_row(columns: Mapping[str, Any]) -> int:

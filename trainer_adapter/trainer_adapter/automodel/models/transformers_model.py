@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from trainer_adapter._exchange import largest_over
+from trainer_adapter._exchange import extremes_over
 from trainer_adapter.automodel.adapters.config import PeftConfig, peft_config
 from trainer_adapter.automodel.adapters.layers import add_adapters, initial_adapters
 from trainer_adapter.automodel.checkpoint._files import own_weights, read_tensors
@@ -85,7 +85,7 @@ def _folder_of_parts(model_name: str, model: Any) -> Path | None:
     with fail_together(f"reading the files of {model_name}"):
         folder = _local_folder(model_name)
         fits = folder is not None and _fits(folder, model)
-    return folder if not largest_over(int(not fits), None, compute_device()) else None
+    return folder if extremes_over(int(fits), None, compute_device())[0] else None
 
 
 def _local_folder(model_name: str) -> Path | None:
