@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -13,6 +14,7 @@ from tests.ranks import free_port
 from tests.trainer_adapter.refit.refit_cases import CPU, TinyModel, told
 from tests.trainer_adapter.refit.streams import INFO, assert_all_weights, broken, parameters, take
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from trainer_adapter.refit import WeightCollective, WeightPublisher
 
@@ -71,6 +73,7 @@ def test_an_engine_on_another_gpu_gets_all_weights_bit_by_bit() -> None:
 ANOTHER = "RuntimeError: another rank of the group for weights failed; see that rank's error"
 VALUE, WHAT, LAST = "ValueError: the", "names, shapes or dtypes than this rank's", len(INFO) - 1
 SURPLUS = "ValueError: weight 'more' is sent but was not announced"
+NO_BUFFERS, NO_COPY = (f"OutOfMemoryError: no memory for {name}" for name in ("empty", "clone"))
 OTHER = {**INFO, "steps": (torch.Size([2]), torch.int64)}
 
 
@@ -95,6 +98,32 @@ def send_more(group: WeightCollective) -> None:
     group.broadcast(INFO, iter([*parameters(), ("more", torch.ones(1))]))
 
 
+class NoMemory(TorchFunctionMode):
+    """In this thread, calls of one function find none."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def __torch_function__(self, call: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if call.__name__ == self._name:
+            raise torch.OutOfMemoryError(f"no memory for {self._name}")
+        return call(*args, **(kwargs or {}))
+
+
+def without(name: str, rank: Rank) -> Rank:
+    def play_without(group: WeightCollective) -> None:
+        with NoMemory(name):
+            rank(group)
+
+    return play_without
+
+
+def reading(group: WeightCollective) -> None:
+    with group.receive(INFO) as weights:
+        deque(weights, maxlen=0)
+
+
 @pytest.mark.parametrize(
     ("ranks", "outcomes"),
     [
@@ -104,13 +133,26 @@ def send_more(group: WeightCollective) -> None:
         ((send_broken, send, taking({})), ("OSError: gathering failed", ANOTHER, ANOTHER)),
         ((send, send_broken, taking({})), (ANOTHER, "OSError: gathering failed", ANOTHER)),
         ((send_more, taking({}), taking({})), (SURPLUS, ANOTHER, ANOTHER)),
+        ((without("empty", send), send, taking({})), (NO_BUFFERS, ANOTHER, ANOTHER)),
+        ((send, without("empty", reading), taking({})), (ANOTHER, NO_BUFFERS, ANOTHER)),
+        ((send, without("clone", reading), taking({})), (ANOTHER, NO_COPY, ANOTHER)),
     ],
-    ids=["engine fails", "engine stops", "other weights", "rank 0 fails", "another trainer fails", "weight too many"],
+    ids=[
+        "engine fails",
+        "engine stops",
+        "other weights",
+        "rank 0 fails",
+        "another trainer fails",
+        "weight too many",
+        "rank 0 has no buffers",
+        "engine has no buffers",
+        "engine has no room for a copy",
+    ],
 )
 def test_a_failure_of_one_rank_reaches_all_and_the_group_goes_on(
     ranks: tuple[Rank, ...], outcomes: tuple[str, ...]
 ) -> None:
-    is_trainer = [rank in (send, send_broken, send_more) for rank in ranks]
+    is_trainer = [index == 0 or rank in (send, send_broken) for index, rank in enumerate(ranks)]
     got: list[dict[str, Tensor]] = [{} for _ in ranks]
     seen: list[str] = [""] * len(ranks)
 

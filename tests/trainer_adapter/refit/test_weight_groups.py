@@ -53,9 +53,12 @@ def test_weights_come_out_of_a_buffer_as_they_went_in() -> None:
     ],
 )
 def test_a_weight_that_was_not_announced_so_is_refused(item: tuple[str, Tensor] | None, text: str) -> None:
-    parameters: Iterator[tuple[str, Tensor]] = iter([item] if item else [])
+    """The rest of its group is taken, too."""
+    given = [item, ("w1", torch.zeros(100)), ("w2", torch.zeros(5000))] if item else []
+    parameters: Iterator[tuple[str, Tensor]] = iter(given)
     with pytest.raises(ValueError, match=text):
-        fill(torch.zeros(10_000, dtype=torch.uint8), plan_groups(INFO, 0, 1)[0], parameters)
+        fill(torch.zeros(10_000, dtype=torch.uint8), plan_groups(INFO, 1000, 1)[0], parameters)
+    assert [name for name, _ in parameters] == ["w2"] * bool(item)
 
 
 def test_two_buffers_serve_in_turn_and_are_made_again_only_if_they_are_too_small() -> None:

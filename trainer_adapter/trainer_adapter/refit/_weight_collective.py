@@ -2,7 +2,8 @@
 
 Trainers have the first ranks, engines the following ones. A transfer has three parts, and every rank takes part in all:
 
-    agree       rank 0 sends the size of groups and a digest of names, shapes and dtypes; all ranks compare
+    agree       rank 0 sends the size of groups and a digest of names, shapes and dtypes; all ranks compare, and make
+                their buffers
     groups      two buffers in turn, so that one is filled or read while the other is in transit
     verdict     whether every rank succeeded
 
@@ -27,7 +28,7 @@ from dataplane_client.codec import dtype_name
 from trainer_adapter.refit._deadline_group import DeadlineGroup
 from trainer_adapter.refit._generation_parameters import RefitInfo
 from trainer_adapter.refit._weight_groups import (
-    AlternateBuffers,
+    Place,
     default_buffer_bytes,
     expect_end,
     fill,
@@ -76,7 +77,7 @@ class WeightCollective:
             for index, group in enumerate(transfer.groups):
                 buffer = transfer.free_buffer(index)
                 if self._group.rank > 0 or error is not None:
-                    failed = _catch_error(skip, group, parameters)
+                    failed = _catch_error(skip, group.places, parameters)
                 else:
                     failed = _catch_error(fill, buffer, group, parameters)
                 error = error or failed
@@ -102,7 +103,8 @@ class WeightCollective:
             incoming = self._agree(info).incoming()
             error: Exception | None = None
             try:
-                yield (weight for weight in incoming)  # a separate generator: closing it must not close `incoming`
+                # A separate generator: it may end early, but `incoming` goes on for the other ranks.
+                yield ((place.name, place.weight_in(buffer)) for place, buffer in incoming)
             except Exception as failed:  # noqa: BLE001  # raised below, after the verdict
                 error = failed
             try:
@@ -134,11 +136,15 @@ class WeightCollective:
         first = torch.tensor(own, dtype=torch.uint8, device=self._group.device)
         self._group.wait(self._group.start_broadcast(first))
         sent = bytes(first.tolist())
-        differs = sent[_SIZE_BYTES:] != digest
-        self._conclude(
-            ValueError("the weights of rank 0 have other names, shapes or dtypes than this rank's") if differs else None
-        )
-        return _Transfer(self._group, info, int.from_bytes(sent[:_SIZE_BYTES], "little"))
+        try:
+            if sent[_SIZE_BYTES:] != digest:
+                raise ValueError("the weights of rank 0 have other names, shapes or dtypes than this rank's")
+            transfer = _Transfer(self._group, info, int.from_bytes(sent[:_SIZE_BYTES], "little"))
+        except Exception as error:
+            self._conclude(error)
+            raise
+        self._conclude(None)
+        return transfer
 
     def _conclude(self, error: Exception | None) -> None:
         if self._group.closed and error is not None:
@@ -156,14 +162,14 @@ class _Transfer:
     def __init__(self, group: DeadlineGroup, info: RefitInfo, limit_bytes: int) -> None:
         self._group = group
         self.groups = plan_groups(info, limit_bytes, alignment=1)
-        self._buffers = AlternateBuffers(lambda size: torch.empty(size, dtype=torch.uint8, device=group.device))
-        self._size = largest_group(self.groups)
+        size = largest_group(self.groups)
+        self._buffers = [torch.empty(size, dtype=torch.uint8, device=group.device) for _ in self.groups[:2]]
         self._pending: dict[int, tuple[int, Tensor]] = {}
 
     def free_buffer(self, index: int) -> Tensor:
         """Return a buffer of the size of group `index`; waits until its previous contents are no longer needed."""
         self._finish_turn(index % 2)
-        return self._buffers.of(index, self._size)[: self.groups[index].size_bytes]
+        return self._buffers[index % 2][: self.groups[index].size_bytes]
 
     def start(self, index: int, buffer: Tensor) -> None:
         self._pending[index % 2] = (self._group.start_broadcast(buffer), buffer)
@@ -172,13 +178,14 @@ class _Transfer:
         for turn in list(self._pending):
             self._finish_turn(turn)
 
-    def incoming(self) -> Iterator[tuple[str, Tensor]]:
+    def incoming(self) -> Iterator[tuple[Place, Tensor]]:
+        """The place of each weight, and the buffer that it is in."""
         self._ask_for(0)
         for index, group in enumerate(self.groups):
             self._ask_for(index + 1)
             buffer = self._pending[index % 2][1]
             self._finish_turn(index % 2)
-            yield from group.weights_in(buffer)
+            yield from ((place, buffer) for place in group.places)
 
     def _ask_for(self, index: int) -> None:
         if index < len(self.groups):

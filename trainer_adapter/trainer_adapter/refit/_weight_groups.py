@@ -6,7 +6,7 @@ ends when the next weight does not fit; a weight larger than the limit is a grou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -85,20 +85,26 @@ def plan_groups(info: RefitInfo, limit_bytes: int, alignment: int) -> list[Group
 def fill(buffer: Tensor, group: Group, parameters: Iterator[tuple[str, Tensor]]) -> None:
     """Copy the group's weights, the next ones of parameters, to their places.
 
-    Raises ValueError if the next parameters are not the planned ones.
+    Raises ValueError if the next parameters are not the planned ones. As many are taken then, too, because other ranks
+    may gather them with this one.
     """
-    for place in group.places:
-        item = next(parameters, None)
-        expected = (place.name, place.shape, place.dtype)
-        found = None if item is None else (item[0], item[1].shape, item[1].dtype)
-        if item is None or found != expected:
-            raise ValueError(f"the next weight is {_describe(found)}, but {_describe(expected)} was announced")
-        buffer[place.start : place.end].copy_(item[1].reshape(-1).view(torch.uint8))
+    places = iter(group.places)
+    try:
+        for place in places:
+            item = next(parameters, None)
+            expected = (place.name, place.shape, place.dtype)
+            found = None if item is None else (item[0], item[1].shape, item[1].dtype)
+            if item is None or found != expected:
+                raise ValueError(f"the next weight is {_describe(found)}, but {_describe(expected)} was announced")
+            buffer[place.start : place.end].copy_(item[1].reshape(-1).view(torch.uint8))
+    except Exception:
+        skip(places, parameters)
+        raise
 
 
-def skip(group: Group, parameters: Iterator[tuple[str, Tensor]]) -> None:
-    """Take the group's weights from parameters, so that they are gathered, and drop them."""
-    for _ in group.places:
+def skip(places: Iterable[Place], parameters: Iterator[tuple[str, Tensor]]) -> None:
+    """Take the weights of these places from parameters, so that they are gathered, and drop them."""
+    for _ in places:
         next(parameters, None)
 
 
