@@ -100,24 +100,17 @@ def test_a_plan_of_other_rows_is_refused_on_every_rank(played: Played) -> None:
 
 
 LACKING = "NotFoundError: .*gone"
+UNREADABLE = "RuntimeError: .*another data-parallel rank could not read"
+OF_REPLICA = "RuntimeError: another rank of the replica failed: "
 
 
 @pytest.mark.parametrize(
     ("case", "texts"),
     [
-        ("unreadable", ["nothing", "nothing", LACKING, LACKING]),
-        (
-            "unreadable_of_unknown_lengths",
-            [*["RuntimeError: .*another data-parallel rank could not read"] * 2, *[LACKING] * 2],
-        ),
-        (
-            "without_rows",
-            [*["RuntimeError: .*another data-parallel rank could not read"] * 2, *[".*ValueError: .*has no rows"] * 2],
-        ),
-        (
-            "unreadable_by_one",
-            ["nothing", "nothing", f"RuntimeError: another rank of the replica failed: {LACKING}", LACKING],
-        ),
+        ("unreadable", [UNREADABLE, UNREADABLE, LACKING, LACKING]),
+        ("unreadable_of_unknown_lengths", [UNREADABLE, UNREADABLE, LACKING, LACKING]),
+        ("without_rows", [UNREADABLE, UNREADABLE, *[".*ValueError: .*has no rows"] * 2]),
+        ("unreadable_by_one", [f"{OF_REPLICA}{UNREADABLE}", UNREADABLE, f"{OF_REPLICA}{LACKING}", LACKING]),
     ],
 )
 def test_a_read_that_fails_fails_on_all_that_need_it(played: Played, case: str, texts: list[str]) -> None:
@@ -188,8 +181,12 @@ def test_a_claim_that_one_rank_leaves_with_an_error_is_released_for_all(played: 
                 assert text == "ZeroDivisionError: a bad row"
             else:
                 assert text.startswith("RuntimeError: claim ")
-                assert text.endswith("was released because another rank failed with ZeroDivisionError")
+                assert text.endswith("was released because another rank failed with ZeroDivisionError: a bad row")
         assert len(again) == 4
+        for sample_id in again:
+            events = played.client.sample("one_rank_fails", sample_id).events
+            reasons = [event.reason for event in events if event.what == "released"]
+            assert [reason.endswith("ZeroDivisionError: a bad row") for reason in reasons[:2]] == [True, True]
     assert played.counts["dataplane_commits_total", "one_rank_fails"] == 0
 
 

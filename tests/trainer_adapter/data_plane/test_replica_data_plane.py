@@ -138,9 +138,9 @@ def test_a_row_that_was_put_again_is_another_one(client: DataPlaneClient, side: 
 
 def test_a_claim_is_released_with_the_error_as_its_reason(client: DataPlaneClient, side: ReplicaDataPlane) -> None:
     with pytest.raises(ZeroDivisionError), claim_of(side) as claim:
-        raise ZeroDivisionError
+        raise ZeroDivisionError("a bad row")
     assert claim.state == "released"
-    assert "ZeroDivisionError" in str(client.sample("p", "s0"))
+    assert "ZeroDivisionError: a bad row" in str(client.sample("p", "s0"))
 
 
 def test_columns_that_do_not_fit_leave_the_claim_open(side: ReplicaDataPlane) -> None:

@@ -16,6 +16,7 @@ from dataplane_client.client import Claim
 from dataplane_client.errors import ClaimFencedError
 from dataplane_client.records.meta import KVBatchMeta
 from trainer_adapter._exchange import gather_values
+from trainer_adapter._remote_errors import describe_error
 from trainer_adapter.data_plane._columns import pack_columns
 from trainer_adapter.data_plane._replica import ReplicaGroup, run_on_leader
 
@@ -25,7 +26,7 @@ class ReplicaClaim:
     replica's ranks.
 
     As a context manager it commits if all ranks exit cleanly. If any rank leaves with an exception, the claim is
-    released as failed, and the other ranks raise RuntimeError.
+    released as failed, with the exception's type and message in the reason, and the other ranks raise RuntimeError.
 
     meta: the rows.
     claim_id: the server's id of the claim.
@@ -65,8 +66,8 @@ class ReplicaClaim:
         if kind is None:
             self.commit()
             return
-        self._agree_on_end("leave", kind.__name__)
-        self._release_failed(kind)
+        self._agree_on_end("leave", kind.__name__ if error is None else describe_error(error))
+        self._release_failed(kind, error)
 
     def commit(self, columns: Mapping[str, Any] | None = None, *, timeout_s: float | None = None) -> int:
         """End the claim: its rows are consumed permanently. Returns how many of them still existed.
@@ -94,8 +95,9 @@ class ReplicaClaim:
     def _agree_or_release(self, intent: str) -> None:
         failure = self._agree_on_end(intent, None)
         if failure is not None:
-            self._release_failed(RuntimeError)
-            raise RuntimeError(f"claim {self.claim_id} was released because another rank failed with {failure}")
+            error = RuntimeError(f"claim {self.claim_id} was released because another rank failed with {failure}")
+            self._release_failed(RuntimeError, error)
+            raise error
 
     def _agree_on_end(self, intent: str, failure: str | None) -> str | None:
         """Exchange what the ranks intend to do; return the first failure. RuntimeError if they disagree."""
@@ -108,11 +110,11 @@ class ReplicaClaim:
             raise RuntimeError(f"the ranks of the replica end claim {self.claim_id} in different ways: {intents}")
         return failures[0] if failures else None
 
-    def _release_failed(self, kind: type[BaseException]) -> None:
-        """Release because of an error. It matters more than whether the server can be reached now."""
+    def _release_failed(self, kind: type[BaseException], error: BaseException | None) -> None:
+        """Release; the leader's error is the reason. It matters more than whether the server can be reached now."""
 
         def end(claim: Claim) -> int:
-            claim.__exit__(kind, None, None)
+            claim.__exit__(kind, error, None)
             return claim.meta.size
 
         self._end(end)
