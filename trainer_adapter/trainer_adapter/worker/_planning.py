@@ -12,6 +12,7 @@ the longest p-th row of all ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,8 +20,10 @@ from torch.distributed import ProcessGroup
 
 from dataplane_client.batched_data_dict import BatchedDataDict, DynamicBatchingArgs
 from trainer_adapter._exchange import extremes_over
-from trainer_adapter.automodel.rank import compute_device
+from trainer_adapter.automodel.rank import compute_device, fail_together
 from trainer_adapter.microbatch_args import Stage, microbatch_args
+
+_PLANNING = "planning microbatches"
 
 
 def plan_microbatches(
@@ -36,8 +39,9 @@ def plan_microbatches(
     batch_size: rows of a global batch on this rank; None: all. Data with a plan is returned as it is, and so is all
     data if neither dynamic batching nor sequence packing is enabled.
 
-    Without a plan and without packing this is a collective call. ValueError on all ranks if their batches differ in
-    rows or, with dynamic batching, in width.
+    Without a plan this is a collective call of all ranks. Without packing, ValueError on all ranks if their batches
+    differ in rows or, with dynamic batching, in width. If one rank cannot plan, as with a row longer than a microbatch
+    may be, it raises that error and the others RuntimeError.
     """
     if data.micro_batch_indices is not None:
         return data, None
@@ -47,7 +51,8 @@ def plan_microbatches(
     if args.packing is None:
         _check_same(data.size, "rows", dp_group)
         return data, None
-    shards, order = args.shard(data, 1, batch_size)
+    with nullcontext() if _is_alone(dp_group) else fail_together(_PLANNING):
+        shards, order = args.shard(data, 1, batch_size)
     return shards[0], order
 
 
@@ -57,8 +62,9 @@ def _plan_dynamic_together(
     rows, width = data[args["input_key"]].shape[:2]
     _check_same(rows, "rows", dp_group)
     _check_same(width, "positions", dp_group)
-    (shard,), order = data.shard_by_batch_size(1, batch_size=batch_size, dynamic_batching_args=args)
-    if dp_group is None or dp_group.size() == 1:
+    with nullcontext() if _is_alone(dp_group) else fail_together(_PLANNING):
+        (shard,), order = data.shard_by_batch_size(1, batch_size=batch_size, dynamic_batching_args=args)
+    if _is_alone(dp_group):
         return shard, order
     longest = shard[args["input_lengths_key"]].to(device=compute_device(), copy=True)
     torch.distributed.all_reduce(longest, op=torch.distributed.ReduceOp.MAX, group=dp_group)
@@ -73,9 +79,12 @@ def _plan_dynamic_together(
 
 def _check_same(count: int, unit: str, dp_group: ProcessGroup | None) -> None:
     """Ranks that differ would run different numbers of forward passes, or passes of different shapes."""
-    is_alone = dp_group is None or dp_group.size() == 1
-    fewest, most = (count, count) if is_alone else extremes_over(count, dp_group, compute_device())
+    fewest, most = (count, count) if _is_alone(dp_group) else extremes_over(count, dp_group, compute_device())
     if fewest != most:
         raise ValueError(
             f"data-parallel ranks have {fewest} to {most} {unit}, this one has {count}; only packed batches may differ"
         )
+
+
+def _is_alone(dp_group: ProcessGroup | None) -> bool:
+    return dp_group is None or dp_group.size() == 1
