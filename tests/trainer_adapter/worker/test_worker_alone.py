@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,14 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from dataplane_client import connect, kv_first_write, read_columns
+from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
 from dataplane_server.testing import running_server
 from trainer_adapter.losses import ClippedPolicyGradientLoss, LossResult, NLLLoss
 from trainer_adapter.microbatch_args import microbatch_args
 from trainer_adapter.refit import WeightCollective, receive_streamed_weights, stream_endpoint
+from trainer_adapter.worker._inference import plan_batch
+from trainer_adapter.worker._weights import swap_weights
 
 HALVED = {"name": "torch.optim.lr_scheduler.ExponentialLR", "kwargs": {"gamma": 0.5}}
 
@@ -51,6 +56,18 @@ def test_an_exception_under_the_reference_weights_leaves_the_current_ones_in_pla
         worker.get_reference_policy_logprobs(data=broken)
     assert_equal(weights(worker), trained)
     assert torch.equal(worker.get_logprobs(batch())["logprobs"], logprobs)
+
+
+def test_weights_are_swapped_back_though_the_device_has_no_memory_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, reference = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2).state_dict()
+    before = [value.tolist() for state in (model.state_dict(), reference) for value in state.values()]
+
+    def no_memory(_: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError
+
+    with swap_weights(model, reference):
+        monkeypatch.setattr(Tensor, "clone", no_memory)
+    assert [value.tolist() for state in (model.state_dict(), reference) for value in state.values()] == before
 
 
 def test_the_reference_keeps_the_temperature_and_drops_top_k(make_worker: MakeWorker) -> None:
@@ -263,6 +280,13 @@ def test_microbatches_need_not_divide_the_rows_of_inference(make_worker: MakeWor
         torch.testing.assert_close(worker.get_logprobs(batch(), micro_batch_size=mbs)["logprobs"], expected)
     with pytest.raises(ValueError, match="at least 1 sample, got 0"):
         worker.get_logprobs(batch(), micro_batch_size=0)
+
+
+def test_planning_leaves_the_images_of_a_batch_where_they_are(make_worker: MakeWorker) -> None:
+    policy = replace(make_worker()._policy, device=torch.device("meta"))
+    rows: BatchedDataDict[Any] = BatchedDataDict(images=PackedTensor([torch.ones(2, 3)], 0))
+    planned, _ = plan_batch(policy, rows, "train")
+    assert [one["images"].as_tensor().device.type for one in (rows, planned)] == ["cpu", "meta"]
 
 
 @pytest.mark.parametrize(("packing", "pad"), [("sequence", "<pad>"), ("none", "<beyond the vocabulary>")])

@@ -124,7 +124,7 @@ def plan_batch(
 
 def _move(name: str, value: Any, device: torch.device) -> Any:
     if isinstance(value, PackedTensor):
-        return value.to(device)
+        return value.slice(range(len(value))).to(device)  # which moves in place
     if not isinstance(value, Tensor):
         return value
     return value.cpu() if name == "input_lengths" else queue_copy(value, device)

@@ -86,8 +86,12 @@ def _check_fit(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> N
 
 @torch.no_grad()
 def _swap(entry: torch.Tensor, other: torch.Tensor) -> None:
-    current = _local(entry).clone()
-    _local(entry).copy_(other, non_blocking=True)
+    own = _local(entry)
+    try:
+        current = own.clone()
+    except torch.OutOfMemoryError:  # the block may have left no memory on the device
+        current = own.to("cpu", copy=True)
+    own.copy_(other, non_blocking=current.device == own.device)  # the next one on the host would not wait for it
     other.copy_(current, non_blocking=True)
 
 
