@@ -12,7 +12,7 @@ from tests.trainer_adapter.worker_groups.gloo_worker import GlooWorker
 
 from dataplane_client.batched_data_dict import BatchedDataDict
 from dataplane_client.batched_data_dict.packed_tensor import PackedTensor
-from trainer_adapter.worker_groups import RayGroupOptions, RayWorkerGroup, WorkerFailed
+from trainer_adapter.worker_groups import RayGroupOptions, RayWorkerGroup, WorkerFailed, _ray_group
 from trainer_adapter.worker_groups._ray_waiting import wait_for_results
 
 ray = pytest.importorskip("ray")
@@ -23,9 +23,22 @@ TWO_CPUS = RayGroupOptions(num_workers=2, gpus_per_worker=0, start_timeout_s=400
 
 
 @pytest.fixture(scope="module")
-def pair(ray_cluster: None) -> Iterator[RayWorkerGroup]:
+def start_limits() -> list[float]:
+    """How long each step of the pair's start may take."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def pair(ray_cluster: None, start_limits: list[float]) -> Iterator[RayWorkerGroup]:
     """Two data-parallel ranks."""
-    group = RayWorkerGroup(GlooWorker, {}, TWO_CPUS)
+
+    def wait(*arguments: Any, **limits: Any) -> list[Any]:
+        start_limits.append(limits["timeout_s"])
+        return wait_for_results(*arguments, **limits)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_ray_group, "wait_for_results", wait)
+        group = RayWorkerGroup(GlooWorker, {}, TWO_CPUS)
     yield group
     group.shutdown()
 
@@ -38,6 +51,11 @@ def test_ranks_find_each_other_and_know_their_places(pair: RayWorkerGroup) -> No
     assert pair.dp_size == 2
     assert pair.is_driver
     assert pair.run_everywhere("sum_of_ranks") == 1.0
+
+
+def test_the_steps_of_a_start_share_one_deadline(pair: RayWorkerGroup, start_limits: list[float]) -> None:
+    address, start, layout = start_limits
+    assert TWO_CPUS.start_timeout_s >= address > start > layout
 
 
 def test_each_rank_works_on_its_shard_and_results_come_by_rank(pair: RayWorkerGroup) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -42,21 +43,25 @@ class RayWorkerGroup:
             for seat in seats:
                 self._actors.append(actor.options(**actor_options(options, self._placement, seat)).remote())
             self._make_workers(worker, arguments, seats)
-            self._replicas = Replicas.from_layouts(self._wait(self._start("layout", {}), "layout"))
         except BaseException as error:
             self._health.end(error)  # workers that were never made cannot shut down
             self.shutdown()
             raise
 
     def _make_workers(self, worker: Callable[..., Any], arguments: Mapping[str, Any], seats: Sequence[Seat]) -> None:
-        limit = self._options.start_timeout_s
-        address = self._wait([self._actors[0].rendezvous_address.remote()], "rendezvous_address", limit)[0]
+        deadline = time.monotonic() + self._options.start_timeout_s
+
+        def wait(refs: Sequence[Any], method: str) -> list[Any]:
+            return self._wait(refs, method, max(deadline - time.monotonic(), 0.0))
+
+        address = wait([self._actors[0].rendezvous_address.remote()], "rendezvous_address")[0]
         given = [self._ray.put(worker), self._ray.put(dict(arguments))]
         started = [
             actor.start.remote(_environment(rank, len(seats), seats[rank], *address), *given)
             for rank, actor in enumerate(self._actors)
         ]
-        self._wait(started, "start", limit)
+        wait(started, "start")
+        self._replicas = Replicas.from_layouts(wait(self._start("layout", {}), "layout"))
 
     @property
     def dp_size(self) -> int:
