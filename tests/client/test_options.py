@@ -129,7 +129,7 @@ def test_calls_that_others_wait_for_are_repeated_more_often() -> None:
 @pytest.mark.parametrize("form", ["unix://{path}", "unix:{path}"])
 def test_a_socket_file_is_an_address(tmp_path: Path, form: str) -> None:
     path = tmp_path / "a.sock"
-    with running_server(listen=f"unix://{path}"), connect(form.format(path=path)) as client:
+    with running_server(listen=f"unix://{path}"), connect(form.format(path=path), transport="shm") as client:
         assert client.target == form.format(path=path)
 
 

@@ -143,8 +143,9 @@ _ray_locators: weakref.WeakValueDictionary[tuple[int, str], _RayLocator] = weakr
 
 def locator_of(target: str) -> Locator:
     """Raises what `checked_target` raises."""
-    if not checked_target(target).startswith(RAY_SCHEME):
-        return Locator(target)
+    checked = checked_target(target)
+    if not checked.startswith(RAY_SCHEME):
+        return Locator(checked)
     return _ray_locators.setdefault((os.getpid(), target), _RayLocator(target))
 
 
