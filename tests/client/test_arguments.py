@@ -152,7 +152,10 @@ WRONG: dict[type[Exception], list[tuple[Call, str]]] = {
             for x in (np.float32, np.dtype("int8"), torch.qint8)
         ),
         (lambda c: c.put_samples(["a"], "p", read_on=5), "'p': a node id must be a str"),  # type: ignore[arg-type]
-        (lambda c: c.put_samples("p", ["a"]), "sample ids"),  # type: ignore[arg-type]
+        (lambda c: c.put_samples("p", ["a"]), "sample ids come first"),  # type: ignore[arg-type]
+        (lambda c: c.batching().put_later("p", ["a"]), "sample ids come first"),  # type: ignore[arg-type]
+        (lambda c: c.create_snapshot(5), "create_snapshot: a snapshot name must be a str, got int"),  # type: ignore[arg-type]
+        (lambda c: c.restore_snapshot(5), "restore_snapshot: a snapshot name must be a str, got int"),  # type: ignore[arg-type]
         (lambda c: c.claim("p", "t", ["x"], 1, whole_groups=8), "whole_groups .* 8"),  # type: ignore[arg-type]
         (lambda c: c.read_columns(META, ["x"], pad_value_dict="x"), "pad_value_dict .* 'x'"),  # type: ignore[arg-type]
         (lambda c: c.read_columns(META, ["x"], pad_to_seqlen="8"), "pad_to_seqlen must be an int, got str"),  # type: ignore[arg-type]

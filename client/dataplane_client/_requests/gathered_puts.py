@@ -27,6 +27,7 @@ from dataplane_client._requests.requests import (
 from dataplane_client._values.codec import Fields
 from dataplane_client._values.column_messages import column_message
 from dataplane_client._values.columns_layout import WireColumn, join_values, total_bytes
+from dataplane_client.errors import UnsupportedTypeError
 from dataplane_client.records.meta import KVBatchMeta, Tag
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -59,6 +60,9 @@ def put_rows(
     sequence_lengths: Sequence[int] | None,
 ) -> PutRows:
     """The rows of a put; see put_request for `where`."""
+    given_partition: object = partition_id
+    if isinstance(sample_ids, str) and isinstance(given_partition, (list, tuple)):
+        raise UnsupportedTypeError(f"{where}: the sample ids come first, then the partition")
     ids = checked_names("sample id", sample_ids, where)
     columns = wire_columns(fields, ids, where)
     lengths = carried_lengths(fields, checked_lengths(sequence_lengths, ids, where), ids, where)

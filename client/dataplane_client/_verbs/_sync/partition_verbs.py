@@ -195,7 +195,8 @@ class PartitionVerbs:
         PreconditionError if it cannot be written, InvalidArgumentError for a name that another snapshot has, and
         without --data-dir.
         """
-        request = pb.CreateSnapshotRequest(request_id=new_request_id(), snapshot=name)
+        snapshot = checked_name("snapshot name", name, "create_snapshot")
+        request = pb.CreateSnapshotRequest(request_id=new_request_id(), snapshot=snapshot)
         return snapshot_description((self._transport.unary("CreateSnapshot", request, timeout_s)).snapshot)
 
     def restore_snapshot(self, name: str, *, timeout_s: float | None = None) -> SnapshotDescription:
@@ -207,7 +208,8 @@ class PartitionVerbs:
         snapshot cannot be used; then nothing has changed.
         """
         deadline = self._transport.deadline(timeout_s)
-        request = pb.RestoreSnapshotRequest(request_id=new_request_id(), snapshot=name)
+        snapshot = checked_name("snapshot name", name, "restore_snapshot")
+        request = pb.RestoreSnapshotRequest(request_id=new_request_id(), snapshot=snapshot)
         began = time.monotonic()
         response = self._transport.unary("RestoreSnapshot", request, deadline.left_s)
         if not response.restored:  # as it is when an earlier attempt was not answered
