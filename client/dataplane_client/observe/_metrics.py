@@ -41,13 +41,15 @@ class CallCounters(Observer):
     def __init__(self, registry: CollectorRegistry) -> None:
         from prometheus_client import Counter, Gauge, Histogram
 
+        from dataplane_client._connect.session import live_sessions
+
         self._calls = Counter(CALLS.name, CALLS.text, CALLS.labels, registry=registry)
         self._seconds = Histogram(
             SECONDS.name, SECONDS.text, SECONDS.labels, buckets=SECONDS.buckets, registry=registry
         )
         self._value_bytes = Counter(VALUE_BYTES.name, VALUE_BYTES.text, VALUE_BYTES.labels, registry=registry)
         self._retries = Counter(RETRIES.name, RETRIES.text, RETRIES.labels, registry=registry)
-        Gauge(SESSIONS.name, SESSIONS.text, registry=registry).set_function(_live_sessions)
+        Gauge(SESSIONS.name, SESSIONS.text, registry=registry).set_function(live_sessions)
         self._series: dict[tuple[str, str, bool], _Series] = {}
 
     def retried(self, call: Call, error: DataPlaneError) -> None:
@@ -70,9 +72,3 @@ class CallCounters(Observer):
         series = _Series(self._calls.labels(verb, transport, "OK"), self._seconds.labels(verb, transport), value_bytes)
         self._series[verb, transport, has_values] = series
         return series
-
-
-def _live_sessions() -> float:
-    from dataplane_client._connect.session import live_sessions
-
-    return live_sessions()
