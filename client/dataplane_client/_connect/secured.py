@@ -69,10 +69,24 @@ class Secured:
         return not (self.encrypts or self._credentials.token or self._credentials.token_file)
 
     def is_outdated(self) -> bool:
-        """Whether PEM files have changed, so that the next calls should go through a new channel."""
+        """Whether PEM files have changed, and are valid, so that the next calls should go through a new channel."""
         if not self.encrypts or not self._certificates_due():
             return False
-        return _stamps(self._credentials.files) not in (self._seen, [])
+        return _stamps(self._credentials.files) != self._seen and self._are_valid()
+
+    def _are_valid(self) -> bool:
+        """Whether the PEM files can be used as they are now. gRPC would find that out at the handshake."""
+        import ssl  # only files that change need it
+
+        found, context = self._credentials, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            if found.ca != SYSTEM:
+                context.load_verify_locations(found.ca)
+            if found.certificate is not None:
+                context.load_cert_chain(found.certificate, found.key, "")  # else OpenSSL asks for a pass phrase
+        except OSError:  # also of a missing file, and SSLError
+            return False
+        return True
 
     def _read_token(self, file: Path) -> None:
         """Leaves the token as it was while its file is missing, unreadable or without one, as when it is written."""

@@ -6,6 +6,7 @@ import json
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +100,24 @@ def test_a_connection_with_former_certificates_ends_with_its_last_call(secured: 
             time.sleep(1.3)  # a second is how late files may be looked at
             client.server_status()
             eventually(lambda: connections_to(address) == 1)
+
+
+def test_files_that_are_missing_or_invalid_leave_the_last_ones_in_force(secured: ServerThread, pki: Pki) -> None:
+    address, shown, ca = address_of(secured), pki.issue("client", "trainer.example"), pki.ca.read_bytes()
+    credentials = of(pki, "everywhere", certificate=str(shown.certificate), key=str(shown.key))
+    steps: list[Callable[[], object]] = [
+        pki.ca.unlink,
+        lambda: pki.ca.write_text("data"),
+        lambda: pki.ca.write_bytes(ca),
+        lambda: pki.issue("other", "trainer.example").key.replace(shown.key),
+        lambda: pki.issue("client", "trainer.example"),
+    ]
+    with connect(address, credentials=credentials, transport="grpc") as client:
+        for step in steps:
+            step()
+            time.sleep(1.3)  # a second is how late files may be looked at
+            client.server_status()
+        eventually(lambda: connections_to(address) == 1)
 
 
 def connections_to(address: str) -> int:
