@@ -24,6 +24,7 @@ from tests.integration.shared_memory.test_choice_of_way import works
 from tests.waiting import eventually, soon
 
 from dataplane_client import aio
+from dataplane_client._memory.direct_port import opened
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import DeadlineError, PreconditionError
 from dataplane_client.options import Credentials, TransportChoice
@@ -97,6 +98,23 @@ def test_a_client_that_insists_has_to_use_the_tcp_address(
     start_server((unix,))
     with pytest.raises(PreconditionError, match="host:port"):
         connect(unix, transport="direct")
+
+
+def test_the_addresses_of_a_host_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+
+    def silent(line: socket.socket, _: object) -> None:
+        waited.append(line.gettimeout() or 0.0)
+        time.sleep(waited[-1])
+        raise TimeoutError
+
+    three = 3 * socket.getaddrinfo("127.0.0.1", 1, type=socket.SOCK_STREAM)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: three)
+    monkeypatch.setattr(socket.socket, "connect", silent)
+    with pytest.raises(TimeoutError):
+        opened(("host", 1), 0.3, 10)
+    assert len(waited) == 3
+    assert sum(waited) < 0.31
 
 
 def test_a_client_with_a_token_keeps_to_grpc(server: ServerThread, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,12 +38,24 @@ class DirectAddress:
 
 
 def opened(address: tuple[str, int], timeout_s: float, within_s: int) -> socket.socket:
-    """A connection to a host and port, which notices within some seconds that the host is gone. Blocks; raises
-    OSError.
+    """A connection to a host and port, which notices within some seconds that the host is gone. Blocks for timeout_s
+    seconds, whose rest the addresses of the host that are left share; raises OSError.
     """
-    line = socket.create_connection(address, max(timeout_s, 1e-3))
-    prepare_line(line, within_s)
-    return line
+    until, failure = time.monotonic() + timeout_s, OSError()
+    places = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    for number, (family, kind, protocol, _, place) in enumerate(places):
+        line = None
+        try:
+            line = socket.socket(family, kind, protocol)
+            line.settimeout(max((until - time.monotonic()) / (len(places) - number), 1e-3))
+            line.connect(place)
+            prepare_line(line, within_s)
+            return line
+        except OSError as error:
+            failure = error
+            if line is not None:
+                line.close()
+    raise failure
 
 
 def send_values(columns: Sequence[WireColumn], line: socket.socket, until: float) -> None:
