@@ -11,10 +11,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from dataplane_client import DrawBand, FlowPolicy, aio
+from dataplane_client import DrawBand, FlowPolicy, aio, observe
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import InvalidArgumentError, UnsupportedTypeError
 from dataplane_client.loader import ClaimLoader
+from dataplane_client.observe import Observer
 from dataplane_client.records.meta import KVBatchMeta
 from dataplane_server.testing import running_server
 
@@ -198,6 +199,29 @@ def test_a_value_that_would_be_sent_as_something_else_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         call(client)
+
+
+class Verbs(Observer):
+    def __init__(self) -> None:
+        self.verbs: list[str] = []
+
+    def ended(self, call: observe.Call) -> None:
+        self.verbs.append(call.verb)
+
+
+def test_the_longest_timeout_has_its_margin_too(client: DataPlaneClient) -> None:
+    client._transport._forget_local(client._transport._local)  # so that a call attaches
+    client.put_samples(["long"], "p", {"x": torch.zeros(1)}, timeout_s=1e9)
+    assert client.transport == "shm"
+    assert client.get_samples(["long"], "p", ["x"], timeout_s=1e9)["x"].tolist() == [0.0]
+    client.claim("p", "t", ["x"], 1, timeout_s=1e9).commit()
+    assert client.put_group("p", "long", ["member"], {"x": torch.zeros(1)}, timeout_s=1e9) == 1
+    observe.add(observer := Verbs())
+    with pytest.raises(InvalidArgumentError, match="'y'"):
+        client.put_group("p", "wrong", ["other"], {"y": torch.zeros(1)}, timeout_s=1e9)
+    observe.remove(observer)
+    assert observer.verbs[-1] == "AbortGroup"
+    client.clear_samples(None, "p")
 
 
 def test_a_delay_is_finite_and_not_negative_and_a_claim_is_no_meta(client: DataPlaneClient) -> None:

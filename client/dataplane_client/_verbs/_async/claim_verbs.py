@@ -9,6 +9,7 @@ from dataplane_client._common.arguments import checked_name
 from dataplane_client._common.arrays import generations_of
 from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._connect.deadline import ANSWER_MARGIN_S, Deadline
+from dataplane_client._connect.options import MAX_TIMEOUT_S
 from dataplane_client._requests.claim_requests import (
     Balance,
     claim_request,
@@ -331,7 +332,8 @@ class ClaimVerbs:
         async with self.reserve_group(
             partition_id, group_id, put.sample_ids, weight_version=weight_version, timeout_s=deadline.left_s
         ) as group:
-            group._give_up_by = Deadline(deadline.left_s + ANSWER_MARGIN_S)  # noqa: SLF001 - as the put that may fail
+            longest_s = min(deadline.left_s + ANSWER_MARGIN_S, MAX_TIMEOUT_S)
+            group._give_up_by = Deadline(longest_s)  # noqa: SLF001 - as the put that may fail
             put.header.reservation_id = finish.reservation_id = group.reservation_id
             await write_rows(self._transport, put.write, deadline.left_s)
             rows = (await self._transport.unary("FinishGroup", finish, deadline.left_s)).rows

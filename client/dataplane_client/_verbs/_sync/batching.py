@@ -42,10 +42,10 @@ class _Put:
 
     __slots__ = ("deadline", "is_left", "is_told", "is_under_way", "place", "rows", "timeout_s", "turn", "unit")
 
-    def __init__(self, rows: PutRows, timeout_s: float) -> None:
+    def __init__(self, rows: PutRows, timeout_s: float, deadline: Deadline) -> None:
         self.rows = rows
         self.timeout_s = timeout_s
-        self.deadline = Deadline(timeout_s)
+        self.deadline = deadline
         self.unit: _Unit | None = None
         self.is_under_way = self.is_left = self.is_told = False
         self.place = 0
@@ -219,7 +219,8 @@ class Batching:
     ) -> _Put:
         where = f"put_samples into {partition_id!r}"
         rows = put_rows(where, partition_id, sample_ids, fields, tags, sequence_lengths)
-        return _Put(rows, self._transport.options.timeout_s if timeout_s is None else timeout_s)
+        deadline = self._transport.deadline(timeout_s)
+        return _Put(rows, self._transport.options.timeout_s if timeout_s is None else timeout_s, deadline)
 
     # -- what is held --------------------------------------------------------------------------------------------------
 
