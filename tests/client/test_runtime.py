@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dataplane_client._verbs._async.runtime import LocalConnection, run_in_thread
+from dataplane_client._verbs._async.runtime import LocalConnection, _threads, run_in_thread
 from dataplane_client._verbs._sync.runtime import LocalConnection as BlockingConnection
 from rl_dataplane.v1.local_frames import HEAD
 
@@ -68,6 +71,62 @@ def test_a_loop_that_ends_waits_until_work_is_done() -> None:
 
     asyncio.run(main())
     assert seen == [True]
+
+
+async def test_work_begins_while_all_threads_of_the_loop_wait_for_it() -> None:
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(1) as threads:
+        loop.set_default_executor(threads)
+        waiting = loop.run_in_executor(
+            None, lambda: asyncio.run_coroutine_threadsafe(run_in_thread(lambda: 5), loop).result(200)
+        )
+        assert await waiting == 5
+
+
+async def test_a_cancellation_drops_work_that_has_not_begun() -> None:
+    go_on, begun = threading.Event(), threading.Event()
+    busy = [_threads().submit(go_on.wait, 200) for _ in range(_threads()._max_workers)]
+    task = asyncio.ensure_future(run_in_thread(begun.set))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not any(one.done() for one in busy)
+    go_on.set()
+    await run_in_thread(lambda: [one.result() for one in busy])
+    assert not begun.is_set()
+
+
+async def test_work_that_writes_to_no_lent_memory_is_left_to_itself() -> None:
+    begun, go_on, done = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go_on.wait(200)
+        done.set()
+
+    task = asyncio.ensure_future(run_in_thread(work, to_its_end=False))
+    await asyncio.to_thread(begun.wait, 200)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not done.is_set()
+    go_on.set()
+
+
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    code = """
+import asyncio, os, signal
+from dataplane_client._verbs._async.runtime import run_in_thread
+asyncio.run(run_in_thread(os.getpid))
+child = os.fork()
+signal.alarm(100)
+assert asyncio.run(run_in_thread(os.getpid)) == os.getpid()
+if not child:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", code], timeout=200, check=True)
 
 
 # -- local connections -------------------------------------------------------------------------------------------------

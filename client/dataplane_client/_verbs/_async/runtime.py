@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import socket
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Generator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -30,28 +31,45 @@ Work = Callable[[socket.socket, float], None]
 """Sends or receives over a connection, until a time of time.monotonic()."""
 
 _RECEIVE_BYTES = 1 << 16
+_MOST_THREADS = 32
 
 
 async def sleep(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
-async def run_in_thread(work: Callable[[], T], interrupt: Callable[[], None] = lambda: None) -> T:
-    """Run work in the executor. Waits for it even when cancelled, because it may still write to reserved memory.
-    interrupt: called then, to make it end.
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    """Of this package: all threads of a loop's executor may wait for calls of that loop."""
+    return ThreadPoolExecutor(_MOST_THREADS, "dataplane-async")
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of its parent's threads
+
+
+async def run_in_thread(
+    work: Callable[[], T], interrupt: Callable[[], None] = lambda: None, *, to_its_end: bool = True
+) -> T:
+    """Run work in a thread. Drops it when cancelled before it has begun. Waits for its end when cancelled later,
+    because it may still write to reserved memory. interrupt: called then, to make it end. to_its_end: False for work
+    that is not waited for then.
     """
-    running = asyncio.get_running_loop().run_in_executor(None, work)  # no task, which a loop that ends would cancel
+    running = _threads().submit(work)
+    waiting = asyncio.wrap_future(running)  # no task, which a loop that ends would cancel
     cancelled: asyncio.CancelledError | None = None
-    while not running.done():
+    while not waiting.done():
         try:
-            await asyncio.wait([running])
+            await asyncio.wait([waiting])
         except asyncio.CancelledError as error:  # noqa: PERF203  # once, as a rule
+            if running.cancel() or not to_its_end:
+                waiting.cancel()  # otherwise an error that nobody retrieves is logged
+                raise
             cancelled = error
             interrupt()
     if cancelled is not None:
-        running.exception()  # marks it as retrieved
+        waiting.exception()  # marks it as retrieved
         raise cancelled
-    return running.result()
+    return waiting.result()
 
 
 async def result_of(future: Future[T], timeout_s: float) -> T:

@@ -272,7 +272,7 @@ class AsyncTransport:
             return error
         if self._server_speaks_tls is None:
             target, seconds = self._grpc.target, max(0.001, min(left_s, PROBE_S))
-            self._server_speaks_tls = await run_in_thread(partial(speaks_tls, target, seconds))
+            self._server_speaks_tls = await run_in_thread(partial(speaks_tls, target, seconds), to_its_end=False)
         if not self._server_speaks_tls:
             return error
         return UnavailableError(f"{verb} at {self.target}: {SERVER_SPEAKS_TLS}", details=error.details)

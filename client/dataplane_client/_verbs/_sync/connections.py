@@ -117,7 +117,8 @@ class Connections:
             try:
                 if isinstance(self._address, str):
                     return LocalConnection.open(self._address, deadline.left_s)
-                return run_in_thread(partial(_connected, self._address, deadline.left_s, self._carrier.notice_s))
+                connect = partial(_connected, self._address, deadline.left_s, self._carrier.notice_s)
+                return run_in_thread(connect, to_its_end=False)
             except OSError as error:
                 if error.errno not in _CROWDED or not deadline.left_s:
                     raise

@@ -33,7 +33,7 @@ def sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def run_in_thread(work: Callable[[], T]) -> T:
+def run_in_thread(work: Callable[[], T], *, to_its_end: bool = True) -> T:
     """Run work in the calling thread, which may block."""
     return work()
 
