@@ -9,17 +9,25 @@ import contextlib
 import fcntl
 import mmap
 import os
+import resource
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.integration.wire.local_peer import framed
 
-from dataplane_client._memory.shared_arena import SharedArena
+from dataplane_client._connect.deadline import Deadline
+from dataplane_client._connect.locator import Place
+from dataplane_client._memory.shared_arena import SharedArena, attach
+from dataplane_client._verbs._async.transport import AsyncTransport
+from dataplane_client.errors import UnavailableError
+from dataplane_client.options import ClientOptions
+from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import memory_nonce
 
@@ -45,16 +53,23 @@ def place(tmp_path: Path) -> str:
 
 
 @contextlib.contextmanager
-def lent(place: str, files: Sequence[int], arena_bytes: int = SIZE) -> Iterator[None]:
-    """A server that answers the first ATTACH with these descriptors."""
-    response = framed(0, pb.AttachResponse(session=b"s" * 16, arena_bytes=arena_bytes, proof=PROOF))
+def lent(
+    place: str,
+    files: Sequence[int],
+    arena_bytes: int = SIZE,
+    before: Callable[[], object] = lambda: None,
+    **others: Any,
+) -> Iterator[None]:
+    """A server that answers the first ATTACH with these descriptors. before: called before that."""
+    response = framed(0, pb.AttachResponse(session=b"s" * 16, arena_bytes=arena_bytes, proof=PROOF, **others))
 
     def answer() -> None:
-        with listener.accept()[0] as peer:
-            peer.recv(64)
-            socket.send_fds(peer, [response], files)
+        peer = peers.enter_context(listener.accept()[0])
+        peer.recv(64)
+        before()
+        socket.send_fds(peer, [response], files)
 
-    with socket.socket(socket.AF_UNIX) as listener:
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as peers:
         listener.bind(place)
         listener.listen()
         server = threading.Thread(target=answer)
@@ -158,3 +173,59 @@ def test_the_owner_of_the_sockets_file_is_trusted(place: str) -> None:
         os.chown(place, 65533, 65533)
         with pytest.raises(ConnectionResetError):  # it was asked, and went
             SharedArena(place, b"")
+
+
+# -- failures that say nothing about the memory ------------------------------------------------------------------------
+
+
+def status_of(file: int) -> plane_pb.GetServerStatusResponse:
+    """What the server says over gRPC that lends a file."""
+    return plane_pb.GetServerStatusResponse(shared_memory=plane_pb.SharedMemory(nonce=memory_nonce(PROOF, file)))
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    first = os.open(os.devnull, os.O_RDONLY)
+    os.close(first)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_without_room_for_its_descriptors_memory_is_asked_for_again(place: str, tmp_path: Path) -> None:
+    file = sealed(tmp_path)
+    with (
+        contextlib.ExitStack() as limits,
+        lent(place, [file, file], before=lambda: limits.enter_context(no_descriptor_left())),
+        pytest.raises(ConnectionResetError, match="open files"),
+    ):
+        attach(Place(f"unix://{tmp_path}/a.sock"), status_of(file), "", 20.0)
+    os.close(file)
+
+
+def test_a_server_that_is_silent_is_told_from_a_call_that_has_no_time(place: str, tmp_path: Path) -> None:
+    file = sealed(tmp_path)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(place)
+        silent.listen()
+        for timeout_s, kind in ((0.0, ConnectionResetError), (100.0, TimeoutError)):
+            with pytest.raises(kind, match="timed out"):
+                attach(Place(f"unix://{tmp_path}/a.sock"), status_of(file), "", timeout_s)
+    os.close(file)
+
+
+async def test_a_silent_coordinator_is_an_error_with_words(place: str, tmp_path: Path) -> None:
+    file = sealed(tmp_path)
+    transport = AsyncTransport(f"unix://{tmp_path}/a.sock", ClientOptions(transport="shm"))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = silent.getsockname()
+        with (
+            lent(place, [file], calls_host=host, calls_port=port),
+            pytest.raises(UnavailableError, match=r"timed out$"),
+        ):
+            await transport._attached(status_of(file), Deadline(100.0))
+    await transport.close()
+    os.close(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 from google.protobuf.message import Message
@@ -15,6 +16,9 @@ Address = str | tuple[str, int]
 
 INLINE_BYTES = 64 << 10
 """Values of up to this many bytes travel in the message: copying them twice costs less than another call."""
+
+CROWDED = (errno.EAGAIN, errno.EMFILE, errno.ENFILE)
+"""Errors of a connection that passes: the server's backlog is full, or no descriptor is left here."""
 
 _SERVICE = plane_pb.DESCRIPTOR.services_by_name["DataPlaneService"]
 

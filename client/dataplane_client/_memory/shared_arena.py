@@ -13,6 +13,7 @@ access beyond its end would end this process by SIGBUS.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -29,8 +30,9 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
 from dataplane_client._common.arrays import ByteArray
+from dataplane_client._connect.deadline import Deadline
 from dataplane_client._connect.locator import NodePlace, NotSharedError, Place, RefusedError
-from dataplane_client._memory.local_protocol import INLINE_BYTES, request_frame
+from dataplane_client._memory.local_protocol import CROWDED, INLINE_BYTES, request_frame
 from rl_dataplane.v1 import data_plane_pb2 as plane_pb
 from rl_dataplane.v1 import local_pb2 as pb
 from rl_dataplane.v1.local_frames import FILE_SUFFIX, HEAD, memory_nonce, response_head
@@ -50,9 +52,10 @@ class SharedArena:
 
     inline_bytes: values of up to this many bytes travel in messages; none do in a cluster. calls_at: host and port
     where the session is joined for calls; None for the address. token: that calls over gRPC are sent with, or empty.
+    timeout_s: how long the server may take to answer.
     """
 
-    def __init__(self, address: str, nonce: bytes, token: str = "") -> None:
+    def __init__(self, address: str, nonce: bytes, token: str = "", timeout_s: float = ATTACH_TIMEOUT_S) -> None:
         self.address = address
         self._pid = os.getpid()
         self._released: deque[int] = deque()
@@ -62,7 +65,7 @@ class SharedArena:
         self._lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._descriptors: list[int] = []
         weakref.finalize(self, _close, self._lifeline, self._descriptors)
-        self._lifeline.settimeout(ATTACH_TIMEOUT_S)
+        self._lifeline.settimeout(max(timeout_s, 1e-3))
         server_user = _connect(self._lifeline, address)
         response = self._attach(token)
         self._lifeline.setblocking(False)
@@ -81,10 +84,12 @@ class SharedArena:
     def _attach(self, token: str) -> pb.AttachResponse:
         with contextlib.suppress(BrokenPipeError):  # the server has refused this process, and says so
             self._lifeline.sendall(request_frame(pb.LOCAL_METHOD_ATTACH, pb.AttachRequest(token=token)))
-        data, descriptors, _, _ = socket.recv_fds(self._lifeline, 4096, 2)
+        data, descriptors, flags, _ = socket.recv_fds(self._lifeline, 4096, 2)
         self._descriptors.extend(descriptors)
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)  # recv_fds ignores MSG_CMSG_CLOEXEC
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if not data:
             raise ConnectionResetError("the server ended before it answered")
         size, outcome = response_head(data[: HEAD.size].ljust(HEAD.size, b"\0"))
@@ -177,38 +182,35 @@ def local_addresses(target: str, shared: plane_pb.SharedMemory) -> list[str]:
     return [*beside, f"\0{shared.abstract_socket}"] if shared.abstract_socket else beside
 
 
-def attach(place: Place, status: plane_pb.GetServerStatusResponse, token: str = "") -> SharedArena:
+def attach(place: Place, status: plane_pb.GetServerStatusResponse, token: str, timeout_s: float) -> SharedArena:
     """Attach to the memory of the server with this status; in a cluster, to that of the node of this process. token:
-    that calls over gRPC are sent with, or empty. Raises NotSharedError, or another OSError, which says what failed at
-    each address: ConnectionResetError if the server ended meanwhile, ConnectionRefusedError if it may have, because
-    nothing listens beside its socket file, RefusedError if another run of it, or another server, has the socket.
+    that calls over gRPC are sent with, or empty. Blocks for timeout_s seconds at most. Raises NotSharedError, or
+    another OSError, which says what failed at each address: ConnectionResetError if the server ended meanwhile, the
+    failure passes (CROWDED), or the time is over; ConnectionRefusedError if it may have ended, because nothing listens
+    beside its socket file; TimeoutError if it may be stalled; RefusedError if another run of it, or another server, has
+    the socket.
     """
     if isinstance(place, NodePlace):
-        return _attach_to_node(place)
-    if not status.HasField("shared_memory"):
+        if not place.socket:
+            raise OSError("there is none on this node of the Ray cluster")
+        addresses, nonce, token = [place.socket], place.nonce, ""
+    elif not status.HasField("shared_memory"):
         raise NotSharedError("the server shares no memory")
-    shared, failures, kind = status.shared_memory, [], OSError
-    for address in local_addresses(place.grpc_target, shared):
+    else:
+        addresses, nonce = local_addresses(place.grpc_target, status.shared_memory), status.shared_memory.nonce
+    deadline, failures, kind = Deadline(timeout_s), [], OSError
+    for address in addresses:
         try:
-            return SharedArena(address, shared.nonce, token)
-        except OSError as error:  # noqa: PERF203  # there are at most two
+            return SharedArena(address, nonce, token, min(deadline.left_s, ATTACH_TIMEOUT_S))
+        except OSError as error:  # noqa: PERF203  # there are at most three
             failures.append(f"{address.replace(chr(0), '@')}: {error}")
-            if isinstance(error, ConnectionResetError):
+            if isinstance(error, ConnectionResetError) or error.errno in CROWDED or not deadline.left_s:
                 kind = ConnectionResetError
-            elif isinstance(error, RefusedError) and kind is OSError:
-                kind = RefusedError
+            elif isinstance(error, (RefusedError, TimeoutError)) and kind is OSError:
+                kind = type(error)
             elif isinstance(error, _NOBODY) and address[0] != "\0" and kind is OSError:
                 kind = ConnectionRefusedError
     raise kind("; ".join(failures) or NO_SOCKET)
-
-
-def _attach_to_node(place: NodePlace) -> SharedArena:
-    if not place.socket:
-        raise OSError("there is none on this node of the Ray cluster")
-    try:
-        return SharedArena(place.socket, place.nonce)
-    except OSError as error:
-        raise type(error)(f"{place.socket}: {error}") from None
 
 
 def _connect(lifeline: socket.socket, address: str) -> int:

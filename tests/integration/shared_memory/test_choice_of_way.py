@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -86,19 +87,26 @@ def test_the_memory_of_another_server_is_not_used(
         assert others.server_status().memory_used_bytes == 0
 
 
+@pytest.fixture
+def stack() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
 def abandoned_socket(place: Path) -> None:
     """A socket file as a killed server leaves it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as killed:
         killed.bind(str(place))
 
 
-@pytest.mark.parametrize("left", ["an abandoned socket", "nothing"])
+@pytest.mark.parametrize("left", ["an abandoned socket", "a full backlog", "a stalled server", "nothing"])
 @pytest.mark.parametrize("transport", ["auto", "shm"])
 def test_a_client_that_comes_as_a_server_ends_shares_the_memory_of_the_next(
     start_server: Start,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
+    stack: contextlib.ExitStack,
     transport: TransportChoice,
     left: str,
 ) -> None:
@@ -107,6 +115,12 @@ def test_a_client_that_comes_as_a_server_ends_shares_the_memory_of_the_next(
     place.rename(kept)  # the server answers as if it were the one that ends, and later the next one
     if left == "an abandoned socket":
         abandoned_socket(place)
+    elif left != "nothing":
+        listener, other = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2))
+        listener.bind(str(place))
+        listener.listen(0)
+        if left == "a full backlog":
+            other.connect(str(place))
 
     class Next(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

@@ -7,7 +7,6 @@ on the server.
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections import deque
 from functools import partial
 from typing import TypeVar
@@ -18,14 +17,13 @@ from google.rpc import status_pb2
 from dataplane_client._connect.deadline import Deadline
 from dataplane_client._connect.error_table import translated_status
 from dataplane_client._memory.direct_port import opened
-from dataplane_client._memory.local_protocol import Address, request_frame
+from dataplane_client._memory.local_protocol import CROWDED, Address, request_frame
 from dataplane_client._verbs._async.carriers import AsyncCarrier
 from dataplane_client._verbs._async.runtime import LocalConnection, Work, run_in_thread, sleep
 from dataplane_client.errors import DataPlaneError, DeadlineError, InvalidArgumentError, UnavailableError
 from rl_dataplane.v1 import local_pb2 as pb
 
 _IDLE_CONNECTIONS = 64
-_CROWDED = (errno.EAGAIN, errno.EMFILE, errno.ENFILE)  # the server's backlog is full, or no descriptor is left here
 _CROWDED_PAUSE_S = 0.01
 
 Response = TypeVar("Response", bound=Message)
@@ -120,7 +118,7 @@ class AsyncConnections:
                 connect = partial(_connected, self._address, deadline.left_s, self._carrier.notice_s)
                 return await run_in_thread(connect, to_its_end=False)
             except OSError as error:
-                if error.errno not in _CROWDED or not deadline.left_s:
+                if error.errno not in CROWDED or not deadline.left_s:
                     raise
             await sleep(_CROWDED_PAUSE_S)
 

@@ -336,7 +336,7 @@ class Transport:
         status = self._grpc.unary("GetServerStatus", pb.GetServerStatusRequest(), deadline.left_s)
         found: FrameCalls | None = None
         if choice != "direct":
-            found = self._attached(status, min(deadline.left_s, _CONNECT_S))
+            found = self._attached(status, deadline)
         if found is None and choice != "shm":
             found = self._direct(status, deadline.left_s if choice == "direct" else min(deadline.left_s, _CONNECT_S))
         if found is None:
@@ -344,21 +344,23 @@ class Transport:
         else:
             self._use_local(found)
 
-    def _attached(self, status: pb.GetServerStatusResponse, timeout_s: float) -> FrameCalls | None:
+    def _attached(self, status: pb.GetServerStatusResponse, deadline: Deadline) -> FrameCalls | None:
         """Calls through the server's memory; None if it cannot be shared, and need not be."""
+        place, token = self._locator.place, self._grpc.secured.token
         try:
-            arena = run_in_thread(partial(attach, self._locator.place, status, self._grpc.secured.token))
+            arena = run_in_thread(partial(attach, place, status, token, deadline.left_s), to_its_end=False)
             local = FrameCalls(self.target, ArenaCarrier(arena))
             if arena.calls_at is not None:
-                local.reach(timeout_s)
+                local.reach(min(deadline.left_s, _CONNECT_S))
             return local
         except OSError as error:
-            message, run = f"{self.target}: its memory cannot be shared: {error}", status.shared_memory.nonce
-            if isinstance(error, ConnectionRefusedError) and run != self._refused_by:
+            why, run = str(error) or "timed out", status.shared_memory.nonce  # asyncio's TimeoutError has no words
+            message = f"{self.target}: its memory cannot be shared: {why}"
+            if isinstance(error, (ConnectionRefusedError, TimeoutError)) and run != self._refused_by:
                 self._refused_by = run
-                raise UnavailableError(message) from None  # this run of the server may have ended since it answered
+                raise UnavailableError(message) from None  # it may have ended, or stalled, since it answered
             self._check_failed(message, error, "shm")
-            log_event(logging.INFO, "memory_not_shared", server=self.target, why=error)
+            log_event(logging.INFO, "memory_not_shared", server=self.target, why=why)
             return None
 
     def _direct(self, status: pb.GetServerStatusResponse, timeout_s: float) -> FrameCalls | None:
