@@ -1,11 +1,13 @@
 """What one input may cost: a second of CPU time and 100 MB of memory for each KiB of it, whatever it holds.
 
-CPU time of the thread and the peak of the process's memory do not depend on what else the machine does. The peak grows
-only with an input that needs more than all before it, so a run of a target finds its most expensive inputs.
+CPU time of the thread and the peak of the process's memory do not depend on what else the machine does, nor on what
+else the process has: a garbage collection meanwhile looks at the input's objects alone. The peak grows only with an
+input that needs more than all before it, so a run of a target finds its most expensive inputs.
 """
 
 from __future__ import annotations
 
+import gc
 import resource
 import time
 from collections.abc import Callable
@@ -26,8 +28,12 @@ def bounded(target: Target, cpu_s: float = CPU_S) -> Target:
 
     def measured(data: bytes) -> None:
         nonlocal begun
+        gc.freeze()
         memory, seconds = _peak_bytes(), time.thread_time()
-        target(data)
+        try:
+            target(data)
+        finally:
+            gc.unfreeze()
         seconds, memory = time.thread_time() - seconds, _peak_bytes() - memory
         units = 1 + len(data) / 1024
         if begun and (seconds > cpu_s * units or memory > MEMORY_BYTES * units):

@@ -160,11 +160,11 @@ def rows_of(here: Rank, name: str, lacks_one: bool, known: bool = True) -> KVBat
 
 
 def unreadable(here: Rank, name: str) -> Any:
-    """The others find out, because they have to agree on a width."""
     return raised(lambda: here.side().fetch(rows_of(here, name, here.dp_rank == 1)))
 
 
 def unreadable_of_unknown_lengths(here: Rank, name: str) -> Any:
+    """The others find out, because they have to agree on a width."""
     return raised(lambda: here.side().fetch(rows_of(here, name, here.dp_rank == 1, known=False)))
 
 

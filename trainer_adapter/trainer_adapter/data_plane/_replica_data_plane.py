@@ -104,7 +104,8 @@ class ReplicaDataPlane:
         A read that fails raises on all ranks of the replica: errors of the data plane as they are; other errors as they
         are on the failing rank and as RuntimeError elsewhere. ValueError for an unknown policy or layout, for no rows
         or fields, and for a width or a plan that does not fit the rows; RuntimeError for "leader_broadcast" on a single
-        rank, and where ranks agree on a width and another one could not read its rows, or has none.
+        rank, and where ranks agree on the width of rows whose lengths the meta lacks, and another one could not read
+        its rows, or has none.
         """
         names = (meta.fields if fields is None else fields) or []
         self._check(meta, names, layout, fetch_policy)
@@ -138,11 +139,11 @@ class ReplicaDataPlane:
     ) -> BatchedDataDict[Any]:
         if layout != "padded":
             return self.require_client().read_columns(meta, names, layout=layout, device=self._device)
-        width = pad_target(meta)
-        if meta.sequence_lengths is None or not meta.size or (width is None and dp_group is not None):
+        if meta.sequence_lengths is None or not meta.size:
             return self._read_and_measure(meta, names, dp_group)
+        width = pad_target(meta)
         if width is None:
-            width = self._width(max(meta.sequence_lengths), None)
+            width = self._width(max(meta.sequence_lengths, default=0), dp_group)
         pad_values = {name: value for name, value in self._pad_values.items() if name in names}
         return self.require_client().read_columns(
             meta, names, pad_value_dict=pad_values, pad_to_seqlen=width, device=self._device
@@ -151,16 +152,15 @@ class ReplicaDataPlane:
     def _read_and_measure(
         self, meta: KVBatchMeta, names: Sequence[str], dp_group: ProcessGroup | None
     ) -> BatchedDataDict[Any]:
-        """Read rows before their width is known, because their lengths are not, or because ranks agree on it: a rank
-        that cannot read its rows tells the others then. So does one without rows, which could not take part in what
-        comes next.
+        """Read rows whose lengths are unknown before. Without rows this rank could not take part in what comes next, so
+        it tells the others, as a rank that cannot read its rows does.
         """
         width = pad_target(meta)
         try:
             if not meta.size:
                 raise ValueError(f"fetch from {meta.partition_id!r}: this data-parallel rank has no rows")
             ragged = self.require_client().read_columns(meta, names, layout="jagged", device=self._device)
-            longest = longest_row(ragged) if meta.sequence_lengths is None else max(meta.sequence_lengths)
+            longest = longest_row(ragged)
             _check_width(meta, longest)
         except BaseException:
             if width is None:
