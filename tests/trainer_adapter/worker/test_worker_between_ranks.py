@@ -121,9 +121,8 @@ def test_all_ranks_refuse_rows_that_one_of_them_has_too_few_of(played: Played, c
         assert re.search(told, rank["told"])
 
 
-@pytest.mark.parametrize("packing", ["dynamic", "sequence"])
-def test_all_ranks_refuse_a_row_of_one_that_is_longer_than_a_microbatch(played: Played, packing: str) -> None:
-    others, own = (rank["told"] for rank in played.ranks(f"too_long_{packing}"))
+def test_all_ranks_refuse_a_row_of_one_that_is_longer_than_a_microbatch(played: Played) -> None:
+    others, own = (rank["told"] for rank in played.ranks("too_long"))
     assert others == "another rank failed: planning microbatches; see that rank's error"
     assert re.search("length .*exceeds", own)
 

@@ -23,8 +23,6 @@ from trainer_adapter._exchange import extremes_over
 from trainer_adapter.automodel.rank import compute_device, fail_together
 from trainer_adapter.microbatch_args import Stage, microbatch_args
 
-_PLANNING = "planning microbatches"
-
 
 def plan_microbatches(
     data: BatchedDataDict[Any],
@@ -39,9 +37,9 @@ def plan_microbatches(
     batch_size: rows of a global batch on this rank; None: all. Data with a plan is returned as it is, and so is all
     data if neither dynamic batching nor sequence packing is enabled.
 
-    Without a plan this is a collective call of all ranks. Without packing, ValueError on all ranks if their batches
-    differ in rows or, with dynamic batching, in width. If one rank cannot plan, as with a row longer than a microbatch
-    may be, it raises that error and the others RuntimeError.
+    Without a plan and without packing this is a collective call of all ranks. ValueError on all of them if their
+    batches differ in rows or, with dynamic batching, in width. If one rank cannot plan dynamic microbatches, as with a
+    row longer than they may be, it raises that error and the others RuntimeError.
     """
     if data.micro_batch_indices is not None:
         return data, None
@@ -51,8 +49,7 @@ def plan_microbatches(
     if args.packing is None:
         _check_same(data.size, "rows", dp_group)
         return data, None
-    with nullcontext() if _is_alone(dp_group) else fail_together(_PLANNING):
-        shards, order = args.shard(data, 1, batch_size)
+    shards, order = args.shard(data, 1, batch_size)
     return shards[0], order
 
 
@@ -62,7 +59,7 @@ def _plan_dynamic_together(
     rows, width = data[args["input_key"]].shape[:2]
     _check_same(rows, "rows", dp_group)
     _check_same(width, "positions", dp_group)
-    with nullcontext() if _is_alone(dp_group) else fail_together(_PLANNING):
+    with nullcontext() if _is_alone(dp_group) else fail_together("planning microbatches"):
         (shard,), order = data.shard_by_batch_size(1, batch_size=batch_size, dynamic_batching_args=args)
     if _is_alone(dp_group):
         return shard, order
