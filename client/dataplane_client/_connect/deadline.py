@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from numbers import Real
 
-from dataplane_client._connect.options import ClientOptions
-from dataplane_client.errors import DataPlaneError
+from dataplane_client._connect.options import MAX_TIMEOUT_S, ClientOptions
+from dataplane_client.errors import DataPlaneError, InvalidArgumentError, UnsupportedTypeError
 
 ANSWER_MARGIN_S = 2.0
 """How much longer a call may take than its wait on the server, so that the server's answer ("too few rows are ready,
@@ -23,6 +24,16 @@ class Deadline:
     @property
     def left_s(self) -> float:
         return max(0.0, self._at - time.monotonic())
+
+
+def checked_timeout(timeout_s: float) -> float:
+    """A caller's timeout, to which margins may be added."""
+    given: object = timeout_s
+    if not isinstance(given, Real):
+        raise UnsupportedTypeError(f"timeout_s must be a number of seconds, got {timeout_s!r}")
+    if not 0 <= timeout_s <= MAX_TIMEOUT_S:
+        raise InvalidArgumentError(f"timeout_s must be 0 to {MAX_TIMEOUT_S:.0f} seconds, got {timeout_s}")
+    return timeout_s
 
 
 def unanswered(late: DataPlaneError, previous: DataPlaneError | None) -> DataPlaneError:

@@ -73,7 +73,7 @@ def _check_agreement(described: list[_Described]) -> None:
 
 
 class _End:
-    """Stands behind a column, and so knows whether all of it was pickled."""
+    """Is pickled after a column, so it knows whether all of that was."""
 
     def __init__(self) -> None:
         self.reached = False

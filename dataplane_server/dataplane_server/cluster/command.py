@@ -49,9 +49,10 @@ def serve_cluster(
 
 @contextlib.contextmanager
 def _told_to_end() -> Iterator[socket.socket]:
-    """A socket at which the numbers of signals come, of those that end the command too, which do nothing else from now.
-    So none is missed: the handler that sets an Event may need the lock which the wait for it has, and a signal just
-    before a wait of Python's does not end it.
+    """A socket that receives the number of each signal. Those that end the command do nothing else from now on.
+
+    None is missed, as one might be with an Event: the handler that sets it may need the very lock that the waiter
+    holds, and a signal that comes just before the wait does not end it.
     """
     told, wakeup = socket.socketpair()
     with told, wakeup:

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from dataplane_client._common.tracebacks import short_tracebacks
-from dataplane_client._connect.deadline import ANSWER_MARGIN_S, Deadline
+from dataplane_client._connect.deadline import ANSWER_MARGIN_S, Deadline, checked_timeout
 from dataplane_client._requests.gathered_puts import PutRows, gathered, put_rows, receipts
 from dataplane_client._requests.requests import GivenTag, Put
 from dataplane_client._values.codec import Fields
@@ -42,10 +42,10 @@ class _Put:
 
     __slots__ = ("deadline", "is_left", "is_told", "is_under_way", "place", "rows", "timeout_s", "turn", "unit")
 
-    def __init__(self, rows: PutRows, timeout_s: float, deadline: Deadline) -> None:
+    def __init__(self, rows: PutRows, timeout_s: float) -> None:
         self.rows = rows
         self.timeout_s = timeout_s
-        self.deadline = deadline
+        self.deadline = Deadline(timeout_s)
         self.unit: _Unit | None = None
         self.is_under_way = self.is_left = self.is_told = False
         self.place = 0
@@ -219,8 +219,7 @@ class AsyncBatching:
     ) -> _Put:
         where = f"put_samples into {partition_id!r}"
         rows = put_rows(where, partition_id, sample_ids, fields, tags, sequence_lengths)
-        deadline = self._transport.deadline(timeout_s)
-        return _Put(rows, self._transport.options.timeout_s if timeout_s is None else timeout_s, deadline)
+        return _Put(rows, self._transport.options.timeout_s if timeout_s is None else checked_timeout(timeout_s))
 
     # -- what is held --------------------------------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ async def run_in_thread(
             await asyncio.wait([waiting])
         except asyncio.CancelledError as error:  # noqa: PERF203  # once, as a rule
             if running.cancel() or not to_its_end:
-                waiting.cancel()  # otherwise an error that nobody retrieves is logged
+                waiting.cancel()  # otherwise asyncio logs an error that nobody retrieves
                 raise
             cancelled = error
             interrupt()

@@ -20,17 +20,16 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from numbers import Real
 from typing import Any, TypeVar
 
 import grpc
 
 from dataplane_client._connect.connection_errors import MAY_DIFFER_IN_TLS
-from dataplane_client._connect.deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses, unanswered
+from dataplane_client._connect.deadline import ANSWER_MARGIN_S, Deadline, backoff_pauses, checked_timeout, unanswered
 from dataplane_client._connect.error_table import translated
 from dataplane_client._connect.locator import NotSharedError, RefusedError, locator_of
 from dataplane_client._connect.log import log_event
-from dataplane_client._connect.options import MAX_TIMEOUT_S, ClientOptions, TransportChoice, TransportName
+from dataplane_client._connect.options import ClientOptions, TransportChoice, TransportName
 from dataplane_client._connect.pacing import Pacing, Turn
 from dataplane_client._connect.tls_probe import PROBE_S, SERVER_SPEAKS_TLS, speaks_tls
 from dataplane_client._memory.direct_port import DirectAddress
@@ -42,15 +41,7 @@ from dataplane_client._verbs._sync.carriers import ArenaCarrier, LineCarrier
 from dataplane_client._verbs._sync.frame_calls import FrameCalls
 from dataplane_client._verbs._sync.grpc_calls import GrpcCalls
 from dataplane_client._verbs._sync.runtime import CALL_ENDED, result_of, run_in_thread, sleep
-from dataplane_client.errors import (
-    ClosedError,
-    DeadlineError,
-    InvalidArgumentError,
-    OutOfSpaceError,
-    PreconditionError,
-    UnavailableError,
-    UnsupportedTypeError,
-)
+from dataplane_client.errors import ClosedError, DeadlineError, OutOfSpaceError, PreconditionError, UnavailableError
 from dataplane_client.observe._call import Call
 from rl_dataplane.v1 import data_plane_pb2 as pb
 
@@ -116,14 +107,7 @@ class Transport:
 
     def deadline(self, timeout_s: float | None) -> Deadline:
         """timeout_s: None for that of the client."""
-        if timeout_s is None:
-            return Deadline(self.options.timeout_s)
-        given: object = timeout_s
-        if not isinstance(given, Real):
-            raise UnsupportedTypeError(f"timeout_s must be a number of seconds, got {timeout_s!r}")
-        if not 0 <= timeout_s <= MAX_TIMEOUT_S:
-            raise InvalidArgumentError(f"timeout_s must be 0 to {MAX_TIMEOUT_S:.0f} seconds, got {timeout_s}")
-        return Deadline(timeout_s)
+        return Deadline(self.options.timeout_s if timeout_s is None else checked_timeout(timeout_s))
 
     def close(self) -> None:
         """Close all connections; calls under way end with an error. Does nothing if closed."""

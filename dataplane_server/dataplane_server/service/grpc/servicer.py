@@ -27,7 +27,7 @@ from dataplane_server.service import translate
 from dataplane_server.service.grpc.claim_calls import ClaimCalls
 from dataplane_server.service.grpc.session_calls import SessionCalls
 from dataplane_server.service.grpc.value_streams import ValueStreams
-from dataplane_server.service.messages.frames import MAX_MESSAGE_BYTES, SENT_CHUNK_BYTES, FrameReader, Header
+from dataplane_server.service.messages.frames import MAX_MESSAGE_BYTES, FrameReader, Header
 from dataplane_server.service.messages.parsing import Messages
 from dataplane_server.service.recent import Recent
 from dataplane_server.service.shell import Shell
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
 
 _PAGE_ROWS = 1000
-_FRAME_BYTES = 64
-"""Of a message, beside its header and its chunk; at most."""
 
 
 class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
@@ -259,16 +257,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     ) -> AsyncIterator[bytes]:
         plan = self._shell.apply(translate.rows.read(request))
         try:
-            header = translate.rows.read_header(plan)
-            size = header.ByteSize() + min(plan.size_bytes, SENT_CHUNK_BYTES) + _FRAME_BYTES
-            if size > MAX_MESSAGE_BYTES:
-                message = (
-                    f"partition {request.partition_id!r}: the lengths of {len(request.sample_ids)} rows and "
-                    f"{len(request.fields)} fields, with their first values, take {size} bytes, the limit is "
-                    f"{MAX_MESSAGE_BYTES}: read fewer rows or fields at a time"
-                )
-                raise Refusal(Reason.LIMIT_REACHED, message, partition_id=request.partition_id)
-            async for frame in self._values.frames(header, plan.runs):
+            async for frame in self._values.frames(translate.rows.read_header(plan), plan.runs):
                 yield frame
         finally:
             self._shell.give_back(EndRead(plan.ticket))

@@ -135,13 +135,23 @@ def check_chunk(offset: int, size: int, received: int, size_bytes: int) -> None:
 
 
 def read_frames(header: pb.ReadColumnsHeader, chunks: Iterable[list[memoryview]]) -> Iterator[bytes]:
-    """The frames of a read: one for each chunk, the first with the header. chunks: each as views of its pieces."""
+    """The frames of a read: one for each chunk, the first with the header. chunks: each as views of its pieces. Refusal
+    LIMIT_REACHED if the first one exceeds a message.
+    """
     head: bytes | None = header.SerializeToString()
     offset = 0
     for pieces in chunks:
         size = sum(map(len, pieces))
-        yield b"".join((frame_prefix(head, offset, size), *pieces))
+        yield _sent(b"".join((frame_prefix(head, offset, size), *pieces)))
         head = None
         offset += size
     if head is not None:
-        yield pb.ReadColumnsResponse(header=header).SerializeToString()
+        yield _sent(pb.ReadColumnsResponse(header=header).SerializeToString())
+
+
+def _sent(frame: bytes) -> bytes:
+    if len(frame) > MAX_MESSAGE_BYTES:
+        message = f"the lengths of the rows, with the first values, take {len(frame)} bytes"
+        message += f", the limit is {MAX_MESSAGE_BYTES}: read fewer rows or fields at a time"
+        raise Refusal(Reason.LIMIT_REACHED, message)
+    return frame
