@@ -15,7 +15,6 @@ What NeMo-RL relies on, and how it is kept:
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import os
@@ -30,6 +29,8 @@ from dataplane_client.errors import (
     PreconditionError,
 )
 from dataplane_client.options import ClientOptions
+from dataplane_client.records.meta import KVBatchMeta as RowMeta
+from dataplane_common.coroutines import claim_meta, in_thread
 from dataplane_nemo_rl._types import Interface, KVBatchMeta, their_meta
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def _verb(method: Callable[Concatenate[DataPlaneAdapter, P], T]) -> Callable[Con
     @functools.wraps(method)
     def call(self: DataPlaneAdapter, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if self.coroutines:
-            return asyncio.to_thread(method, self, *args, **kwargs)  # type: ignore[return-value]  # a T, when awaited
+            return in_thread(method)(self, *args, **kwargs)  # type: ignore[return-value]  # a T, when awaited
         return method(self, *args, **kwargs)
 
     return call
@@ -59,9 +60,9 @@ class DataPlaneAdapter(Interface):
     """NeMo-RL's `DataPlaneClient`; a blocking client of one server, for any number of threads.
 
     address: `unix:///path` or `host:port`; None for the environment variable DATAPLANE_SERVER. coroutines: all verbs
-    but close are coroutines, for any event loop. They run in threads of the loop's default executor, so at most as many
-    at once as that has. tokens_field: the column whose entries are the tokens of a row. connect: further settings, as
-    `dataplane_client.connect` takes them, such as timeout_s.
+    but close are coroutines, for any event loop. They run in threads, up to 1,024 at once. tokens_field: the column
+    whose entries are the tokens of a row. connect: further settings, as `dataplane_client.connect` takes them, such as
+    timeout_s.
 
     Opens nothing, and can be pickled: the first call connects, in whatever process it is made. All adapters of a
     process with the same settings share one connection. Calls are repeated while the server cannot be reached, at most
@@ -135,18 +136,18 @@ class DataPlaneAdapter(Interface):
         """
         place = (partition_id, task_name, list(required_fields), batch_size)
         noted: dict[str, Any] = {} if dp_rank is None else {"dp_rank": dp_rank}
-        with contextlib.suppress(ClaimTimeoutError, EndOfDataError):  # of a closed partition the rest comes at once
-            meta = self._rows.claim_meta(*place, dp_rank, blocking, timeout_s)
-            if meta.size:
-                return their_meta(meta)
+        meta = None
+        if blocking:
+            with contextlib.suppress(ClaimTimeoutError, EndOfDataError):  # of a closed partition the rest comes at once
+                meta = claim_meta(self._rows, *place, timeout_s=timeout_s)
         try:
-            with self._rows.claim(*place, min_size=1, timeout_s=0.0) as claim:
-                claim.meta.extra_info |= noted
-                return their_meta(claim.meta)
+            meta = meta or claim_meta(self._rows, *place, min_size=1, timeout_s=0.0)
         except ClaimTimeoutError:
             if blocking:
                 raise
-            return KVBatchMeta(partition_id, task_name, [], place[2], extra_info=noted)
+            meta = RowMeta(partition_id, task_name, [], place[2])
+        meta.extra_info |= noted
+        return their_meta(meta)
 
     @_verb
     def get_data(self, meta: KVBatchMeta, select_fields: Sequence[str] | None = None) -> TensorDict:

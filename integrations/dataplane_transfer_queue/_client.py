@@ -17,8 +17,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from dataplane_client.errors import ClaimTimeoutError, NotFoundError, PreconditionError
+from dataplane_common.coroutines import claim_meta, in_thread
 from dataplane_transfer_queue._connection import attached
-from dataplane_transfer_queue._kv import Parser, checked_keys, in_thread, parsed
+from dataplane_transfer_queue._kv import Parser, checked_keys, parsed
 from dataplane_transfer_queue._metas import BatchMeta
 from dataplane_transfer_queue._not_served import absent_member, check_sampler
 from dataplane_transfer_queue._rows import Rows
@@ -86,13 +87,14 @@ class TransferQueueClient:
         if task_name is None:
             raise ValueError("get_meta: a fetch needs a task_name")
         self._rows.ensure_task(partition_id, task_name)
+        timeout_s = 0.0 if self._polling else _FETCH_S
         try:
-            meta = self._rows.client.claim_meta(
-                partition_id, task_name, fields, batch_size, blocking=not self._polling, timeout_s=_FETCH_S
-            )
+            meta = claim_meta(self._rows.client, partition_id, task_name, fields, batch_size, timeout_s=timeout_s)
         except ClaimTimeoutError as error:
+            if self._polling:
+                return BatchMeta([], [], keys=[])
             raise RuntimeError(f"Timeout while waiting for sufficient data for task {task_name}: {error}") from error
-        columns = (meta.generations or [], [partition_id] * meta.size, fields if meta.size else [], [1] * meta.size)
+        columns = (meta.generations or [], [partition_id] * meta.size, fields, [1] * meta.size)
         return BatchMeta(*columns, custom_meta=meta.tags, keys=meta.sample_ids)
 
     def _all(self, data_fields: Sequence[str], partition_id: str) -> BatchMeta:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase, is_non_tensor
@@ -14,26 +12,14 @@ from tensordict import TensorDict, TensorDictBase, is_non_tensor
 from dataplane_client import checkpoint_files
 from dataplane_client.codec import object_leaf
 from dataplane_client.errors import InvalidArgumentError, NotFoundError
+from dataplane_common.coroutines import in_thread
 from dataplane_transfer_queue._connection import attached
 from dataplane_transfer_queue._metas import KVBatchMeta
 from dataplane_transfer_queue._rows import Rows
 from dataplane_transfer_queue._values import nested
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 Fields = TensorDictBase | Mapping[str, Any]
 Parser = Callable[[dict[str, Any]], dict[str, Any]]
-
-
-def in_thread(verb: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """The verb as a coroutine that runs it in a thread, so it is bound to no event loop."""
-
-    @functools.wraps(verb)
-    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.to_thread(verb, *args, **kwargs)
-
-    return call
 
 
 def kv_put(

@@ -16,6 +16,7 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 from tests.forked import FORKS, forking
+from tests.waiting import soon
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_nemo_rl import DataPlaneAdapter
@@ -138,6 +139,20 @@ async def test_every_verb_but_close_is_a_coroutine(new_adapter: Callable[..., Da
     with pytest.raises(RuntimeError, match="load the checkpoint first"):
         await called(adapter.load_checkpoint, "/nowhere")
     assert adapter.close() is None  # type: ignore[func-returns-value]
+
+
+async def test_a_cancelled_claim_takes_no_rows_that_come_later(
+    new_adapter: Callable[..., DataPlaneAdapter], client: DataPlaneClient
+) -> None:
+    adapter = new_adapter(coroutines=True)
+    client.register_partition("p", ["x"], 0, ["t"])
+    claiming = asyncio.ensure_future(called(adapter.claim_meta, "p", "t", ["x"], 2, None, True, 200.0))
+    await soon(lambda: client.partition("p").task("t").waiting_claims == 1)
+    claiming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await claiming
+    client.put_samples(["a", "b"], "p", {"x": [1, 2]})
+    assert client.claim("p", "t", ["x"], 2, timeout_s=200.0).meta.sample_ids == ["a", "b"]
 
 
 def test_a_pickled_adapter_keeps_its_settings_and_that_it_was_used(

@@ -11,11 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from tensordict import TensorDict
+from tests.waiting import soon
 
 import dataplane_transfer_queue as tq
 from dataplane_client import connect, observe
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import NotFoundError
+from dataplane_transfer_queue import _client
 from dataplane_transfer_queue.tests.conftest import parameters_of
 
 Columns = Callable[..., TensorDict]
@@ -47,6 +49,33 @@ def test_a_verb_and_its_async_twin_have_their_order_of_arguments(verb: str) -> N
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_cancelled_fetch_takes_no_rows_that_come_later(
+    address: str, native: tq.TransferQueueClient, columns: Columns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_client, "_FETCH_S", 200.0)
+    native.put(columns(1, y=torch.zeros(1)), partition_id="p")
+    fetching = asyncio.ensure_future(native.async_get_meta(["x"], 2, "p", task_name="score"))
+    with connect(address) as client:
+        await soon(lambda: client.server_status().waiting_claims == 1)
+    fetching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fetching
+    made = native.put(columns(2, x=torch.arange(2)), partition_id="p")
+    assert native.get_meta(["x"], 2, "p", task_name="score").global_indexes == made.global_indexes
+
+
+async def test_however_many_fetches_wait_the_put_that_they_wait_for_is_made(
+    native: tq.TransferQueueClient, columns: Columns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_client, "_FETCH_S", 200.0)
+    native.put(columns(1, y=torch.zeros(1)), partition_id="p")
+    fetches = [native.async_get_meta(["x"], 1, "p", task_name=f"task-{number}") for number in range(40)]
+    waiting = [asyncio.ensure_future(fetch) for fetch in fetches]
+    await asyncio.sleep(0)
+    await native.async_put(columns(1, x=torch.arange(1)), partition_id="p")
+    assert [len(meta) for meta in await asyncio.gather(*waiting)] == [1] * 40
 
 
 def test_tasks_fetch_rows_each_once_and_write_back(
