@@ -9,7 +9,7 @@
 The samples of a put have the same fields, and a field has one kind of values. JSON does not tell 1 from 1.0, so the
 element type is the one that the body names in `dtypes`, otherwise the one that the field holds already, otherwise what
 the values need: bool, int64, or float32 if one of them has a point or an exponent. A number that the type does not hold
-is refused; floats are rounded to it. A field that holds objects takes any value.
+is refused; only those with a point or an exponent are rounded to it. A field that holds objects takes any value.
 """
 
 from __future__ import annotations
@@ -110,8 +110,9 @@ def _array(name: str, numbers: Sequence[Any], dtype: str) -> np.ndarray[Any, Any
             array = np.array(numbers, _DTYPES[dtype])
     except OverflowError:
         raise _mismatch(name, f"a number that {dtype} does not hold") from None
-    if array.dtype.kind in "iu" and array.tolist() != numbers:  # before NumPy 2, small types wrap around
-        raise _mismatch(name, f"a number that {dtype} does not hold")
+    held = zip(numbers, array.tolist(), strict=True)
+    if int in found and any(type(number) is int and number != stored for number, stored in held):
+        raise _mismatch(name, f"a number that {dtype} does not hold")  # before NumPy 2, small types wrap around
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise _mismatch(name, f"a number that {dtype} does not hold; numbers must be finite")
     return array
@@ -124,19 +125,32 @@ def _mismatch(name: str, what: str, sample: SampleFields | None = None) -> Inval
 
 def json_rows(sample_ids: Sequence[str], columns: Mapping[str, Any]) -> Iterator[str]:
     """The fields of rows that were read, each as a JSON object. A number that is not finite is null, tensors and arrays
-    in objects are lists. Raises InvalidArgumentError for what JSON does not have.
+    in objects are lists. Raises InvalidArgumentError for what JSON does not have, such as a key that is a number.
     """
     plain = {name: _plain_rows(column) for name, column in columns.items()}
     for row, sample_id in enumerate(sample_ids):
         parts = []
         for name, values in plain.items():
             try:
-                text = json.dumps(values[row], default=_plain, allow_nan=False)
+                text = json.dumps(_with_text_keys(values[row]), default=_plain, allow_nan=False)
             except (TypeError, ValueError) as error:
                 message = f"field {name!r}, sample {sample_id!r}: JSON does not have its value ({error})"
                 raise refused(message, "FIELD_MISMATCH", field=name, sample_id=sample_id) from None
             parts.append(f"{json.dumps(name)}: {text}")
         yield f"{{{', '.join(parts)}}}"
+
+
+def _with_text_keys(value: Any) -> Any:
+    """The value. Raises TypeError for a key that is no text, as json would make it the same as one that is."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r:.50}")
+            _with_text_keys(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _with_text_keys(item)
+    return value
 
 
 def _plain_rows(column: Any) -> Sequence[Any]:

@@ -34,9 +34,12 @@ MAX_BODY_BYTES = 4 << 20
 MAX_ENTRIES = 1 << 19
 """Brackets, braces and colons of a body, those in strings included."""
 MAX_LONG_BODIES = 8
+"""That are served at once, and as many that commit or finish."""
 _LONG_BYTES = 64 << 10
 BODY_S = 10.0
 _DRAIN_S = 1.0
+_ENDING = ("/commit", "/finish")
+"""Ends of paths with places of their own: puts that wait for memory wait for what a commit frees."""
 _OPEN_PATHS = ("/healthz", "/openapi.json")
 _PRIVATE = (".internal", ".local", ".localhost", ".svc")
 """Ends of names that no public name server has."""
@@ -65,7 +68,7 @@ class Front:
         self._app = app
         self._callers = callers
         self._door = door
-        self._long = asyncio.Semaphore(MAX_LONG_BODIES)
+        self._long = {ends: asyncio.Semaphore(MAX_LONG_BODIES) for ends in (False, True)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -79,7 +82,8 @@ class Front:
             calling = contextlib.nullcontext() if is_open else self._callers.of(self._token(request))
             async with calling as scope["caller"]:
                 body = await self._body(request, receive)
-                async with self._long if len(body) > _LONG_BYTES else contextlib.nullcontext():
+                ends = scope["path"].endswith(_ENDING)
+                async with self._long[ends] if len(body) > _LONG_BYTES else contextlib.nullcontext():
                     await _until_hung_up(self._app, scope, body, receive, send)
             return None
         except _HungUpError:

@@ -7,6 +7,7 @@ import gc
 import http.client
 import json
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from tests.waiting import eventually
 from dataplane_client import DataPlaneClient
 from dataplane_client.aio import AsyncClaim
 from dataplane_client.errors import ClaimFencedError, OutOfSpaceError
+from dataplane_http import app
 from dataplane_http.errors import error_answer
-from dataplane_http.front import Door
+from dataplane_http.front import MAX_LONG_BODIES, Door
 from dataplane_http.held import MAX_HELD, Held
 from dataplane_http.tests.asking import Ask, ask_at
 from dataplane_http.tests.conftest import LOOPBACK, running_gateway
@@ -79,6 +81,35 @@ def test_numbers_that_are_not_finite_are_null_and_what_json_has_not_is_refused(
     refused = ask("GET", f"{at}?field=answer")
     assert refused.error == (400, "FIELD_MISMATCH")
     assert (refused.body["error"]["field"], refused.body["error"]["sample_id"]) == ("answer", "a")
+
+
+def test_a_value_whose_keys_are_not_text_is_refused(ask: Ask, client: DataPlaneClient, partition: str) -> None:
+    client.put_samples(["a"], "p", {"answer": [{"tries": [{1: "x", "1": "y"}]}], "reward": [1.0]})
+    refused = ask("GET", f"/v1/claims/{claim(ask)}?field=answer")
+    assert refused.error == (400, "FIELD_MISMATCH")
+    assert (refused.body["error"]["field"], refused.body["error"]["sample_id"]) == ("answer", "a")
+
+
+def test_a_long_commit_does_not_wait_for_puts_that_wait_for_memory(
+    ask: Ask, client: DataPlaneClient, partition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "_CALL_S", 200.0)
+    put(ask, "a")
+    at = f"/v1/claims/{claim(ask)}"
+    client.put_samples(["big"], "p", {"answer": [b"x" * 900_000]})
+    bodies = [
+        {"samples": [{"sample_id": f"{number}", "fields": {"answer": "y" * 200_000}}]}
+        for number in range(MAX_LONG_BODIES)
+    ]
+    with ThreadPoolExecutor(MAX_LONG_BODIES) as threads:
+        puts = [threads.submit(ask, "POST", "/v1/partitions/p/samples", body) for body in bodies]
+        eventually(lambda: client.server_status().waiting_puts == MAX_LONG_BODIES)
+        long = json.dumps({"samples": [{"sample_id": "a", "fields": {"reward": 2}}]}) + " " * (65 << 10)
+        assert ask("POST", f"{at}/commit", raw=long.encode()).body == {"rows": 1}
+        assert not any(each.done() for each in puts)
+        client.clear_samples(["big", "a"], "p")
+        eventually(lambda: any(each.done() for each in puts))
+        client.drop_partition("p")
 
 
 def test_tags_that_are_not_finite_are_null(ask: Ask, client: DataPlaneClient, partition: str) -> None:

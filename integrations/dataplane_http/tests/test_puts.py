@@ -68,6 +68,14 @@ def test_the_types_of_fields_are_those_that_the_body_names_or_that_they_have(
     assert [row.tolist() for row in rows["input_ids"].unbind()] == [[], [7]]
 
 
+def test_an_integer_that_a_float_does_not_hold_is_refused(client: DataPlaneClient, partition: str, ask: Ask) -> None:
+    for reward, status in [(0.1, 200), (1 << 24, 200), ((1 << 24) + 1, 400)]:
+        answer = ask("POST", SAMPLES, {"samples": [{"sample_id": "a", "fields": {"reward": reward}}]})
+        assert answer.status == status
+    assert answer.error == (400, "FIELD_MISMATCH")
+    assert client.get_samples(["a"], "p", ["reward"])["reward"].tolist() == [1 << 24]
+
+
 def test_a_field_of_objects_takes_any_value(client: DataPlaneClient, partition: str, ask: Ask) -> None:
     for name, value in [("a", {"x": 1}), ("b", 5), ("c", [1, 2]), ("d", [])]:
         assert ask("POST", SAMPLES, {"samples": [{"sample_id": name, "fields": {"answer": value}}]}).status == 200
