@@ -164,6 +164,18 @@ def test_any_packing_is_that_of_the_plain_rules(
     assert not bins or (len(bins) >= min_bins and len(bins) % multiple == 0)
 
 
+def test_with_a_seed_equal_lengths_are_packed_alike_whatever_the_process_draws() -> None:
+    lengths = list(range(1, 30))
+    bins = []
+    for drawn in (1, 2):
+        random.seed(drawn)
+        before = random.getstate()
+        bins.append(get_packer("first_fit_shuffle", 40, seed=3).pack(lengths))
+        assert random.getstate() == before
+    first, second = bins
+    assert first == second != get_packer("first_fit_shuffle", 40, seed=4).pack(lengths)
+
+
 # -- fixed vectors -----------------------------------------------------------------------------------------------------
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
+import torch
 from tests.trainer_adapter.memory import HeldBytes
 from tests.trainer_adapter.planning import dynamic_args, packing_args
 
+from dataplane_client.batched_data_dict import BatchedDataDict
+from dataplane_client.packing import PackingAlgorithm
 from dataplane_client.records.meta import KVBatchMeta
+from trainer_adapter.microbatch_args import microbatch_args
 from trainer_adapter.sharding import shard_meta_for_dp
 
 
@@ -91,3 +96,16 @@ def test_a_row_without_tokens_is_not_packed_and_is_the_last_to_be_short_of_a_pos
 def test_packing_and_dynamic_batching_exclude_each_other() -> None:
     with pytest.raises(ValueError, match="exclude"):
         shard_meta_for_dp(meta_of([1, 2]), dp_world=2, sequence_packing_args=PACKING, dynamic_batching_args=DYNAMIC)
+
+
+@pytest.mark.parametrize("algorithm", [algorithm.value for algorithm in PackingAlgorithm])
+def test_processes_that_plan_the_same_rows_for_themselves_plan_alike(algorithm: str) -> None:
+    """As the tensor-parallel ranks of a replica do without a driver, and all processes of torchrun with one."""
+    packing = {"enabled": True, "algorithm": algorithm, "train_mb_tokens": 40}
+    args = microbatch_args({"sequence_packing": packing, "dtensor_cfg": {}}, "train")
+    rows: BatchedDataDict[Any] = BatchedDataDict(input_lengths=torch.arange(1, 31))
+    orders = []
+    for drawn in (1, 2):
+        random.seed(drawn)
+        orders.append(args.shard(rows, 2, None)[1])
+    assert orders[0] == orders[1]

@@ -90,4 +90,5 @@ def _packing_args(config: Mapping[str, Any], stage: Stage) -> SequencePackingArg
         input_lengths_key="input_lengths",
         algorithm=config["sequence_packing"].get("algorithm", "modified_first_fit_decreasing"),
         sequence_length_pad_multiple=int(config.get("make_sequence_length_divisible_by", 1)),
+        seed=0,  # without a driver every rank plans for itself, and those of a replica must plan alike
     )

@@ -29,6 +29,9 @@ class SequencePackingArgs(_RequiredSequencePackingArgs, total=False):
 
     microbatch_order: "largest_first" puts a shard's fullest microbatches first; "packer" or None (the default) keeps
         the packer's order.
+    seed: equal lengths are packed alike in every process; None (the default): "first_fit_shuffle" draws from the global
+        random module.
     """
 
     microbatch_order: Literal["packer", "largest_first"] | None
+    seed: int | None

@@ -262,7 +262,8 @@ class BatchedDataDict(UserDict[str, Any], Generic[SpecT]):
         microbatches of rows to lay end to end: max_tokens_per_microbatch, which the sum of padded lengths never
         exceeds; input_key, the column to pack, which is not read; input_lengths_key; algorithm, such as
         "first_fit_decreasing"; sequence_length_pad_multiple, of which padded lengths are multiples; and, if wanted,
-        microbatch_order: "packer" (or None, the default) or "largest_first".
+        microbatch_order: "packer" (or None, the default) or "largest_first"; and seed, with which "first_fit_shuffle"
+        packs equal lengths alike in every process (None, the default: it draws from the global random module).
 
         Without arguments for microbatches, returns a list of shards. Otherwise returns the shards, with microbatch
         metadata, and the row numbers in the order of the shards: reorder_data(numbers) on from_batches(shards) restores

@@ -107,7 +107,8 @@ def plan_packed(
     """Plans with the same number of microbatches for every shard; and the rows of shard 0, then shard 1, and so on."""
     multiple = _positive(args["sequence_length_pad_multiple"], "sequence_length_pad_multiple")
     padded = [_round_up(length, multiple) for length in lengths]
-    packer = get_packer(args["algorithm"], args["max_tokens_per_microbatch"], bin_count_multiple=shards)
+    capacity = args["max_tokens_per_microbatch"]
+    packer = get_packer(args["algorithm"], capacity, bin_count_multiple=shards, seed=args.get("seed"))
     largest_first = _is_largest_first(args.get("microbatch_order"))
     bins_of: list[list[list[list[int]]]] = [[] for _ in range(shards)]  # [shard][chunk][bin] = rows
     for chunk in chunks:

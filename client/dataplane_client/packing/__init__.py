@@ -49,6 +49,7 @@ def get_packer(
     collect_metrics: bool = False,
     min_bin_count: int | None = None,
     bin_count_multiple: int | None = None,
+    seed: int | None = None,
 ) -> SequencePacker:
     """The packer of an algorithm, given as a member or as a member's name in any case; ValueError for an unknown one.
 
@@ -58,4 +59,4 @@ def get_packer(
     if not isinstance(member, PackingAlgorithm):
         available = ", ".join(m.name.lower() for m in PackingAlgorithm)
         raise ValueError(f"Unknown packing algorithm: {algorithm!r}. Available algorithms: {available}")
-    return _PACKERS[member](bin_capacity, collect_metrics, min_bin_count, bin_count_multiple)
+    return _PACKERS[member](bin_capacity, collect_metrics, min_bin_count, bin_count_multiple, seed)

@@ -14,6 +14,7 @@ class SequencePacker(ABC):
 
     After the algorithm has run, bins are split until there are at least min_bin_count of them and their number is a
     multiple of bin_count_multiple. metrics accumulates over pack calls and is None unless collect_metrics is set.
+    With a seed, equal lengths are packed alike in every process, also by a packer that draws.
     """
 
     def __init__(
@@ -22,7 +23,9 @@ class SequencePacker(ABC):
         collect_metrics: bool = False,
         min_bin_count: int | None = None,
         bin_count_multiple: int | None = None,
+        seed: int | None = None,
     ) -> None:
+        self.seed = seed
         self.bin_capacity = bin_capacity
         self.collect_metrics = collect_metrics
         self.min_bin_count = 0 if min_bin_count is None else min_bin_count

@@ -55,9 +55,14 @@ class FirstFitDecreasingPacker(SequencePacker):
 
 
 class FirstFitShufflePacker(SequencePacker):
-    """First fit in a random order drawn from the global random module, so random.seed() makes it repeatable."""
+    """First fit in a random order: drawn by seed and lengths or, without a seed, from the global random module, so
+    that random.seed() makes it repeatable.
+    """
 
     def _pack(self, lengths: list[int]) -> list[list[int]]:
         order = list(range(len(lengths)))
-        random.shuffle(order)
+        if self.seed is None:
+            random.shuffle(order)
+        else:
+            random.Random(f"{self.seed} {lengths}").shuffle(order)  # noqa: S311  # an order, not a secret
         return first_fit(lengths, order, self.bin_capacity)
