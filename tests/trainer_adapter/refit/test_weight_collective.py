@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -173,6 +174,36 @@ def test_a_rank_that_leaves_ends_the_wait_of_the_others() -> None:
     outcomes = play(send, lambda _: None, taking({}))
     assert outcomes[1] == "done"
     assert all(outcome.startswith("ConnectionError: a rank of the group for weights at") for outcome in outcomes[::2])
+
+
+def test_an_engine_that_joins_again_before_the_trainer_has_left_meets_the_next_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its first store is that of the group that it has left: rank 0 still has it."""
+    port, timeout_s, met = free_port(), 200, threading.Event()
+
+    class Store(torch.distributed.TCPStore):  # type: ignore[misc, name-defined]  # public, but not to type checkers
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            super().__init__(*arguments, **keywords)
+            met.set()
+
+    def join(rank: int) -> WeightCollective:
+        return WeightCollective("127.0.0.1", port, 2, rank, CPU, timeout_s)
+
+    got: dict[str, Tensor] = {}
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(join, 1)
+        trainer = join(0)
+        joining.result().close()
+        monkeypatch.setattr(torch.distributed, "TCPStore", Store)
+        joining = pool.submit(join, 1)
+        assert met.wait(timeout_s)
+        trainer.close()
+        with closing(join(0)) as again, closing(joining.result()) as engine:
+            taken = pool.submit(take, engine.receive(INFO), got)
+            send(again)
+            taken.result()
+    assert_all_weights(got)
 
 
 def interrupted(group: WeightCollective) -> None:

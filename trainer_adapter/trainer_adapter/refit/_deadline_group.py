@@ -8,6 +8,7 @@ serves at ip:port. As with every torch group, the network between the ranks must
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,9 @@ import torch.distributed
 from torch import Tensor
 
 _POLL_S = 0.001
+_RETRY_S = 0.1
+_COMPLETE = "complete"
+"""Set in the store of a group that all ranks have joined."""
 
 
 class DeadlineGroup:
@@ -36,10 +40,11 @@ class DeadlineGroup:
         self._pending: dict[int, Any] = {}
         self._started = 0
         try:
-            store = torch.distributed.TCPStore  # type: ignore[attr-defined]  # public, but not to type checkers
-            self._store: Any = store(ip, port, world_size, rank == 0, timeout=timeout)
+            self._store: Any = _meet(ip, port, world_size, rank, timeout_s)
             self._group = _backend(self._store, rank, world_size, device, timeout)
             self.any_failed(False)  # backends connect at first use
+            with suppress(RuntimeError, ConnectionError):  # rank 0 may have left already, and the store with it
+                self._store.set(_COMPLETE, "")
         except (RuntimeError, ConnectionError) as error:
             self.close()
             text = f"not all {world_size} ranks joined {self._name} within {timeout_s} s: {error}"
@@ -109,6 +114,32 @@ class DeadlineGroup:
             self._group.abort()
         self._pending.clear()
         self._group = self._store = None
+
+
+def _meet(ip: str, port: int, world_size: int, rank: int, timeout_s: float) -> Any:
+    """The store of a group that is not complete.
+
+    If it is, a rank has left it and joins again before rank 0 has left: the next group's store comes at the same place.
+    RuntimeError or ConnectionError if it does not come in time.
+    """
+    store = torch.distributed.TCPStore  # type: ignore[attr-defined]  # public, but not to type checkers
+    timeout = timedelta(seconds=timeout_s)
+    if rank == 0:
+        return store(ip, port, world_size, True, timeout=timeout)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            found = store(ip, port, world_size, False, timeout=timedelta(seconds=max(left, _RETRY_S)))
+            if not found.check([_COMPLETE]):
+                found.set_timeout(timeout)
+                return found
+        except (RuntimeError, ConnectionError):  # rank 0 is just leaving, or has not come
+            if left <= 0:
+                raise
+        if left <= 0:
+            raise RuntimeError("its ranks have met before, and rank 0 has not left it")
+        time.sleep(_RETRY_S)
 
 
 def _backend(store: Any, rank: int, world_size: int, device: torch.device, timeout: timedelta) -> Any:
