@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,14 +16,16 @@ from dataplane_client.records.meta import KVBatchMeta
 
 
 class GlooWorker:
-    """tp_size: of the grid. unwilling_rank: fails to be made."""
+    """tp_size: of the grid. unwilling_rank: fails to be made. closed: a folder that gets a file for each rank that has
+    shut down.
+    """
 
-    def __init__(self, tp_size: int = 1, unwilling_rank: int | None = None) -> None:
+    def __init__(self, tp_size: int = 1, unwilling_rank: int | None = None, closed: str | None = None) -> None:
         self.rank = int(os.environ["RANK"])
         if self.rank == unwilling_rank:
             raise ValueError(f"rank {self.rank} does not want to be made")
         torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=300))
-        self.tp_size = tp_size
+        self.tp_size, self.closed = tp_size, closed
 
     def layout(self) -> dict[str, int]:
         dp_rank, tp_rank = divmod(self.rank, self.tp_size)
@@ -90,6 +93,8 @@ class GlooWorker:
 
     def shutdown(self) -> bool:
         torch.distributed.destroy_process_group()
+        if self.closed is not None:
+            Path(self.closed, str(self.rank)).touch()
         return True
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +99,15 @@ def test_a_rank_that_fails_alone_is_named_and_the_group_is_broken_but_gives_its_
     assert reserved() == before - 1
     with pytest.raises(RuntimeError):
         pair.start("nothing")
+
+
+@ANOTHER_ACTOR
+def test_ranks_of_a_broken_group_that_have_answered_shut_down_before_they_are_killed(tmp_path: Path) -> None:
+    group = RayWorkerGroup(GlooWorker, {"closed": str(tmp_path)}, replace(TWO_CPUS, failure_grace_s=200))
+    with pytest.raises(WorkerFailed):
+        group.run_everywhere("fail_alone", rank=1, others_wait=False)
+    assert not group.shutdown()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
 @pytest.fixture(scope="module")

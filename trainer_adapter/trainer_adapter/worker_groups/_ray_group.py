@@ -44,8 +44,8 @@ class RayWorkerGroup:
                 self._actors.append(actor.options(**actor_options(options, self._placement, seat)).remote())
             self._make_workers(worker, arguments, seats)
         except BaseException as error:
-            self._health.end(error)  # workers that were never made cannot shut down
-            self.shutdown()
+            self._health.end(error)
+            self._give_back()  # workers that were never made cannot shut down
             raise
 
     def _make_workers(self, worker: Callable[..., Any], arguments: Mapping[str, Any], seats: Sequence[Seat]) -> None:
@@ -116,10 +116,15 @@ class RayWorkerGroup:
             raise
 
     def shutdown(self) -> bool:
-        """See WorkerGroup. If the group is not broken, its workers shut down first. Then all actors are killed and the
-        placement group is removed.
+        """See WorkerGroup. The workers shut down first; if the group is broken, those that are free to do so within
+        failure_grace_s. Then all actors are killed and the placement group is removed.
         """
         went_well = not self._actors or self._shut_down_workers()
+        self._give_back()
+        self._health.end("it was shut down")
+        return went_well
+
+    def _give_back(self) -> None:
         actors, self._actors = self._actors, []
         placement, self._placement = self._placement, None
         if self._ray.is_initialized():  # ray.shutdown() has ended them otherwise
@@ -127,14 +132,14 @@ class RayWorkerGroup:
                 self._ray.kill(actor, no_restart=True)
             if placement is not None:
                 self._ray.util.remove_placement_group(placement)
-        self._health.end("it was shut down")
-        return went_well
 
     def _shut_down_workers(self) -> bool:
-        if not self._health.is_good:
-            return False
         try:
-            return all(self._wait(self._start("shutdown", {}), "shutdown", self._options.shutdown_timeout_s))
+            closing = self._start("shutdown", {})
+            if not self._health.is_good:  # a rank that has answered completes its checkpoint in flight
+                self._ray.wait(closing, num_returns=len(closing), timeout=self._options.failure_grace_s)
+                return False
+            return all(self._wait(closing, "shutdown", self._options.shutdown_timeout_s))
         except Exception:  # noqa: BLE001  # the actors are killed in any case; the error is logged
             _log.exception("the workers did not shut down")
             return False
