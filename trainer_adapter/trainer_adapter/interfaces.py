@@ -28,13 +28,15 @@ class GenerationDatumSpec(TypedDict):
 
 
 class LogprobOutputSpec(TypedDict):
-    """logprobs: [B,S] float32; column i is log p(token i | tokens before i), column 0 and padding are 0."""
+    """logprobs: [B,S] float32; column i is log p(token i | tokens before i), -inf for a token that top_k or top_p
+    excludes; column 0 and padding are 0.
+    """
 
     logprobs: torch.Tensor
 
 
 class ReferenceLogprobOutputSpec(TypedDict):
-    """reference_logprobs: [B,S] float32, like LogprobOutputSpec under the reference weights."""
+    """reference_logprobs: [B,S] float32, like LogprobOutputSpec under the reference weights; nothing is excluded."""
 
     reference_logprobs: torch.Tensor
 

@@ -79,6 +79,24 @@ def test_the_reference_keeps_the_temperature_and_drops_top_k(make_worker: MakeWo
     assert not torch.allclose(worker.get_logprobs(batch())["logprobs"], unfiltered)
 
 
+def test_a_token_that_top_k_excludes_is_no_certain_one(
+    make_worker: MakeWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """0 would be the log-probability of a token that is always drawn, and losses would train on it."""
+    sampling = {"colocated": {"enabled": False}, "temperature": worker_cases.TEMPERATURE, "top_p": 1.0, "top_k": 5}
+    worker, rows = make_worker("sequence", {"generation": sampling}), batch()
+    found = worker.get_logprobs(rows)["logprobs"]
+    likeliest = worker.get_topk_logits(data=rows, k=5)["topk_indices"][:, :-1]
+    is_predicted = torch.arange(1, worker_cases.WIDTH) < rows["input_lengths"][:, None]
+    excluded = (likeliest != rows["input_ids"][:, 1:, None]).all(-1) & is_predicted
+    assert torch.equal(found[:, 1:].isneginf(), excluded)
+    assert "tokens of the batch are excluded by top_k or top_p" in caplog.text
+    unfiltered = make_worker()  # excludes none now
+    report = unfiltered.train(BatchedDataDict({**rows, "prev_logprobs": found}), ClippedPolicyGradientLoss())
+    trained = rows["token_mask"][:, 1:] * rows["sample_mask"][:, None] * ~excluded
+    assert sum(report["all_mb_metrics"]["num_unmasked_tokens"]) == trained.sum()
+
+
 # --- training ---
 
 

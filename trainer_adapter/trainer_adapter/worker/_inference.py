@@ -35,8 +35,13 @@ def logprobs(
     micro_batch_size: int | None,
     sampling_params: TrainingSamplingParams | None,
 ) -> Tensor:
-    """[B,S] float32 on the CPU; column 0 and padding are 0."""
-    processor = LogprobsPostProcessor(**policy.processor_settings, sampling_params=sampling_params)
+    """[B,S] float32 on the CPU; column 0 and padding are 0.
+
+    A token that the sampling excludes has -inf: losses leave it out, and 0 would say that its probability is 1.
+    """
+    processor = LogprobsPostProcessor(
+        **policy.processor_settings, sampling_params=sampling_params, excluded=float("-inf")
+    )
     return _run_inference(policy, data, micro_batch_size, processor, sampling_params)[0]
 
 

@@ -104,7 +104,8 @@ class AutomodelPolicyWorker:
         self, data: BatchedDataDict[GenerationDatumSpec], micro_batch_size: int | None = None
     ) -> BatchedDataDict[LogprobOutputSpec]:
         """`logprobs` [B,S] float32: column i is log p(token i | tokens before i), under the temperature, top_k and
-        top_p of the configuration's generation; column 0 and padding are 0.
+        top_p of the configuration's generation; column 0 and padding are 0. A token that top_k or top_p excludes has
+        -inf, and a warning counts these.
 
         data: `input_ids` [B,S] int64, right-padded, `input_lengths` [B] int64; the same number of rows on all
         data-parallel ranks or, with sequence packing, at least one on each.

@@ -35,6 +35,7 @@ class LogprobsPostProcessor:
     cp_mesh: as for LossPostProcessor.
     enable_seq_packing: microbatches are packed.
     sampling_params: the distribution is that of top_k and top_p sampling.
+    excluded: the result for a sampled token that these exclude; 0 as in NeMo RL.
     The other arguments are accepted for compatibility.
     """
 
@@ -47,7 +48,9 @@ class LogprobsPostProcessor:
         cp_size: int,
         enable_seq_packing: bool = False,
         sampling_params: TrainingSamplingParams | None = None,
+        excluded: float = 0.0,
     ) -> None:
+        self._excluded = excluded
         self._chunk_size = cfg.get("logprob_chunk_size")
         self._cp_mesh = cp_mesh
         self._is_packing = enable_seq_packing
@@ -56,8 +59,8 @@ class LogprobsPostProcessor:
     def __call__(self, logits: Tensor, processed_mb: ProcessedMicrobatch, temperature: float = 1.0) -> Tensor:
         """[B,S] float32; column 0 and padding are 0. logits: [B,S,V], [1,L,V] packed, or a shard of them.
 
-        temperature: logits are divided by it. A sampled token that top_k or top_p exclude has no log-probability: it
-        gets 0, and a warning counts such tokens.
+        temperature: logits are divided by it. A sampled token that top_k or top_p exclude gets `excluded`, and a
+        warning counts such tokens.
         """
         inputs = processed_mb.processed_inputs
         sequence = sequence_shard(inputs, self._cp_mesh)
@@ -69,22 +72,22 @@ class LogprobsPostProcessor:
             logprobs = unpack_rows(logprobs, processed_mb)
         lengths = queue_copy(processed_mb.data_dict["input_lengths"], logprobs.device)
         logprobs = logprobs.masked_fill(~_is_predicted(lengths, logprobs.shape[1]), 0.0)
-        return _zero_ruled_out(logprobs) if is_filtering(params) else logprobs
+        return self._replace_excluded(logprobs) if is_filtering(params) else logprobs
+
+    def _replace_excluded(self, logprobs: Tensor) -> Tensor:
+        """The count makes the host wait for the device."""
+        is_excluded = logprobs.isneginf()
+        count = int(is_excluded.sum())
+        if count:
+            text = "%d tokens of the batch are excluded by top_k or top_p; their log-probability is set to %g"
+            _log.warning(text, count, self._excluded)
+        return logprobs.masked_fill(is_excluded, self._excluded)
 
 
 def _is_predicted(lengths: Tensor, width: int) -> Tensor:
     """[B,S] bool: columns of tokens that have a token before them."""
     columns = torch.arange(width, device=lengths.device)
     return (columns > 0) & (columns < lengths[:, None])
-
-
-def _zero_ruled_out(logprobs: Tensor) -> Tensor:
-    """The count makes the host wait for the device."""
-    ruled_out = logprobs == float("-inf")
-    count = int(ruled_out.sum())
-    if count:
-        _log.warning("%d tokens of the batch are excluded by top_k or top_p; their log-probability is set to 0", count)
-    return logprobs.masked_fill(ruled_out, 0.0)
 
 
 class TopkLogitsPostProcessor:
