@@ -100,6 +100,19 @@ def test_a_token_that_top_k_excludes_is_no_certain_one(
 # --- training ---
 
 
+@worker_cases.each_packing
+def test_padding_counts_for_nothing_whatever_token_mask_says_of_it(make_worker: MakeWorker, packing: str) -> None:
+    worker, rows = make_worker(packing), batch()
+    reports = []
+    for behind in (0.0, 1.0):
+        is_token = torch.arange(worker_cases.WIDTH) < rows["input_lengths"][:, None]
+        marked = BatchedDataDict({**rows, "token_mask": rows["token_mask"].where(is_token, behind)})
+        reports.append(worker.train(marked, ClippedPolicyGradientLoss(), eval_mode=True))
+    without, having = reports
+    assert torch.equal(having["global_loss"], without["global_loss"])
+    assert having["all_mb_metrics"] == without["all_mb_metrics"]
+
+
 def test_a_step_in_parts_with_inference_between_them_is_the_step_of_the_whole_batch(make_worker: MakeWorker) -> None:
     whole = make_worker()
     report = whole.train(batch(), ClippedPolicyGradientLoss())

@@ -118,10 +118,14 @@ def plan_batch(
     """Return a copy of the batch on this rank's device, with the plan of its microbatches, and its order.
 
     See plan_microbatches for the order. input_lengths stay on the host, where microbatches are planned and packed.
+    token_mask becomes 0 behind each row: packed rows have no padding, and the others count none either.
     """
     moved: BatchedDataDict[Any] = BatchedDataDict(
         {name: _move(name, value, policy.device) for name, value in data.items()}
     )
+    if "token_mask" in moved and "input_lengths" in moved:
+        mask, lengths = moved["token_mask"], queue_copy(moved["input_lengths"], policy.device)
+        moved["token_mask"] = mask * (torch.arange(mask.shape[1], device=mask.device) < lengths[:, None])
     for name in PLAN_KEYS:
         setattr(moved, name, getattr(data, name))
     return plan_microbatches(moved, policy.config, stage, policy.dp_group, batch_size)

@@ -78,7 +78,7 @@ class LossPostProcessor:
             params = self._sampling_params
             found = next_token_logprobs(logits, input_ids, sequence, params, temperature=temperature)
             if self._is_packing:
-                found, data = _rows_of(found, processed_mb), _without_padding(data, processed_mb)
+                found = _rows_of(found, processed_mb)
             counts = {"global_valid_seqs": global_valid_seqs, "global_valid_toks": global_valid_toks}
             return self._loss_fn(data=data, next_token_logprobs=found, **counts)
         whole = _whole(logits, sequence, temperature)
@@ -91,16 +91,6 @@ class LossPostProcessor:
 def _rows_of(found: Tensor, processed_mb: ProcessedMicrobatch) -> Tensor:
     """[N,S-1] from the [1,L-1] of a packed row: 0 behind each sequence, the first token of the next one included."""
     return unpack_rows(torch.nn.functional.pad(found, (1, 0)), processed_mb)[:, 1:]
-
-
-def _without_padding(data: BatchedDataDict[Any], processed_mb: ProcessedMicrobatch) -> BatchedDataDict[Any]:
-    """Tokens behind a sequence do not count, whatever token_mask says of them: a packed row has none."""
-    if "token_mask" in data:
-        mask = data["token_mask"]
-        lengths = packed_bounds(processed_mb).cu_seqlens_q.diff()
-        is_token = torch.arange(mask.shape[1], device=mask.device) < lengths[:, None]
-        data["token_mask"] = mask * is_token
-    return data
 
 
 def _whole(logits: Tensor, sequence: SequenceShard | None, temperature: float) -> Tensor:
