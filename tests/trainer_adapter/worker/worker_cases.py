@@ -206,14 +206,23 @@ def refused(packing: str, counts: tuple[int, int], gbs: int | None = None) -> Ca
     return play
 
 
-def too_long(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
-    """What ranks are told of which one has a row longer than a dynamic microbatch may be."""
-    given = config(folder / "model", Layout(dp=2), "dynamic")
-    given["dynamic_batching"]["logprob_mb_tokens"] = 20
-    with worker(given, init_reference_model=False) as made:
-        with pytest.raises((RuntimeError, AssertionError)) as refusal:
-            made.get_logprobs(shard(rank, Layout(dp=2)))
-        return {}, {"told": str(refusal.value)}
+def too_long(setting: str, stage: str) -> Case:
+    """What ranks are told of which one has a row longer than a microbatch of the stage may be; then they go on with
+    shorter ones.
+    """
+
+    def play(rank: int, folder: Path) -> tuple[Tensors, dict[str, Any]]:
+        rows, loss = shard(rank, Layout(dp=2)), ClippedPolicyGradientLoss()
+        given = config(folder / "model", Layout(dp=2), setting.partition("_")[0])
+        given[setting][f"{stage}_mb_tokens"] = 20
+        with worker(given, init_reference_model=False) as made:
+            ask = {"logprob": made.get_logprobs, "train": partial(made.train, loss_fn=loss, gbs=2)}[stage]
+            with pytest.raises((RuntimeError, ValueError, AssertionError)) as refusal:
+                ask(rows)
+            ask(rows.slice(3, 4))
+            return {}, {"told": str(refusal.value)}
+
+    return play
 
 
 class ReductionCounter(TorchDispatchMode):
@@ -287,7 +296,11 @@ CASES: dict[str, tuple[int, Case]] = {
     "uneven_and_not_packed": (2, refused("none", (5, 3), gbs=8)),
     "asked_uneven_and_not_packed": (2, refused("none", (5, 3))),
     "uneven_in_two_steps": (2, refused("sequence", (6, 2), gbs=4)),
-    "too_long": (2, too_long),
+    **{
+        f"too_long_{setting}_{stage}": (2, too_long(setting, stage))
+        for setting in ("dynamic_batching", "sequence_packing")
+        for stage in ("logprob", "train")
+    },
     **{f"communicated_{deferred}": (2, communicated(deferred)) for deferred in (True, False)},
     **{f"{layout}_{packing}": (layout.ranks, asked_and_trained(layout, packing)) for layout, packing in EVERYWHERE},
     **{f"seeded_{layout}": (layout.ranks, seeded(layout)) for layout in TWO_RANKS},

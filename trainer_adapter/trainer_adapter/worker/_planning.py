@@ -39,7 +39,8 @@ def plan_microbatches(
 
     Without a plan and without packing this is a collective call of all ranks. ValueError on all of them if their
     batches differ in rows or, with dynamic batching, in width. If one rank cannot plan dynamic microbatches, as with a
-    row longer than they may be, it raises that error and the others RuntimeError.
+    row longer than they may be, it raises that error and the others RuntimeError. If one cannot pack its rows, it
+    raises that error, and the others ValueError where they agree on the number of dummies (get_microbatch_iterator).
     """
     if data.micro_batch_indices is not None:
         return data, None
@@ -49,7 +50,12 @@ def plan_microbatches(
     if args.packing is None:
         _check_same(data.size, "rows", dp_group)
         return data, None
-    shards, order = args.shard(data, 1, batch_size)
+    try:
+        shards, order = args.shard(data, 1, batch_size)
+    except Exception:
+        if not _is_alone(dp_group):
+            extremes_over(0, None, compute_device())  # which the others enter with their numbers of microbatches
+        raise
     return shards[0], order
 
 

@@ -207,8 +207,9 @@ class AutomodelPolicyWorker:
         If it raises, the step stays open, but its gradients are unusable: abort it.
         """
         batch, _ = _inference.plan_batch(self._policy, data, "train")
+        step = self._open_step()
         size = required(self._policy.config, "train_micro_batch_size") if mbs is None else mbs
-        return self._open_step().microbatches(batch, size)
+        return step.microbatches(batch, size)
 
     def finish_train_step(self) -> dict[str, Any]:
         """Clip and apply the open step's gradients; returns what `train` returns."""

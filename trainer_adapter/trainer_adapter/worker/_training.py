@@ -16,6 +16,7 @@ from trainer_adapter.automodel.data import check_sequence_dim, process_global_ba
 from trainer_adapter.automodel.rank import to_compute_device
 from trainer_adapter.automodel.train import aggregate_training_statistics
 from trainer_adapter.losses import LossFunction
+from trainer_adapter.microbatch_args import microbatch_args
 from trainer_adapter.worker._inference import plan_batch
 from trainer_adapter.worker._loaded_policy import LoadedPolicy
 from trainer_adapter.worker._training_step import TrainingStep
@@ -37,6 +38,8 @@ def train(
     """
     size = required(policy.config, "train_global_batch_size") if gbs is None else gbs
     rows_at_once = required(policy.config, "train_micro_batch_size") if mbs is None else mbs
+    if data.micro_batch_indices is None and "input_lengths" in data:  # which are read twice then, here and to plan
+        data = BatchedDataDict({**data, "input_lengths": data["input_lengths"].cpu()})
     own, batches = _count_batches(policy, data, size)
     check_sequence_dim(data)
     if data.micro_batch_indices is None:  # no plan could place rows after the last whole global batch
@@ -81,7 +84,7 @@ def _count_batches(policy: LoadedPolicy, data: BatchedDataDict[Any], gbs: int) -
     ranks = policy.context.dp_size
     if gbs < 1 or gbs % ranks:
         raise ValueError(f"gbs must be a positive multiple of the {ranks} data-parallel ranks, got {gbs}")
-    rows = [data.size] if ranks == 1 else _rows_of_ranks(data.size, policy)
+    rows = [data.size] if ranks == 1 else _rows_of_ranks(data, policy)
     batches = sum(rows) // gbs
     if batches == 0:
         raise ValueError(f"all ranks together have {sum(rows)} samples, fewer than one global batch of {gbs}")
@@ -102,9 +105,31 @@ def _count_batches(policy: LoadedPolicy, data: BatchedDataDict[Any], gbs: int) -
     return data.size if is_divided else gbs // ranks, batches
 
 
-def _rows_of_ranks(rows: int, policy: LoadedPolicy) -> list[int]:
+def _rows_of_ranks(data: BatchedDataDict[Any], policy: LoadedPolicy) -> list[int]:
+    """If a rank's own rows cannot be packed, it raises that error and the others RuntimeError.
+
+    It takes part with -1: telling the others in a later collective would cost every step a wait for the device.
+    """
+    error: Exception | None = None
+    if policy.runtime.enable_seq_packing and data.micro_batch_indices is None:
+        error = _packing_error(data, policy)
     counts = torch.zeros(policy.context.dp_size, dtype=torch.int64)
-    counts[policy.context.device_mesh["dp"].get_local_rank()] = rows
+    counts[policy.context.device_mesh["dp"].get_local_rank()] = data.size if error is None else -1
     shared = to_compute_device(counts)
     torch.distributed.all_reduce(shared, group=policy.dp_group)
-    return [int(count) for count in shared.tolist()]
+    rows = [int(count) for count in shared.tolist()]
+    if error is not None:
+        raise error
+    if min(rows) < 0:
+        raise RuntimeError("another rank failed: planning microbatches; see that rank's error")
+    return rows
+
+
+def _packing_error(data: BatchedDataDict[Any], policy: LoadedPolicy) -> Exception | None:
+    """Which rows can be packed does not depend on the global batches that they will be divided into."""
+    try:
+        lengths: BatchedDataDict[Any] = BatchedDataDict(input_lengths=data["input_lengths"])
+        microbatch_args(policy.config, "train").shard(lengths, 1, None)
+    except Exception as error:  # noqa: BLE001  # raised once the other ranks know
+        return error
+    return None

@@ -77,13 +77,15 @@ def get_microbatch_iterator(
 def _add_dummies(data: BatchedDataDict[Any], dp_mesh: DeviceMesh | None) -> tuple[Iterator[BatchedDataDict[Any]], int]:
     """Return the packed microbatches followed by this rank's dummies, and the number of real ones.
 
-    Dummies are microbatches again, so every rank needs a row. ValueError on all ranks if one has none.
+    Dummies are microbatches again, so every rank needs a row. ValueError on all ranks if one has none. A rank that
+    cannot pack its rows takes part with none (see plan_microbatches).
     """
     microbatches = data.make_microbatch_iterator_for_packable_sequences()
     length = data.get_microbatch_iterator_for_packable_sequences_len()[0] if data.size else 0
     fewest, most = (length, length) if dp_mesh is None else extremes_over(length, None, compute_device())
     if fewest == 0:
-        raise ValueError(f"a data-parallel rank has no rows to pack; this one has {data.size}")
+        none = f"a data-parallel rank has no rows to pack; this one has {data.size}"
+        raise ValueError(f"another data-parallel rank could not pack its rows, or {none}" if length else none)
     dummies = islice(cycle(data.make_microbatch_iterator_for_packable_sequences()), most - length)
     return chain(microbatches, dummies), length
 
