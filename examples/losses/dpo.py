@@ -46,6 +46,7 @@ class DPOLoss:
 
     loss_type = LossType.SEQUENCE_LEVEL
     input_type = LossInputType.LOGPROB
+    rows_together = 2
 
     def __init__(self, options: DPOOptions | None = None) -> None:
         self._options = options or DPOOptions()

@@ -261,6 +261,16 @@ def test_microbatches_without_a_valid_sample_add_no_metrics(make_worker: MakeWor
     assert len(report["all_mb_metrics"]["loss"]) == 3
 
 
+class OverPairs(NLLLoss):
+    rows_together = 2
+
+
+@pytest.mark.parametrize("packing", ["dynamic", "sequence"])
+def test_microbatches_planned_by_tokens_are_refused_to_a_loss_over_pairs(make_worker: MakeWorker, packing: str) -> None:
+    with pytest.raises(ValueError, match="OverPairs needs each 2 rows together"):
+        make_worker(packing).train(batch(), OverPairs())
+
+
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [({"gbs": 16}, "8 samples, .*16"), ({"gbs": 0}, "gbs .*got 0"), ({"mbs": 0}, "mbs .*got 0")],

@@ -60,6 +60,8 @@ class LossFunction(Protocol):
     data: the microbatch, a mapping.
     global_valid_seqs, global_valid_toks: 0-d counts over the global batch.
     The attribute `loss_type` (LossType) is optional; TOKEN_LEVEL requires a `token_mask` in the batch.
+    The attribute `rows_together` is optional: 2 marks a loss over pairs of consecutive rows, which is refused dynamic
+    batching and sequence packing, because these separate the pairs.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> LossResult: ...

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dataplane_client.batched_data_dict import BatchedDataDict
+from trainer_adapter.automodel.config import is_enabled
 from trainer_adapter.automodel.data import ProcessedMicrobatch
 from trainer_adapter.automodel.models.automodel_ranks import prepare_gradients
 from trainer_adapter.automodel.parallel.fsdp import discard_gradients, release_whole_weights
@@ -52,6 +53,7 @@ class TrainingStep:
         num_global_batches: int = 1,
         differentiates: bool = True,
     ) -> None:
+        _check_rows_together(policy, loss_fn)
         self._policy = policy
         self._processor = LossPostProcessor(
             loss_fn,
@@ -131,6 +133,16 @@ class TrainingStep:
         """Discard the gradients; weights and optimizer are unchanged."""
         if self._differentiates:
             _discard_gradients(self._policy)
+
+
+def _check_rows_together(policy: LoadedPolicy, loss_fn: LossFunction) -> None:
+    together = getattr(loss_fn, "rows_together", 1)
+    plans = [name for name in ("dynamic_batching", "sequence_packing") if is_enabled(policy.config, name)]
+    if together > 1 and plans:
+        raise ValueError(
+            f"{type(loss_fn).__name__} needs each {together} rows together, and {plans[0]} orders rows by their "
+            f"lengths: set {plans[0]}.enabled=false"
+        )
 
 
 def _optimizer(policy: LoadedPolicy) -> torch.optim.Optimizer:
