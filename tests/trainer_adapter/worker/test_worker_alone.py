@@ -350,6 +350,40 @@ def test_a_worker_claims_its_own_shard_where_there_is_no_driver(
     torch.testing.assert_close(found, make_worker().get_logprobs(batch())["logprobs"][:, :30])
 
 
+def test_rows_whose_lengths_a_meta_lacks_get_their_logprobs_too(make_worker: MakeWorker) -> None:
+    rows, written = batch(), ["prev_logprobs", "reference_policy_logprobs"]
+    kept = {name: rows[name] for name in ("input_ids", "input_lengths", "sample_mask")}
+    ids = [f"s{row}" for row in range(8)]
+    with running_server() as address, connect(address) as client:
+        client.register_partition("train", [*kept, *written], 8, ["lp"], per_token_fields=["input_ids", *written])
+        meta = kv_first_write(kept, sample_ids=ids, dp_client=client, partition_id="train")
+        worker = make_worker(data_plane=address)
+        worker.get_logprobs_from_meta(replace(meta, sequence_lengths=None))
+        worker.get_reference_policy_logprobs_from_meta(replace(meta, sequence_lengths=None))
+        found = read_columns(client, meta, written)
+    expected = make_worker().get_logprobs(rows)["logprobs"]
+    for name in written:
+        torch.testing.assert_close(found[name], expected[:, : found[name].shape[1]])
+
+
+# --- shutdown ---
+
+
+def test_a_checkpoint_in_flight_is_completed_whatever_else_does_not_close(
+    make_worker: MakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone() -> None:
+        raise ConnectionError("the engines are gone")
+
+    worker = make_worker()
+    worker.save_checkpoint(str(tmp_path), checkpointing_cfg={"is_async": True})
+    with monkeypatch.context() as patch:
+        patch.setattr(worker._weights, "close", gone)
+        assert not worker.shutdown()
+    assert (tmp_path / "model").is_dir()
+    assert not torch.distributed.is_initialized()
+
+
 # --- engines ---
 
 

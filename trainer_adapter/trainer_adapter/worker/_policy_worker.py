@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -206,8 +207,8 @@ class AutomodelPolicyWorker:
 
         If it raises, the step stays open, but its gradients are unusable: abort it.
         """
-        batch, _ = _inference.plan_batch(self._policy, data, "train")
         step = self._open_step()
+        batch, _ = _inference.plan_batch(self._policy, data, "train")
         size = required(self._policy.config, "train_micro_batch_size") if mbs is None else mbs
         return step.microbatches(batch, size)
 
@@ -259,13 +260,15 @@ class AutomodelPolicyWorker:
 
     def get_logprobs_from_meta(self, meta: KVBatchMeta, micro_batch_size: int | None = None) -> None:
         """Compute get_logprobs of the meta's rows and write it back as `prev_logprobs`."""
-        result = self.get_logprobs(self._columns.fetch(meta, _LOGPROB_INPUTS), micro_batch_size)
+        data = self._columns.fetch(meta, _LOGPROB_INPUTS)
+        result = {**self.get_logprobs(data, micro_batch_size), "input_lengths": data["input_lengths"]}
         self._columns.write_back(meta, result, result_key="logprobs", field="prev_logprobs")
 
     def get_reference_policy_logprobs_from_meta(self, meta: KVBatchMeta, micro_batch_size: int | None = None) -> None:
         """The same under the reference weights, written back as `reference_policy_logprobs`."""
         data = self._columns.fetch(meta, _LOGPROB_INPUTS)
-        result = self.get_reference_policy_logprobs(data=data, micro_batch_size=micro_batch_size)
+        found = self.get_reference_policy_logprobs(data=data, micro_batch_size=micro_batch_size)
+        result = {**found, "input_lengths": data["input_lengths"]}
         self._columns.write_back(meta, result, result_key="reference_logprobs", field="reference_policy_logprobs")
 
     def train_from_meta(
@@ -373,15 +376,14 @@ class AutomodelPolicyWorker:
     def shutdown(self) -> bool:
         """Close all resources of this rank, the process group included. Returns whether that succeeded."""
         try:
-            self.abort_train_step()
-            self._weights.close()
-            if self._client is not None:
-                self._client.close()
-            try:
-                self._policy.checkpoints.close()
-            finally:
+            with ExitStack() as closing:  # from the last one to the first, whichever of them fails
                 if torch.distributed.is_initialized():
-                    torch.distributed.destroy_process_group()
+                    closing.callback(torch.distributed.destroy_process_group)
+                if self._client is not None:
+                    closing.callback(self._client.close)
+                closing.callback(self._weights.close)
+                closing.callback(self.abort_train_step)
+                closing.callback(self._policy.checkpoints.close)  # a save in flight matters most
         except Exception:  # noqa: BLE001  # shutdown must not raise; the error is logged
             _log.exception("a worker did not shut down cleanly")
             return False
