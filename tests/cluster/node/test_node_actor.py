@@ -6,6 +6,8 @@ Also while another node, or the port of the coordinator, does not answer. `tests
 from __future__ import annotations
 
 import asyncio
+import secrets
+import shutil
 import socket
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +23,7 @@ from dataplane_server.cluster.messages import Beat, BeatAnswer, BytePlace, Mirro
 from dataplane_server.cluster.node import actor as module
 from dataplane_server.cluster.node import line
 from dataplane_server.cluster.node.actor import NodeActor, NodeOptions
+from dataplane_server.cluster.node.folder import default_folder, sweep
 from dataplane_server.cluster.node.gateway import Gateway
 from dataplane_server.cluster.node.line import Membership
 from dataplane_server.cluster.node.port import NodePort
@@ -139,3 +142,27 @@ async def test_it_beats_while_the_coordinators_port_does_not_answer_and_register
     first, again = registrations
     assert (first.memory_bytes, first.file_bytes, first.former) == (MIB, 2 * MIB, 0)
     assert again.arena_id == first.arena_id
+
+
+def test_only_folders_of_this_user_that_no_other_may_write_to_are_removed_with_those_of_ended_nodes(
+    tmp_path: Path,
+) -> None:
+    """Every user may make a link in shared memory, as to the data directory of a server that is stopped."""
+    name = secrets.token_hex(8)
+    left, linked, shared, alive = (default_folder(name, digit * 8) for digit in "0123")
+    kept = tmp_path / "data"
+    linked.symlink_to(kept, target_is_directory=True)
+    try:
+        for folder in (left, kept, shared, alive):
+            folder.mkdir()
+            for file in ("arena", "log"):
+                (folder / file).touch()
+        shared.chmod(0o777)
+        sweep(name, ["3" * 8])
+        assert not left.exists()
+        for folder in (kept, shared, alive):
+            assert sorted(file.name for file in folder.iterdir()) == ["arena", "log"]
+    finally:
+        linked.unlink()
+        for folder in (left, shared, alive):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -9,6 +9,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,8 +26,7 @@ class NodeFolder:
 
     def __init__(self, path: Path) -> None:
         path.mkdir(mode=0o711, exist_ok=True)
-        found = path.lstat()
-        if not path.is_dir() or found.st_uid != os.geteuid() or found.st_mode & _OTHERS_WRITE:
+        if not _is_safe(path):
             raise PermissionError(f"{path} is not a folder that only this user may write to; remove it")
         self.path = path
         self.arena = path / "arena"
@@ -60,6 +60,12 @@ class NodeFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
+def _is_safe(path: Path) -> bool:
+    """Whether it is a folder, not a link to one, that this user owns and no other may write to. OSError."""
+    found = path.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_WRITE
+
+
 def _write(path: Path, text: str) -> None:
     unfinished = path.with_suffix(".new")
     unfinished.write_text(text)
@@ -72,8 +78,8 @@ def sweep(name: str, alive: Iterable[str]) -> None:
     """
     kept = {default_folder(name, ray_node) for ray_node in alive}
     for folder in set(_SHARED_MEMORY.glob(f"rl-dataplane-{name}-{'[0-9a-f]' * _ID_DIGITS}")) - kept:
-        with contextlib.suppress(OSError):  # another user's, or just removed
-            if not is_used(folder / "arena"):
+        with contextlib.suppress(OSError):  # just removed
+            if _is_safe(folder) and not is_used(folder / "arena"):
                 for file in folder.iterdir():
                     file.unlink()
                 folder.rmdir()
