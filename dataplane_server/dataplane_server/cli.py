@@ -212,7 +212,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="KIND",
         choices=get_args(Durability),
         help="what rows survive: memory (nothing), process (the death of the process), disk (also that of the "
-        "machine); the last two need --data-dir (default: process with --data-dir, otherwise memory)",
+        "machine); the last two need --data-dir (default: with --data-dir process, or disk with --cluster; otherwise "
+        "memory)",
     )
     parser.add_argument(
         "--no-share-memory",

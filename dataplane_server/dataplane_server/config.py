@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -19,6 +19,12 @@ _OF_ONE_MACHINE = {
     "standby": "Ray restarts the coordinator of a cluster",
 }
 """Why a cluster refuses these settings, which a server of one machine takes."""
+
+
+class _Unnamed(str):
+    """A durability by default, which nobody has named. It stays one in copies of the settings."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class ServerConfig:
     reflection: answer gRPC reflection, for tools such as grpcurl; needs grpcio-reflection.
     durability: "memory": rows live as long as the process. "process": they survive its death in data_dir, not that of
         the machine. "disk": they survive that, too; each answer waits until what it reveals is on stable storage. By
-        default "process" with a data_dir, and "memory" without.
+        default "process" with a data_dir ("disk" for a cluster), and "memory" without.
     data_dir: a directory of this server alone, on a volume that outlives the process; for "process" and "disk".
     snapshot_dir: where snapshots are; by default `snapshots` in data_dir.
     standby: wait until no other server uses data_dir, and then take over from it. The command does; a `Server` that is
@@ -95,8 +101,15 @@ class ServerConfig:
     drain_grace_s: float = 20.0
 
     def __post_init__(self) -> None:
-        if cast("Durability | None", self.durability) is None:
-            object.__setattr__(self, "durability", "memory" if self.data_dir is None else "process")
+        if cast("Durability | None", self.durability) is None or isinstance(self.durability, _Unnamed):
+            object.__setattr__(self, "durability", _Unnamed("memory" if self.data_dir is None else "process"))
+
+    def for_cluster(self) -> ServerConfig:
+        """These settings, with the defaults of a cluster: its log has to be whole on another machine, too, on which Ray
+        starts the coordinator once the first has died.
+        """
+        is_default = self.data_dir is not None and isinstance(self.durability, _Unnamed)
+        return replace(self, durability="disk") if is_default else self
 
     def validate(self, *, cluster: bool = False) -> None:
         """Raises ValueError that names the setting and the rule. cluster: for a cluster on Ray."""

@@ -71,6 +71,7 @@ def test_rows_of_a_cluster_with_a_data_directory_are_there_when_it_runs_again(ra
                 client.register_partition("p", ["x"], 0, ["train"])
                 meta = client.put_samples(["a"], "p", {"x": [torch.arange(3)]})
                 assert client.transport == "grpc"
+                assert client.server_status().durability == "disk"
             else:
                 assert client.read_columns(meta, ["x"])["x"].tolist() == [[0, 1, 2]]
         assert ended(process) == 0

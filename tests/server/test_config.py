@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +80,14 @@ def test_a_data_directory_alone_keeps_rows_over_the_death_of_the_process(
     config = ServerConfig(data_dir=data_dir)
     config.validate()
     assert config.durability == durability
+
+
+def test_a_cluster_syncs_its_log_unless_another_durability_was_named() -> None:
+    """Ray may start its coordinator again on another machine, which cannot use a log that was not synced."""
+    logged = ServerConfig(data_dir=Path("d"))
+    for config in (logged, replace(logged, insecure=True), replace(ServerConfig(), data_dir=Path("d"))):
+        config.validate(cluster=True)
+        assert pickle.loads(pickle.dumps(config)).for_cluster() == replace(config, durability="disk")  # noqa: S301
+    named = ServerConfig(data_dir=Path("d"), durability="process")
+    for config in (named, replace(named, insecure=True), ServerConfig()):
+        assert config.for_cluster() == config

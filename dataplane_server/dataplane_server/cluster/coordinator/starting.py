@@ -73,11 +73,13 @@ def start(
     """Run a data plane on the nodes of a Ray cluster; if one of this name runs already, find it. That one keeps its
     own settings; the event `cluster_found` warns of each setting given here that differs.
 
-    config: as of a server; limits.memory_bytes is each node's. The coordinator runs on this node, and Ray restarts it
-    there or, if the node is gone, elsewhere. ray_address: where Ray is, unless this program is connected already; None
-    for the cluster of this machine, or a new one of this machine alone. cache_bytes: of each node, for bytes of others
-    (default: a quarter of its memory). folder: of the nodes' arenas (default: in shared memory). mirrored: whether
-    another node keeps a second copy of each node's rows, which takes memory_bytes of it, too.
+    config: as of a server; limits.memory_bytes is each node's, and durability is "disk" by default with a data_dir.
+    Clients on other machines need an address in `listen` that they reach; the default is only for this machine. The
+    coordinator runs on this node, and Ray restarts it there or, if the node is gone, elsewhere. ray_address: where Ray
+    is, unless this program is connected already; None for the cluster of this machine, or a new one of this machine
+    alone. cache_bytes: of each node, for bytes of others (default: a quarter of its memory). folder: of the nodes'
+    arenas (default: in shared memory). mirrored: whether another node keeps a second copy of each node's rows, which
+    takes memory_bytes of it, too.
 
     Blocks until the cluster serves: for some seconds, or for minutes where Ray is slow to start a process. Raises
     ray.exceptions.RayError if it cannot start, GetTimeoutError of these after timeout_s (it may start later; call again
@@ -87,9 +89,9 @@ def start(
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     of_cluster = {"cache_bytes": cache_bytes, "folder": folder, "mirrored": mirrored or None}
-    asked = {} if config is None else by_name(config)
+    asked = {} if config is None else by_name(config.for_cluster())
     asked |= {setting: value for setting, value in of_cluster.items() if value is not None}
-    config = config or ServerConfig(listen=("127.0.0.1:0",), http=None)
+    config = (config or ServerConfig(listen=("127.0.0.1:0",), http=None)).for_cluster()
     config.validate(cluster=True)
     if not ray.is_initialized():
         ray.init(address=ray_address, namespace=NAMESPACE, log_to_driver=False)
