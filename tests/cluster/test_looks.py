@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from tests.waiting import soon
 from dataplane_server.cluster.coordinator import actor as module
 from dataplane_server.cluster.coordinator.actor import ClusterOptions, Coordinator, end_nodes
 from dataplane_server.cluster.coordinator.home_arena import HomeArena
-from dataplane_server.cluster.messages import Beat, BeatAnswer
+from dataplane_server.cluster.messages import Beat, BeatAnswer, Registered
 from dataplane_server.cluster.ray_nodes import RayNodes
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
@@ -49,6 +49,7 @@ async def test_a_look_that_fails_ends_nothing(tmp_path: Path, monkeypatch: pytes
     ray = BusyRay()
     monkeypatch.setattr(module, "_LOOK_S", 0.01)
     monkeypatch.setattr(module, "this_node", lambda: "here")
+    monkeypatch.setattr(module, "this_address", lambda: "127.0.0.1")
     monkeypatch.setattr(module, "RayNodes", lambda: ray)
     config = ServerConfig(
         (f"unix://{tmp_path}/grpc",),
@@ -57,7 +58,7 @@ async def test_a_look_that_fails_ends_nothing(tmp_path: Path, monkeypatch: pytes
         data_dir=tmp_path / "data" if logged else None,
         durability="process" if logged else "memory",
     )
-    coordinator = Coordinator(config, ClusterOptions("c", "127.0.0.1", 1 << 20))
+    coordinator = Coordinator(config, ClusterOptions("c", 1 << 20))
     assert await coordinator.beat(Beat("unknown", 0, (), 0, 0, 0, 0, 0)) == BeatAnswer(False)
     if logged:
         assert ray.looks, "it listened without knowing the nodes"
@@ -88,24 +89,33 @@ def test_the_end_of_a_cluster_starts_no_ray() -> None:
 
 
 @pytest.fixture
-async def coordinator(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Coordinator:
+def listen(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
+    """Without a parameter, a Unix socket."""
+    return tuple(getattr(request, "param", ())) or (f"unix://{tmp_path}/grpc",)
+
+
+@pytest.fixture
+async def coordinator(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listen: tuple[str, ...]
+) -> Coordinator:
     """Of a node that Ray has alone, and whose actor a test has in `_actors`. With a parameter: its log knows a node."""
     monkeypatch.setattr(module, "_LOOK_S", 0.01)
     monkeypatch.setattr(module, "_MAKE_S", 0.1)
     monkeypatch.setattr(module, "this_node", lambda: "here")
+    monkeypatch.setattr(module, "this_address", lambda: "127.0.0.2")
     monkeypatch.setattr(module, "RayNodes", lambda: SimpleNamespace(alive=lambda silent: ["here"]))
     monkeypatch.setattr(module, "end_actor", lambda actor, name: None)
     monkeypatch.setattr(module, "end_nodes", lambda name, keep: None)
     monkeypatch.setattr(Coordinator, "_actor_of", lambda self, ray_node: Actor())
     monkeypatch.setattr(Coordinator, "_create_actor", lambda self, ray_node: self._actors.get(ray_node, Actor()))
-    config = ServerConfig((f"unix://{tmp_path}/grpc",), limits=Limits(memory_bytes=1 << 20), http=None)
+    config = ServerConfig(listen, limits=Limits(memory_bytes=1 << 20), http=None, insecure=True)
     if getattr(request, "param", False):
         former = replace(config.limits, cluster=True)
         config = replace(config, data_dir=tmp_path / "d", durability="process")
         life = begin_life(Terms(tmp_path / "d", former, False, "process", lambda _: None, arena=HomeArena()))
         life.plane.apply(AddNode("arena@here"), life.now())
         await life.close()
-    return Coordinator(config, ClusterOptions("c", "127.0.0.1", 1 << 20))
+    return Coordinator(config, ClusterOptions("c", 1 << 20))
 
 
 class Actor:
@@ -171,3 +181,56 @@ async def test_an_actor_that_a_former_cluster_left_with_less_memory_is_replaced(
     assert await coordinator.register(said) is None
     assert left.stopped
     await coordinator.stop()
+
+
+@pytest.fixture
+async def registered(
+    coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Registered, Registered]]:
+    """What nodes were told: that of the coordinator, and `there`, which is on another machine."""
+    monkeypatch.setattr(module, "_NODE_S", 0.1)
+    monkeypatch.setattr(module, "RETURN_S", float("inf"))
+    coordinator._nodes.alive = lambda silent: ["here", "there"]
+    answers, arenas = list[Registered](), list[Arena]()
+    for ray_node, host in (("here", socket.gethostname()), ("there", "another machine")):
+        (folder := tmp_path / ray_node).mkdir()
+        arenas.append(Arena(1 << 20, shared=True, file=folder / "arena"))
+        said = replace(registration(folder, arenas[-1]), ray_node=ray_node, host=host)
+        answer = await coordinator.register(said)
+        assert answer is not None
+        answers.append(answer)
+    yield answers[0], answers[1]
+    await coordinator.stop()
+    for arena in arenas:
+        arena.close()
+
+
+async def test_nodes_call_a_coordinator_on_the_machine_where_it_runs_now(
+    registered: tuple[Registered, Registered],
+) -> None:
+    """Ray may have restarted it on another one than where the cluster was started."""
+    for told in registered:
+        assert told.calls_host == "127.0.0.2"
+        _, line = await asyncio.open_connection(told.calls_host, told.calls_port)
+        line.close()
+
+
+@pytest.mark.parametrize("listen", [("127.0.0.1:0", "0.0.0.0:0")], indirect=True)
+async def test_clients_of_other_machines_are_told_the_address_that_they_reach(
+    coordinator: Coordinator, registered: tuple[Registered, Registered]
+) -> None:
+    for ray_node in ("here", "there"):
+        host, _, port = (await coordinator.where(ray_node))["grpc"].rpartition(":")
+        assert (host, port) == ("127.0.0.2", (await coordinator.addresses())["listen"][1].rpartition(":")[2])
+
+
+@pytest.mark.parametrize("listen", [("127.0.0.1:0",), ()], ids=["loopback", "socket"], indirect=True)
+async def test_a_cluster_that_other_machines_cannot_call_says_so(
+    coordinator: Coordinator, registered: tuple[Registered, Registered], caplog: pytest.LogCaptureFixture
+) -> None:
+    address = (await coordinator.addresses())["listen"][0]
+    assert (await coordinator.where("here"))["grpc"] == address
+    with pytest.raises(OSError, match=f"clients on another machine cannot reach {address}; .* --insecure"):
+        await coordinator.where("there")
+    (event,) = (json.loads(record.getMessage()) for record in caplog.get_records("setup"))
+    assert (event["event"], event["level"], event["node"]) == ("node_cannot_call", "error", 2)

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import socket
 import threading
 import time
 from collections.abc import Collection
@@ -27,8 +28,8 @@ from dataplane_server.cluster.coordinator.members import Member
 from dataplane_server.cluster.coordinator.server import ClusterServer, ray_node_of
 from dataplane_server.cluster.messages import Beat, BeatAnswer, Registered, Registration
 from dataplane_server.cluster.node.actor import NodeActor, NodeOptions
-from dataplane_server.cluster.ray_nodes import RayNodes, this_node
-from dataplane_server.config import ServerConfig, host_and_port, with_port
+from dataplane_server.cluster.ray_nodes import RayNodes, this_address, this_node
+from dataplane_server.config import ServerConfig, host_and_port, is_loopback, with_port
 from dataplane_server.core.rows.regions import Region
 from dataplane_server.durability.log_reader import segments
 from dataplane_server.log import get_log
@@ -51,13 +52,12 @@ class LostLogError(Exception):
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """name: of the coordinator's actor. host: the address of its machine, at which nodes reach it. cache_bytes: of each
-    node, for bytes of other nodes, beside its budget (limits.memory_bytes). folder: of the nodes' arenas and sockets;
-    None for one in shared memory, named after the coordinator and the node. mirrored: whether each node gets a mirror.
+    """name: of the coordinator's actor. cache_bytes: of each node, for bytes of other nodes, beside its budget
+    (limits.memory_bytes). folder: of the nodes' arenas and sockets; None for one in shared memory, named after the
+    coordinator and the node. mirrored: whether each node gets a mirror.
     """
 
     name: str
-    host: str
     cache_bytes: int
     folder: str | None = None
     mirrored: bool = False
@@ -91,6 +91,9 @@ class Coordinator:
         self._unserved: tuple[float, Exception] | None = None  # since when it cannot serve, and why
         self._locked: int | None = None
         self._ray_node = this_node()
+        self._host = this_address()  # Ray may have restarted it on another machine
+        self._hostname = socket.gethostname()
+        self._told_unreached = False
         self._life = asyncio.get_running_loop().create_task(self._live())
 
     # -- calls of clients ----------------------------------------------------------------------------------------------
@@ -98,7 +101,7 @@ class Coordinator:
     async def where(self, ray_node: str) -> dict[str, Any]:
         """Where a client on a node of Ray finds this cluster: "grpc", the address, and "socket" and "nonce" of its
         node, empty if the node has no arena, or no line to here. Waits until the cluster serves, and some seconds for a
-        node whose actor is starting.
+        node whose actor is starting. OSError if the server listens where no client of the node's machine reaches it.
         """
         server = await self._once(self._serving)
         found = {"grpc": self._grpc_address(server), "socket": "", "nonce": b""}
@@ -107,6 +110,9 @@ class Coordinator:
             if ray_node not in self._actors:
                 break
             await asyncio.sleep(_LOOK_S / 5)
+        for one in server.members:
+            if one.registration.ray_node == ray_node and (why := self._why_unreached(server, one.registration)):
+                raise OSError(why)
         if member is not None:
             found |= {"socket": member.registration.socket, "nonce": member.registration.nonce}
         return found
@@ -132,13 +138,20 @@ class Coordinator:
         return self._server
 
     def _grpc_address(self, server: ClusterServer) -> str:
-        """The first TCP address, as other machines reach it."""
+        """The first TCP address that other machines reach, as they do; else the first that this one does."""
         addresses = server.server.addresses
-        tcp = [address for address in addresses if not address.startswith("unix:")]
-        if not tcp:
-            return addresses[0]
-        host, port = host_and_port("listen", tcp[0])
-        return with_port(f"{self._options.host}:0", port) if host in ("0.0.0.0", "::") else tcp[0]  # noqa: S104
+        return _reached(addresses, self._host) or min(addresses, key=lambda address: address.startswith("unix:"))
+
+    def _why_unreached(self, server: ClusterServer, registration: Registration) -> str:
+        """Why clients of a node cannot call this server; empty if they can. They do before they attach."""
+        addresses = server.server.addresses
+        if registration.host == self._hostname or _reached(addresses, self._host):
+            return ""
+        return (
+            f"clients on {registration.host} cannot reach {' or '.join(addresses)}; have the cluster listen at an "
+            "address that all nodes reach: --listen 0.0.0.0:50051, with --tls-cert, --tls-key and --access, or with "
+            "--insecure"
+        )
 
     # -- calls of node actors ------------------------------------------------------------------------------------------
 
@@ -164,7 +177,10 @@ class Coordinator:
             server.make_home(member)
             if not self._serving.is_set():
                 await self._serve(server)
-        host, port, members = self._options.host, self._calls_port, server.members
+        if not self._told_unreached and (why := self._why_unreached(server, registration)):
+            self._told_unreached = True
+            self._log.error("node_cannot_call", node=member.number, why=why)
+        host, port, members = self._host, self._calls_port, server.members
         kept = server.mirrors.returned(member)
         others, placed = members.placed_since(0), members.placed
         return Registered(member.number, member.secret, host, port, others, server.plane.incarnation, placed, kept)
@@ -236,7 +252,7 @@ class Coordinator:
         home = HomeArena(known=known)
         life = await next_life(self._config, threading.Event(), home)
         self._server = ClusterServer(self._config, home, life, mirrored=self._options.mirrored)
-        self._calls_port = self._server.recover(self._options.host)
+        self._calls_port = self._server.recover(self._host)
         if life is not None and life.recovery is None and not self._config.accept_loss:
             while not await self._has_looked(self._server):  # noqa: ASYNC110  # Ray has no event for this
                 await asyncio.sleep(_LOOK_S)
@@ -339,6 +355,16 @@ class Coordinator:
 
     def _folder(self, ray_node: str) -> str | None:
         return None if self._options.folder is None else f"{self._options.folder}/{ray_node[:16]}"
+
+
+def _reached(addresses: Collection[str], host: str) -> str:
+    """The first address that other machines reach, as they do; empty if there is none. host: of this machine."""
+    for address in addresses:
+        if not address.startswith("unix:"):
+            listens, port = host_and_port("listen", address)
+            if not is_loopback(listens):
+                return with_port(f"{host}:0", port) if listens in ("0.0.0.0", "::") else address  # noqa: S104
+    return ""
 
 
 async def _lock(path: Any) -> int:

@@ -15,7 +15,6 @@ from dataplane_server.cluster.coordinator.actor import (
     end_actor,
     end_nodes,
 )
-from dataplane_server.cluster.ray_nodes import this_address
 from dataplane_server.config import ServerConfig
 from dataplane_server.log import get_log
 
@@ -96,7 +95,7 @@ def start(
     if not ray.is_initialized():
         ray.init(address=ray_address, namespace=NAMESPACE, log_to_driver=False)
     cache_bytes = config.limits.memory_bytes // 4 if cache_bytes is None else cache_bytes
-    options = ClusterOptions(name, this_address(), cache_bytes, folder, mirrored)
+    options = ClusterOptions(name, cache_bytes, folder, mirrored)
     actor: Any = ray.remote(Coordinator)
     coordinator = actor.options(
         name=name,
