@@ -356,7 +356,9 @@ def registered_description(message: pb.RegisterPartitionResponse) -> PartitionDe
 
 @compiled_later
 def server_status() -> Callable[[pb.GetServerStatusResponse], ServerStatus]:
-    return mapper().reader(ServerStatus, pb.GetServerStatusResponse, leave=("direct_port", "shared_memory"))
+    return mapper().reader(
+        ServerStatus, pb.GetServerStatusResponse, leave=("caller_proof", "direct_port", "shared_memory")
+    )
 
 
 def snapshot_description(message: pb.Snapshot) -> SnapshotDescription:

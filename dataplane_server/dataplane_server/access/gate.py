@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import hmac
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +33,7 @@ from dataplane_server.core.state.answers import MAX_REQUEST_ID_BYTES
 from dataplane_server.log import get_log
 
 _BEARER = "bearer "
+_PROOF_BYTES = 32
 _INSTEAD = "start it with --allow-user, on a Unix socket, with --access, or with --insecure"
 _LOG_EVERY_S = 60.0
 _current: ContextVar[Caller] = ContextVar("caller", default=EVERYTHING)
@@ -87,6 +90,7 @@ class Gate:
         self._certificates = certificates
         self._users = users
         self._grpc: set[End] = set()
+        self._secret = secrets.token_bytes(_PROOF_BYTES)
         self._unknown_callers = 0  # since the log last told of one
         self._log_at = 0.0
 
@@ -112,6 +116,18 @@ class Gate:
         if self._rules is None:
             return EVERYTHING
         return self._rules.now().unix_sockets if token is None else self._of_token(token, "a Unix socket")
+
+    def proof(self) -> bytes:
+        """What proves the current caller's name to `proven`, as long as this server lives; empty without a name."""
+        name = current_caller().name.encode()
+        return hmac.digest(self._secret, name, "sha256") + name if name else b""
+
+    def proven(self, proof: bytes) -> str:
+        """The name of the caller that got a proof. Refusal UNAUTHENTICATED if it is none."""
+        code, name = proof[:_PROOF_BYTES], proof[_PROOF_BYTES:]
+        if not hmac.compare_digest(code, hmac.digest(self._secret, name, "sha256")):
+            raise Refusal(Reason.UNAUTHENTICATED, "this is no proof of a caller by this run of the server")
+        return name.decode()
 
     def unix_sockets_write(self) -> bool:
         """Whether callers at Unix sockets have a role that stores values."""

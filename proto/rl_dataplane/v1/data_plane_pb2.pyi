@@ -4979,6 +4979,7 @@ class GetServerStatusResponse(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     DIRECT_PORT_FIELD_NUMBER: _builtins.int
     UNHEALTHY_FIELD_NUMBER: _builtins.int
+    CALLER_PROOF_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the server's distribution."""
     memory_budget_bytes: _builtins.int
@@ -5003,6 +5004,8 @@ class GetServerStatusResponse(_message.Message):
     """What rows survive: "memory", "process" or "disk"; see dataplane-server --durability."""
     held_bytes: _builtins.int
     """Bytes in use that no clear frees: puts under way, and cleared or replaced rows that clients still read."""
+    caller_proof: _builtins.bytes
+    """If the access file names the caller: what proves the name at the cluster port of this server, where no tokens travel."""
     @_builtins.property
     def uptime(self) -> _duration_pb2.Duration:
         """Time since the server started."""
@@ -5053,10 +5056,11 @@ class GetServerStatusResponse(_message.Message):
         nodes: _abc.Iterable[Global___Node] | None = ...,
         direct_port: Global___DirectPort | None = ...,
         unhealthy: _abc.Iterable[_builtins.str] | None = ...,
+        caller_proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["direct_port", b"direct_port", "longest_put_wait", b"longest_put_wait", "shared_memory", b"shared_memory", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["direct_port", b"direct_port", "draining", b"draining", "durability", b"durability", "held_bytes", b"held_bytes", "holders", b"holders", "largest_free_bytes", b"largest_free_bytes", "longest_put_wait", b"longest_put_wait", "max_rows", b"max_rows", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "nodes", b"nodes", "rows", b"rows", "sessions", b"sessions", "shared_memory", b"shared_memory", "unhealthy", b"unhealthy", "uptime", b"uptime", "version", b"version", "waiting_claims", b"waiting_claims", "waiting_puts", b"waiting_puts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller_proof", b"caller_proof", "direct_port", b"direct_port", "draining", b"draining", "durability", b"durability", "held_bytes", b"held_bytes", "holders", b"holders", "largest_free_bytes", b"largest_free_bytes", "longest_put_wait", b"longest_put_wait", "max_rows", b"max_rows", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "nodes", b"nodes", "rows", b"rows", "sessions", b"sessions", "shared_memory", b"shared_memory", "unhealthy", b"unhealthy", "uptime", b"uptime", "version", b"version", "waiting_claims", b"waiting_claims", "waiting_puts", b"waiting_puts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

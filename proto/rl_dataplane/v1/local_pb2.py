@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from rl_dataplane.v1 import data_plane_pb2 as rl__dataplane_dot_v1_dot_data__plane__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1brl_dataplane/v1/local.proto\x12\x0frl_dataplane.v1\x1a rl_dataplane/v1/data_plane.proto\"/\n\rAttachRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05token\x18\x02 \x01(\t\"\xa8\x01\n\x0e\x41ttachResponse\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x13\n\x0b\x61rena_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06traces\x18\x04 \x01(\x08\x12\r\n\x05proof\x18\x05 \x01(\x0c\x12\x15\n\rbare_messages\x18\x06 \x01(\x08\x12\x12\n\ncalls_host\x18\x07 \x01(\t\x12\x12\n\ncalls_port\x18\x08 \x01(\rJ\x04\x08\x03\x10\x04R\x0cnonce_offset\">\n\x0cRelayRequest\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x0c\n\x04node\x18\x02 \x01(\r\x12\x10\n\x08\x61ttaches\x18\x03 \x01(\x08\"0\n\rRelayResponse\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0e\n\x06traces\x18\x02 \x01(\x08\"$\n\x11\x43lientGoneRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\"\x1e\n\rDirectRequest\x12\r\n\x05nonce\x18\x01 \x01(\x0c\" \n\x0e\x44irectResponse\x12\x0e\n\x06traces\x18\x01 \x01(\x08\"\x1e\n\x0bJoinRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\"\x0e\n\x0cJoinResponse\"0\n\x0cLetGoRequest\x12\x0f\n\x07handles\x18\x01 \x03(\x04\x12\x0f\n\x07session\x18\x02 \x01(\x0c\"L\n\tArenaRuns\x12\x0f\n\x07offsets\x18\x01 \x01(\x0c\x12\r\n\x05sizes\x18\x02 \x01(\x0c\x12\r\n\x05nodes\x18\x03 \x01(\x0c\x12\x10\n\x08versions\x18\x04 \x01(\x0c\"t\n\x0fLocalPutRequest\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32!.rl_dataplane.v1.PutSamplesHeader\x12\x0e\n\x06handle\x18\x02 \x01(\x04\x12\x13\n\x06values\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x42\t\n\x07_values\"x\n\x12LocalCommitRequest\x12\x32\n\x06header\x18\x01 \x01(\x0b\x32\".rl_dataplane.v1.CommitClaimHeader\x12\x0e\n\x06handle\x18\x02 \x01(\x04\x12\x13\n\x06values\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x42\t\n\x07_values\"5\n\x12\x46inishWriteRequest\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0f\n\x07\x64igests\x18\x02 \x01(\x0c\"\xbe\x01\n\x12LocalWriteResponse\x12\x31\n\x0breservation\x18\x01 \x01(\x0b\x32\x1a.rl_dataplane.v1.ArenaRunsH\x00\x12\x32\n\x03put\x18\x02 \x01(\x0b\x32#.rl_dataplane.v1.PutSamplesResponseH\x00\x12\x36\n\x06\x63ommit\x18\x03 \x01(\x0b\x32$.rl_dataplane.v1.CommitClaimResponseH\x00\x42\t\n\x07outcome\"n\n\x10LocalReadRequest\x12\x34\n\x07request\x18\x01 \x01(\x0b\x32#.rl_dataplane.v1.ReadColumnsRequest\x12\x0e\n\x06handle\x18\x02 \x01(\x04\x12\x14\n\x0cinline_bytes\x18\x03 \x01(\r\"\x8f\x01\n\x11LocalReadResponse\x12\x32\n\x06header\x18\x01 \x01(\x0b\x32\".rl_dataplane.v1.ReadColumnsHeader\x12\x10\n\x06values\x18\x02 \x01(\x0cH\x00\x12+\n\x05lease\x18\x03 \x01(\x0b\x32\x1a.rl_dataplane.v1.ArenaRunsH\x00\x42\x07\n\x05place\"l\n\x0c\x46\x65tchRequest\x12(\n\x04runs\x18\x01 \x01(\x0b\x32\x1a.rl_dataplane.v1.ArenaRuns\x12\x0e\n\x06handle\x18\x02 \x01(\x04\x12\x0c\n\x04node\x18\x03 \x01(\r\x12\x14\n\x0cinline_bytes\x18\x04 \x01(\r\"V\n\rFetchResponse\x12*\n\x04runs\x18\x01 \x01(\x0b\x32\x1a.rl_dataplane.v1.ArenaRunsH\x00\x12\x10\n\x06values\x18\x02 \x01(\x0cH\x00\x42\x07\n\x05place*\x95\n\n\x0bLocalMethod\x12\x1c\n\x18LOCAL_METHOD_UNSPECIFIED\x10\x00\x12\x17\n\x13LOCAL_METHOD_ATTACH\x10\x01\x12\x15\n\x11LOCAL_METHOD_JOIN\x10\x02\x12\x17\n\x13LOCAL_METHOD_LET_GO\x10\x03\x12\x14\n\x10LOCAL_METHOD_PUT\x10\x04\x12\x17\n\x13LOCAL_METHOD_COMMIT\x10\x05\x12\x1d\n\x19LOCAL_METHOD_FINISH_WRITE\x10\x06\x12\x15\n\x11LOCAL_METHOD_READ\x10\x07\x12\x16\n\x12LOCAL_METHOD_RELAY\x10\x08\x12\x1c\n\x18LOCAL_METHOD_CLIENT_GONE\x10\t\x12\x17\n\x13LOCAL_METHOD_DIRECT\x10\n\x12\x16\n\x12LOCAL_METHOD_FETCH\x10\x0b\x12#\n\x1fLOCAL_METHOD_REGISTER_PARTITION\x10\x10\x12\x1f\n\x1bLOCAL_METHOD_DROP_PARTITION\x10\x11\x12\x1e\n\x1aLOCAL_METHOD_CLAIM_SAMPLES\x10\x12\x12\x1e\n\x1aLOCAL_METHOD_RELEASE_CLAIM\x10\x13\x12\x1e\n\x1aLOCAL_METHOD_CLEAR_SAMPLES\x10\x14\x12\'\n#LOCAL_METHOD_GET_CONSUMPTION_STATUS\x10\x15\x12\x1e\n\x1aLOCAL_METHOD_GET_PARTITION\x10\x16\x12 \n\x1cLOCAL_METHOD_LIST_PARTITIONS\x10\x17\x12\"\n\x1eLOCAL_METHOD_GET_SERVER_STATUS\x10\x18\x12\x1c\n\x18LOCAL_METHOD_CLAIM_SHARD\x10\x19\x12\x1c\n\x18LOCAL_METHOD_ADOPT_CLAIM\x10\x1a\x12\x1b\n\x17LOCAL_METHOD_RESET_TASK\x10\x1b\x12\"\n\x1eLOCAL_METHOD_LIST_DEAD_LETTERS\x10\x1c\x12\x1e\n\x1aLOCAL_METHOD_RESERVE_GROUP\x10\x1d\x12\x1d\n\x19LOCAL_METHOD_FINISH_GROUP\x10\x1e\x12\x1c\n\x18LOCAL_METHOD_ABORT_GROUP\x10\x1f\x12\x1b\n\x17LOCAL_METHOD_GET_SAMPLE\x10 \x12!\n\x1dLOCAL_METHOD_EXTEND_PARTITION\x10!\x12 \n\x1cLOCAL_METHOD_CLOSE_PARTITION\x10\"\x12\x1d\n\x19LOCAL_METHOD_LIST_SAMPLES\x10#\x12\x1c\n\x18LOCAL_METHOD_LIST_CLAIMS\x10$\x12\x1e\n\x1aLOCAL_METHOD_LIST_SESSIONS\x10%\x12 \n\x1cLOCAL_METHOD_CREATE_SNAPSHOT\x10&\x12!\n\x1dLOCAL_METHOD_RESTORE_SNAPSHOT\x10\'\x12#\n\x1fLOCAL_METHOD_SET_WEIGHT_VERSION\x10(\x12\x1d\n\x19LOCAL_METHOD_SET_POLICIES\x10)\x12\x1d\n\x19LOCAL_METHOD_DRAW_SAMPLES\x10*\x12\x1e\n\x1aLOCAL_METHOD_EXPLAIN_WAITS\x10+\x12\x1c\n\x18LOCAL_METHOD_LIST_GROUPS\x10,\x12\x1f\n\x1bLOCAL_METHOD_LIST_SNAPSHOTS\x10-*F\n\x0cLocalOutcome\x12\x1d\n\x19LOCAL_OUTCOME_UNSPECIFIED\x10\x00\x12\x17\n\x13LOCAL_OUTCOME_ERROR\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1brl_dataplane/v1/local.proto\x12\x0frl_dataplane.v1\x1a rl_dataplane/v1/data_plane.proto\"/\n\rAttachRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05token\x18\x02 \x01(\t\"\xa8\x01\n\x0e\x41ttachResponse\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x13\n\x0b\x61rena_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06traces\x18\x04 \x01(\x08\x12\r\n\x05proof\x18\x05 \x01(\x0c\x12\x15\n\rbare_messages\x18\x06 \x01(\x08\x12\x12\n\ncalls_host\x18\x07 \x01(\t\x12\x12\n\ncalls_port\x18\x08 \x01(\rJ\x04\x08\x03\x10\x04R\x0cnonce_offset\">\n\x0cRelayRequest\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x0c\n\x04node\x18\x02 \x01(\r\x12\x10\n\x08\x61ttaches\x18\x03 \x01(\x08\"0\n\rRelayResponse\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0e\n\x06traces\x18\x02 \x01(\x08\"$\n\x11\x43lientGoneRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\"\x1e\n\rDirectRequest\x12\r\n\x05nonce\x18\x01 \x01(\x0c\" \n\x0e\x44irectResponse\x12\x0e\n\x06traces\x18\x01 \x01(\x08\"4\n\x0bJoinRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x14\n\x0c\x63\x61ller_proof\x18\x02 \x01(\x0c\"\x0e\n\x0cJoinResponse\"0\n\x0cLetGoRequest\x12\x0f\n\x07handles\x18\x01 \x03(\x04\x12\x0f\n\x07session\x18\x02 \x01(\x0c\"L\n\tArenaRuns\x12\x0f\n\x07offsets\x18\x01 \x01(\x0c\x12\r\n\x05sizes\x18\x02 \x01(\x0c\x12\r\n\x05nodes\x18\x03 \x01(\x0c\x12\x10\n\x08versions\x18\x04 \x01(\x0c\"t\n\x0fLocalPutRequest\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32!.rl_dataplane.v1.PutSamplesHeader\x12\x0e\n\x06handle\x18\x02 \x01(\x04\x12\x13\n\x06values\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x42\t\n\x07_values\"x\n\x12LocalCommitRequest\x12\x32\n\x06header\x18\x01 \x01(\x0b\x32\".rl_dataplane.v1.CommitClaimHeader\x12\x0e\n\x06handle\x18\x02 \x01(\x04\x12\x13\n\x06values\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x42\t\n\x07_values\"5\n\x12\x46inishWriteRequest\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0f\n\x07\x64igests\x18\x02 \x01(\x0c\"\xbe\x01\n\x12LocalWriteResponse\x12\x31\n\x0breservation\x18\x01 \x01(\x0b\x32\x1a.rl_dataplane.v1.ArenaRunsH\x00\x12\x32\n\x03put\x18\x02 \x01(\x0b\x32#.rl_dataplane.v1.PutSamplesResponseH\x00\x12\x36\n\x06\x63ommit\x18\x03 \x01(\x0b\x32$.rl_dataplane.v1.CommitClaimResponseH\x00\x42\t\n\x07outcome\"n\n\x10LocalReadRequest\x12\x34\n\x07request\x18\x01 \x01(\x0b\x32#.rl_dataplane.v1.ReadColumnsRequest\x12\x0e\n\x06handle\x18\x02 \x01(\x04\x12\x14\n\x0cinline_bytes\x18\x03 \x01(\r\"\x8f\x01\n\x11LocalReadResponse\x12\x32\n\x06header\x18\x01 \x01(\x0b\x32\".rl_dataplane.v1.ReadColumnsHeader\x12\x10\n\x06values\x18\x02 \x01(\x0cH\x00\x12+\n\x05lease\x18\x03 \x01(\x0b\x32\x1a.rl_dataplane.v1.ArenaRunsH\x00\x42\x07\n\x05place\"l\n\x0c\x46\x65tchRequest\x12(\n\x04runs\x18\x01 \x01(\x0b\x32\x1a.rl_dataplane.v1.ArenaRuns\x12\x0e\n\x06handle\x18\x02 \x01(\x04\x12\x0c\n\x04node\x18\x03 \x01(\r\x12\x14\n\x0cinline_bytes\x18\x04 \x01(\r\"V\n\rFetchResponse\x12*\n\x04runs\x18\x01 \x01(\x0b\x32\x1a.rl_dataplane.v1.ArenaRunsH\x00\x12\x10\n\x06values\x18\x02 \x01(\x0cH\x00\x42\x07\n\x05place*\x95\n\n\x0bLocalMethod\x12\x1c\n\x18LOCAL_METHOD_UNSPECIFIED\x10\x00\x12\x17\n\x13LOCAL_METHOD_ATTACH\x10\x01\x12\x15\n\x11LOCAL_METHOD_JOIN\x10\x02\x12\x17\n\x13LOCAL_METHOD_LET_GO\x10\x03\x12\x14\n\x10LOCAL_METHOD_PUT\x10\x04\x12\x17\n\x13LOCAL_METHOD_COMMIT\x10\x05\x12\x1d\n\x19LOCAL_METHOD_FINISH_WRITE\x10\x06\x12\x15\n\x11LOCAL_METHOD_READ\x10\x07\x12\x16\n\x12LOCAL_METHOD_RELAY\x10\x08\x12\x1c\n\x18LOCAL_METHOD_CLIENT_GONE\x10\t\x12\x17\n\x13LOCAL_METHOD_DIRECT\x10\n\x12\x16\n\x12LOCAL_METHOD_FETCH\x10\x0b\x12#\n\x1fLOCAL_METHOD_REGISTER_PARTITION\x10\x10\x12\x1f\n\x1bLOCAL_METHOD_DROP_PARTITION\x10\x11\x12\x1e\n\x1aLOCAL_METHOD_CLAIM_SAMPLES\x10\x12\x12\x1e\n\x1aLOCAL_METHOD_RELEASE_CLAIM\x10\x13\x12\x1e\n\x1aLOCAL_METHOD_CLEAR_SAMPLES\x10\x14\x12\'\n#LOCAL_METHOD_GET_CONSUMPTION_STATUS\x10\x15\x12\x1e\n\x1aLOCAL_METHOD_GET_PARTITION\x10\x16\x12 \n\x1cLOCAL_METHOD_LIST_PARTITIONS\x10\x17\x12\"\n\x1eLOCAL_METHOD_GET_SERVER_STATUS\x10\x18\x12\x1c\n\x18LOCAL_METHOD_CLAIM_SHARD\x10\x19\x12\x1c\n\x18LOCAL_METHOD_ADOPT_CLAIM\x10\x1a\x12\x1b\n\x17LOCAL_METHOD_RESET_TASK\x10\x1b\x12\"\n\x1eLOCAL_METHOD_LIST_DEAD_LETTERS\x10\x1c\x12\x1e\n\x1aLOCAL_METHOD_RESERVE_GROUP\x10\x1d\x12\x1d\n\x19LOCAL_METHOD_FINISH_GROUP\x10\x1e\x12\x1c\n\x18LOCAL_METHOD_ABORT_GROUP\x10\x1f\x12\x1b\n\x17LOCAL_METHOD_GET_SAMPLE\x10 \x12!\n\x1dLOCAL_METHOD_EXTEND_PARTITION\x10!\x12 \n\x1cLOCAL_METHOD_CLOSE_PARTITION\x10\"\x12\x1d\n\x19LOCAL_METHOD_LIST_SAMPLES\x10#\x12\x1c\n\x18LOCAL_METHOD_LIST_CLAIMS\x10$\x12\x1e\n\x1aLOCAL_METHOD_LIST_SESSIONS\x10%\x12 \n\x1cLOCAL_METHOD_CREATE_SNAPSHOT\x10&\x12!\n\x1dLOCAL_METHOD_RESTORE_SNAPSHOT\x10\'\x12#\n\x1fLOCAL_METHOD_SET_WEIGHT_VERSION\x10(\x12\x1d\n\x19LOCAL_METHOD_SET_POLICIES\x10)\x12\x1d\n\x19LOCAL_METHOD_DRAW_SAMPLES\x10*\x12\x1e\n\x1aLOCAL_METHOD_EXPLAIN_WAITS\x10+\x12\x1c\n\x18LOCAL_METHOD_LIST_GROUPS\x10,\x12\x1f\n\x1bLOCAL_METHOD_LIST_SNAPSHOTS\x10-*F\n\x0cLocalOutcome\x12\x1d\n\x19LOCAL_OUTCOME_UNSPECIFIED\x10\x00\x12\x17\n\x13LOCAL_OUTCOME_ERROR\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rl_dataplane.v1.local_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LOCALMETHOD']._serialized_start=1641
-  _globals['_LOCALMETHOD']._serialized_end=2942
-  _globals['_LOCALOUTCOME']._serialized_start=2944
-  _globals['_LOCALOUTCOME']._serialized_end=3014
+  _globals['_LOCALMETHOD']._serialized_start=1663
+  _globals['_LOCALMETHOD']._serialized_end=2964
+  _globals['_LOCALOUTCOME']._serialized_start=2966
+  _globals['_LOCALOUTCOME']._serialized_end=3036
   _globals['_ATTACHREQUEST']._serialized_start=82
   _globals['_ATTACHREQUEST']._serialized_end=129
   _globals['_ATTACHRESPONSE']._serialized_start=132
@@ -51,27 +51,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DIRECTRESPONSE']._serialized_start=486
   _globals['_DIRECTRESPONSE']._serialized_end=518
   _globals['_JOINREQUEST']._serialized_start=520
-  _globals['_JOINREQUEST']._serialized_end=550
-  _globals['_JOINRESPONSE']._serialized_start=552
-  _globals['_JOINRESPONSE']._serialized_end=566
-  _globals['_LETGOREQUEST']._serialized_start=568
-  _globals['_LETGOREQUEST']._serialized_end=616
-  _globals['_ARENARUNS']._serialized_start=618
-  _globals['_ARENARUNS']._serialized_end=694
-  _globals['_LOCALPUTREQUEST']._serialized_start=696
-  _globals['_LOCALPUTREQUEST']._serialized_end=812
-  _globals['_LOCALCOMMITREQUEST']._serialized_start=814
-  _globals['_LOCALCOMMITREQUEST']._serialized_end=934
-  _globals['_FINISHWRITEREQUEST']._serialized_start=936
-  _globals['_FINISHWRITEREQUEST']._serialized_end=989
-  _globals['_LOCALWRITERESPONSE']._serialized_start=992
-  _globals['_LOCALWRITERESPONSE']._serialized_end=1182
-  _globals['_LOCALREADREQUEST']._serialized_start=1184
-  _globals['_LOCALREADREQUEST']._serialized_end=1294
-  _globals['_LOCALREADRESPONSE']._serialized_start=1297
-  _globals['_LOCALREADRESPONSE']._serialized_end=1440
-  _globals['_FETCHREQUEST']._serialized_start=1442
-  _globals['_FETCHREQUEST']._serialized_end=1550
-  _globals['_FETCHRESPONSE']._serialized_start=1552
-  _globals['_FETCHRESPONSE']._serialized_end=1638
+  _globals['_JOINREQUEST']._serialized_end=572
+  _globals['_JOINRESPONSE']._serialized_start=574
+  _globals['_JOINRESPONSE']._serialized_end=588
+  _globals['_LETGOREQUEST']._serialized_start=590
+  _globals['_LETGOREQUEST']._serialized_end=638
+  _globals['_ARENARUNS']._serialized_start=640
+  _globals['_ARENARUNS']._serialized_end=716
+  _globals['_LOCALPUTREQUEST']._serialized_start=718
+  _globals['_LOCALPUTREQUEST']._serialized_end=834
+  _globals['_LOCALCOMMITREQUEST']._serialized_start=836
+  _globals['_LOCALCOMMITREQUEST']._serialized_end=956
+  _globals['_FINISHWRITEREQUEST']._serialized_start=958
+  _globals['_FINISHWRITEREQUEST']._serialized_end=1011
+  _globals['_LOCALWRITERESPONSE']._serialized_start=1014
+  _globals['_LOCALWRITERESPONSE']._serialized_end=1204
+  _globals['_LOCALREADREQUEST']._serialized_start=1206
+  _globals['_LOCALREADREQUEST']._serialized_end=1316
+  _globals['_LOCALREADRESPONSE']._serialized_start=1319
+  _globals['_LOCALREADRESPONSE']._serialized_end=1462
+  _globals['_FETCHREQUEST']._serialized_start=1464
+  _globals['_FETCHREQUEST']._serialized_end=1572
+  _globals['_FETCHRESPONSE']._serialized_start=1574
+  _globals['_FETCHRESPONSE']._serialized_end=1660
 # @@protoc_insertion_point(module_scope)

@@ -490,16 +490,22 @@ class JoinRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: _builtins.int
+    CALLER_PROOF_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     """From AttachResponse."""
+    caller_proof: _builtins.bytes
+    """At a cluster port: from GetServerStatus over gRPC, or empty. Request ids of the session are then those of this
+    caller, as over gRPC.
+    """
     def __init__(
         self,
         *,
         session: _builtins.bytes = ...,
+        caller_proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller_proof", b"caller_proof", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -51,12 +51,14 @@ def registration(
     return Registration(**place, former=former, bytes_at=bytes_at)
 
 
-async def cluster_server(folder: Path, memory_bytes: int, data: Path | None = None) -> ClusterServer:
-    """A coordinator's server, which is not started yet. data: the directory of its log."""
+async def cluster_server(
+    folder: Path, memory_bytes: int, data: Path | None = None, access: Path | None = None
+) -> ClusterServer:
+    """A coordinator's server, which is not started yet. data: the directory of its log. access: the access file."""
     limits, home = Limits(memory_bytes=memory_bytes, cluster=True), HomeArena(known=False)
     settings: dict[str, Any] = {} if data is None else {"data_dir": data, "durability": "process"}
     listen = (f"unix://{folder}/grpc.sock",)
-    config = ServerConfig(listen, limits=limits, share_memory=False, http=None, **settings)
+    config = ServerConfig(listen, limits=limits, share_memory=False, http=None, access=access, **settings)
     return ClusterServer(config, home, await next_life(config, threading.Event(), home))
 
 

@@ -15,7 +15,7 @@ import torch
 from tests.cluster.node.conftest import MIB, cluster_server, registration
 from tests.waiting import soon
 
-from dataplane_client import aio
+from dataplane_client import Credentials, aio
 from dataplane_client._connect.locator import NodePlace
 from dataplane_client.errors import CorruptedError
 from dataplane_client.records.meta import KVBatchMeta
@@ -58,10 +58,10 @@ class Node:
         self.gateway.join(Membership("127.0.0.1", port, member.secret, member.number))
         await self.gateway.link()
 
-    async def connect(self, server: ClusterServer) -> aio.AsyncDataPlaneClient:
+    async def connect(self, server: ClusterServer, credentials: Credentials | None = None) -> aio.AsyncDataPlaneClient:
         """A client on this node."""
         address = server.server.addresses[0]
-        client = await aio.connect(address, timeout_s=120.0)
+        client = await aio.connect(address, timeout_s=120.0, credentials=credentials)
         client._transport._locator.place = NodePlace(address, f"{self.folder}/socket", self.arena.nonce)
         client._transport._is_chosen = False
         return client

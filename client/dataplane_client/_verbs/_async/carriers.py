@@ -74,16 +74,17 @@ class AsyncCarrier(ABC):
 
 
 class AsyncArenaCarrier(AsyncCarrier):
-    """Memory of this host to which a client has attached."""
+    """Memory of this host to which a client has attached. caller_proof: of the server's status."""
 
     transport = "shm"
     notice_s = 10
 
-    def __init__(self, arena: SharedArena) -> None:
+    def __init__(self, arena: SharedArena, caller_proof: bytes = b"") -> None:
         self.arena = arena
         self.address = arena.calls_at or arena.address
         self.node_address = arena.address
-        self.greeting = request_frame(pb.LOCAL_METHOD_JOIN, pb.JoinRequest(session=arena.token))
+        joining = pb.JoinRequest(session=arena.token, caller_proof=caller_proof)
+        self.greeting = request_frame(pb.LOCAL_METHOD_JOIN, joining)
         self.inline_bytes = arena.inline_bytes
         self.traces = arena.traces
         self.release = arena.release

@@ -337,7 +337,7 @@ class AsyncTransport:
         place, token = self._locator.place, self._grpc.secured.token
         try:
             arena = await run_in_thread(partial(attach, place, status, token, deadline.left_s), to_its_end=False)
-            local = AsyncFrameCalls(self.target, AsyncArenaCarrier(arena))
+            local = AsyncFrameCalls(self.target, AsyncArenaCarrier(arena, status.caller_proof))
             if arena.calls_at is not None:
                 await local.reach(min(deadline.left_s, _CONNECT_S))
             return local

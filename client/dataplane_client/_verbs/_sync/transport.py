@@ -333,7 +333,7 @@ class Transport:
         place, token = self._locator.place, self._grpc.secured.token
         try:
             arena = run_in_thread(partial(attach, place, status, token, deadline.left_s), to_its_end=False)
-            local = FrameCalls(self.target, ArenaCarrier(arena))
+            local = FrameCalls(self.target, ArenaCarrier(arena, status.caller_proof))
             if arena.calls_at is not None:
                 local.reach(min(deadline.left_s, _CONNECT_S))
             return local

@@ -12,15 +12,17 @@ import asyncio
 import hmac
 import socket
 from collections.abc import Collection, Mapping
+from typing import cast
 
 from google.protobuf.message import Message
 
+from dataplane_server.access.gate import OPEN_GATE, Gate
 from dataplane_server.cluster.coordinator.calls import ClusterSession
 from dataplane_server.cluster.coordinator.members import Members
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.observe.tracing import Tracing
-from dataplane_server.service.local.frame_endpoint import FrameEndpoint, Greeting
+from dataplane_server.service.local.frame_endpoint import Connection, FrameEndpoint, Greeting
 from dataplane_server.service.local.local_connection import LocalConnection
 from dataplane_server.service.local.local_methods import LocalMethod
 from dataplane_server.service.shell import Shell
@@ -38,6 +40,7 @@ class ClusterEndpoint(FrameEndpoint[ClusterSession]):
         metrics: Metrics,
         members: Members,
         methods: Mapping[int, LocalMethod],
+        gate: Gate = OPEN_GATE,
         tracing: Tracing | None = None,
     ) -> None:
         greetings: dict[int, Greeting] = {
@@ -47,6 +50,7 @@ class ClusterEndpoint(FrameEndpoint[ClusterSession]):
         super().__init__(shell, metrics, methods, greetings, tracing)
         self._shell = shell
         self._members = members
+        self._gate = gate
         self._lines: dict[int, ClusterConnection] = {}  # by node
         self._orphans: dict[bytes, ClusterSession] = {}  # of lines that have ended
 
@@ -63,6 +67,15 @@ class ClusterEndpoint(FrameEndpoint[ClusterSession]):
         await super().close(keep=keep)
         if not keep:
             self.release_orphans(list(self._orphans))
+
+    def _join(self, request: pb.JoinRequest, connection: Connection) -> pb.JoinResponse:
+        """A client's connection has its session, whose request ids are those of the caller that it proves to be, as
+        over gRPC. Refusal.
+        """
+        owner = self._gate.proven(request.caller_proof) if request.caller_proof else ""
+        response = super()._join(request, connection)
+        cast("ClusterSession", connection.session).owner = owner
+        return response
 
     # -- lines ---------------------------------------------------------------------------------------------------------
 

@@ -81,7 +81,9 @@ class ClusterServer:
         calls = ClusterCalls(server.shell, parts.cluster_values, server.metrics, self.members)
         methods = local_methods(calls, server.servicer, server.gate)
         methods = {number: on_its_node(method) for number, method in methods.items()}
-        self._endpoint = ClusterEndpoint(server.shell, server.metrics, self.members, methods, server.tracing)
+        self._endpoint = ClusterEndpoint(
+            server.shell, server.metrics, self.members, methods, server.gate, server.tracing
+        )
         self._log = get_log()
 
     # -- its life ------------------------------------------------------------------------------------------------------

@@ -131,6 +131,7 @@ class DataPlaneServicer(pb_grpc.DataPlaneServiceServicer):
     async def GetServerStatus(self, request: pb.GetServerStatusRequest, context: object) -> pb.GetServerStatusResponse:
         status = self.status()
         status.unhealthy.extend(reason.text for reason in reasons_of(status))
+        status.caller_proof = self._gate.proof()
         return status
 
     def status(self) -> pb.GetServerStatusResponse:
