@@ -45,9 +45,9 @@ class TaskPolicy:
     A row that lacks one is withheld, since the tag may still come.
 
     rows_per_version: how many rows the trainer takes of each weight version, which paces producers; needs
-    max_staleness. New rows then wait while the rows before the task, and those it has taken since set_weight_version,
-    are (max_staleness + 1) * rows_per_version. So a row is taken before it is too stale, if rows are taken in the order
-    in which they came. 0: no pace.
+    max_staleness. New rows then wait while the rows before the task, and those it has taken since the weight version
+    moved, are (max_staleness + 1) * rows_per_version. So a row is taken before it is too stale, if rows are taken in
+    the order in which they came. register_partition(replace=True) forgets the rows taken. 0: no pace.
 
     set_policies refuses when_stale without max_staleness, and when_excluded without where.
     """

@@ -76,7 +76,7 @@ class PartitionModel:
         fields = set(definition.fields)
         self.lines = [line for line in self.lines if line.task in definition.tasks and line.kind.fields <= fields]
         for ledger in self.ledgers.values():
-            ledger.consumed = 0
+            ledger.consumed, ledger.taken_before = 0, ledger.ended["committed"]
         for row in self.rows:
             row.standings = self.new_standings()
         for line in self.lines:

@@ -148,7 +148,8 @@ class PartitionVerbs:
     ) -> int:
         """Tell which weights the trainer has now, such as after each refit. The staleness of rows is measured against
         it. Until the first call the partition's version is the greatest that a row or group has named. It may go back,
-        as when a trainer resumes from a checkpoint.
+        as when a trainer resumes from a checkpoint. The version that it has may be set again, such as by every rank:
+        the rows taken of it still count for rows_per_version.
 
         version: 0 to 2,147,483,646. retire_below: also remove the rows of versions before this one, claimed or not, and
         abort the groups that began with one. Returns how many rows that removed. Raises NotFoundError.

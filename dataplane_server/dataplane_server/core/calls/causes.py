@@ -171,7 +171,8 @@ CAUSES: Mapping[Cause, Advice] = {
     ),
     "version_not_advanced": Advice(
         "A task with rows_per_version has taken the rows of the weight version, and the version has not moved since.",
-        "Let the trainer call set_weight_version after each step, or raise rows_per_version to what a step takes.",
+        "Let the trainer call set_weight_version after each step, or raise rows_per_version to what a step takes. If "
+        "it has begun again at this version, register PARTITION with replace=True, which resets its tasks.",
     ),
     "draw_band": Advice(
         "A put or draw would leave the band of samples_per_insert: the other side has to move first.",

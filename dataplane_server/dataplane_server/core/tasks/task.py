@@ -115,7 +115,7 @@ class Task:
     # -- policy --------------------------------------------------------------------------------------------------------
 
     def begin_version(self) -> None:
-        """The partition has another weight version."""
+        """The partition has another weight version, or begins anew: no row has been taken of it."""
         self._taken_before = self.deliveries.ended.get("committed", 0) + int(self._counts[CLAIMED])
 
     @property
@@ -276,6 +276,7 @@ class Task:
         self._counts[UNTAKEN] = len(self._rows)
         self._changed[self] = None
         self.consumed_total = 0
+        self.begin_version()
         self.views.restart()
         self.suspect(np.flatnonzero(self._rows["alive"]))
 
