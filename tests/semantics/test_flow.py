@@ -29,11 +29,11 @@ from dataplane_client.errors import InvalidArgumentError, OutOfSpaceError, Parti
 from dataplane_client.options import TransportChoice
 from dataplane_client.records import flow
 from dataplane_client.records.tasks import TaskPolicy
-from dataplane_server.core.calls.answers import Admitted, Answered, Failed
+from dataplane_server.core.calls.answers import Admitted, Answered, Failed, Stored, Waiting
 from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.flow import DrawBand
 from dataplane_server.core.calls.refusal import Reason
-from dataplane_server.core.calls.requests import AbortWrite, Advance, PutSamples, StoreValues
+from dataplane_server.core.calls.requests import AbortGroup, AbortWrite, Advance, PutSamples, StoreValues
 from dataplane_server.core.calls.values import Tags
 
 
@@ -344,6 +344,55 @@ def test_a_put_evicts_no_row_that_it_names_unless_that_is_too_old(
     caller.set_flow(when_full="evict", **flow)
     caller.put_rows(["a", "e"], "a")
     assert rows(caller) == left
+
+
+def test_a_row_that_a_put_evicts_and_creates_again_waits_for_the_pace_as_a_new_one_does(caller: Caller) -> None:
+    caller.put_versions(old=0)
+    caller.commit(caller.take("a").claim_id)
+    caller.set_version(1)
+    caller.put_versions(x=1)
+    caller.set_policy(0, rows_per_version=2)
+    caller.set_flow(max_versions=1, when_full="evict")
+    ticket = caller.wait(StoreValues(new(caller, ["old", "y"]), 2))
+    assert rows(caller) == "oldx"
+    caller.commit(caller.take("a").claim_id)
+    assert admitted(caller) == []
+    caller.set_version(2)
+    assert admitted(caller) == [ticket]
+    assert rows(caller) == "oldy"
+
+
+def test_a_row_that_a_put_evicts_and_creates_again_takes_its_own_place_before_the_task(caller: Caller) -> None:
+    caller.put_versions(old=0)
+    caller.set_version(1)
+    caller.set_policy(1, rows_per_version=1)
+    caller.set_flow(max_versions=1, when_full="evict")
+    caller.answer(Stored, StoreValues(new(caller, ["old", "y"]), 2))
+    assert rows(caller) == "oldy"
+    waits(caller, "z")
+
+
+def test_a_row_that_a_put_evicts_and_creates_again_keeps_its_room(caller: Caller) -> None:
+    caller.put_versions(old=0)
+    caller.set_version(1)
+    caller.set_flow(max_rows=2, max_versions=1, when_full="evict")
+    begun = caller.begin(new(caller, ["old", "y"]))
+    ticket = waits(caller, "z")
+    caller.finish(begun.ticket)
+    assert admitted(caller) == [ticket]
+    assert rows(caller) == "yz"
+
+
+@pytest.mark.parametrize(("size", "left"), [(20, "zgn"), (40, "gn"), (60, "xyzg")], ids=["some", "most", "too many"])
+def test_a_value_that_rows_share_makes_room_with_the_last_of_them(caller: Caller, size: int, left: str) -> None:
+    for sample_id in "xy":
+        caller.put_once({sample_id: b"v" * 20})
+    caller.put_rows(["z"], "a", size=20)
+    reserved = caller.reserve("g", ["g"])
+    caller.put_once({"g": b"w" * 20}, reservation_id=reserved.reservation_id)
+    caller.set_flow(max_bytes=60, when_full="evict")
+    assert isinstance(caller.apply(new(caller, ["n"], size)), Waiting) == (size == 60)
+    assert rows(caller) == left.removesuffix("n")
 
 
 def test_nothing_is_evicted_for_a_group_that_waited_and_is_there_by_then(caller: Caller) -> None:

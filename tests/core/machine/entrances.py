@@ -233,25 +233,30 @@ class Entrances(Writes):
         if self._is_paced(entrant):
             return False
         evicts = not self.draining and partition.flow.when_full == "evict"
+        again: list[Row] = []
         while self._is_over(entrant):
             if evicts and isinstance(entrant.call, ReserveGroup) and partition.has_some_of(entrant.call):
                 return True
             gone = self._victims(entrant) if evicts else []
-            if not gone:
+            again = [row for row in partition.found(entrant.call.sample_ids) if row in gone]  # type: ignore[attr-defined]
+            if not gone or (again and self._is_paced(entrant, again)):
                 return False
             partition.remove(gone, "evicted")
             self.touched[partition] = None
             if entrant.write is not None:
                 self.asks_first.add(entrant.write)
+        entrant.rows += len(again)
         return True
 
     def _coming(self, partition: PartitionModel) -> tuple[int, int]:
         here = [one for one in self.coming if one.partition is partition]
         return sum(one.rows for one in here), sum(one.size for one in here)
 
-    def _is_paced(self, entrant: Entrant) -> bool:
+    def _is_paced(self, entrant: Entrant, again: Sequence[Row] = ()) -> bool:
+        """again: rows that it evicts and creates again."""
         partition, band = entrant.partition, entrant.partition.flow.band
         coming, _ = self._coming(partition)
+        new = entrant.rows + len(again)
         for task, policy in partition.policies.items():
             if policy.most_ahead is not None:
                 states = ("untaken", "claimed", "delayed")
@@ -260,9 +265,10 @@ class Entrances(Writes):
                 lost = [row for row in before if row in old or partition.is_rejected(task, row)]
                 lost = [row for row in lost if row.standings[task].state == "untaken"]
                 taken = max(0, partition.ledgers[task].ended["committed"] - partition.ledgers[task].taken_before)
-                if len(before) - len(lost) + coming + taken + entrant.rows > policy.most_ahead:
+                stay = [row for row in before if row not in lost and row not in again]
+                if len(stay) + coming + taken + new > policy.most_ahead:
                     return True
-        return band is not None and partition.surplus(coming + entrant.rows) > band.most
+        return band is not None and partition.surplus(coming + new) > band.most
 
     def _is_over(self, entrant: Entrant) -> bool:
         partition, flow = entrant.partition, entrant.partition.flow
@@ -312,17 +318,17 @@ class Entrances(Writes):
         for unit in sorted(may, key=order):
             if not is_enough():
                 gone += unit
-                freed += self._bytes(unit)
+                freed = self._bytes(gone)
         return gone if is_enough() else []
 
     def _may_leave(self, partition: PartitionModel, row: Row) -> bool:
         held = any(one.state in ("claimed", "delayed") for one in row.standings.values())
         return not held and not row.hidden and partition.fits(row, partition.flow.evict_where)
 
-    def _bytes(self, unit: list[Row]) -> int:
-        """What is free once a row or group is gone: values that no other row has."""
-        values = {value for row in unit for value in row.values.values()}
-        others = {value for value in values for one in value.holders if self._has(one, value) and one not in unit}
+    def _bytes(self, gone: list[Row]) -> int:
+        """What is free once rows are gone: values that no other row has."""
+        values = {value for row in gone for value in row.values.values()}
+        others = {value for value in values for one in value.holders if self._has(one, value) and one not in gone}
         return sum(len(value.data) for value in values - others)
 
     def _has(self, holder: Row | Group, value: Value) -> bool:

@@ -62,9 +62,9 @@ class StoredValues:
             field.size_bytes += column.size_bytes
         return self._spare(slots, fields, columns, stored != offsets, once) if once else 0
 
-    def freed_with(self, units: Int64Array, slots: Slots, fields: Sequence[Field]) -> Int64Array:
-        """The bytes that are free once all rows of a unit are gone, each counted at one of the rows. units: which one
-        each row belongs to. A value that rows of several units share is free with none of them.
+    def freed_with(self, slots: Slots, fields: Sequence[Field]) -> Int64Array:
+        """The bytes that are free once all of these rows are gone, each counted at the first row that has it. A value
+        that others have as well is not free then.
         """
         offsets, entries = self.locate(slots, fields)
         sizes: Int64Array = entries * np.array([[field.entry_bytes] for field in fields], np.int64)
@@ -72,11 +72,8 @@ class StoredValues:
         freed: Int64Array = np.where(shared, 0, sizes).sum(axis=0)
         shared &= sizes > 0
         rows = np.nonzero(shared)[1]
-        found, first, of_row, counts = np.unique(
-            offsets[shared], return_index=True, return_inverse=True, return_counts=True
-        )
+        found, first, counts = np.unique(offsets[shared], return_index=True, return_counts=True)
         alone = np.array([self._rows.payloads.owners(offset) for offset in found.tolist()], np.int64) == counts
-        alone &= np.bincount(of_row, weights=units[rows] != units[rows][first][of_row], minlength=len(found)) == 0
         np.add.at(freed, rows[first[alone]], sizes[shared][first[alone]])
         return freed
 

@@ -13,9 +13,11 @@ from dataplane_server.core.calls.flow import FlowPolicy
 from dataplane_server.core.calls.requests import DrawSamples, PutSamples, ReserveGroup
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Entry:
-    """New rows. size_bytes: of their values as far as they are known. since: when they came, monotonic, s."""
+    """New rows. rows: with those that leave for a put and that it creates again. size_bytes: of their values as far as
+    they are known. since: when they came, monotonic, s.
+    """
 
     call: PutSamples | ReserveGroup
     rows: int

@@ -13,10 +13,13 @@ import numpy as np
 from dataplane_server.core.calls.causes import Finding
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import DrawSamples
+from dataplane_server.core.calls.values import Slots
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.tasks.eligibility import too_old
 from dataplane_server.core.tasks.task import Task
 from dataplane_server.core.tasks.task_states import CONSUMED, DEAD, UNTAKEN
+
+_NONE: Slots = np.empty(0, np.int64)
 
 
 def why_never(partition: Partition, rows: int, size_bytes: int) -> Refusal | None:
@@ -40,11 +43,15 @@ def why_never(partition: Partition, rows: int, size_bytes: int) -> Refusal | Non
     return None
 
 
-def paced(partition: Partition, rows: int) -> Finding | None:
-    """Why new rows have to wait for a trainer or for draws; None if they have not."""
+def paced(partition: Partition, rows: int, again: Slots = _NONE) -> Finding | None:
+    """Why new rows have to wait for a trainer or for draws; None if they have not. again: rows that leave for them, and
+    become new ones as well.
+    """
     for task, most in _paces(partition):
-        before = _before(partition, task, most - rows)
-        if before + rows > most:
+        untaken = again[task.states[again] == UNTAKEN]  # their places before the task are those of the new ones
+        wanted = rows + len(again) - len(untaken) + (_lost(partition, task, untaken) if len(untaken) else 0)
+        before = _before(partition, task, most - wanted)
+        if before + wanted > most:
             policy, taken = task.policy, task.taken_in_version
             text = (
                 f"task {task.name!r} has {before} rows before it or taken since the weight version moved, of at most "
@@ -52,11 +59,12 @@ def paced(partition: Partition, rows: int) -> Finding | None:
                 "more may come when the trainer sets the next weight version"
             )
             numbers = {"before_or_taken": before, "taken": taken, "most": most}
-            untaken_alone = before - taken + rows <= most
+            untaken_alone = before - taken + wanted <= most
             return Finding("version_not_advanced" if untaken_alone else "weight_version_pace", text, numbers)
     entrance, band = partition.entrance, partition.entrance.policy.band
     if band is None:
         return None
+    rows += len(again)
     surplus = entrance.surplus(partition.rows_offered + entrance.coming_rows)
     if surplus + band.samples_per_insert * rows <= band.most:
         return None
@@ -178,8 +186,12 @@ def _before(partition: Partition, task: Task, most: int) -> int:
     if together <= most:
         return together
     slots = np.flatnonzero(partition.rows["alive"] & (task.states == UNTAKEN))
-    lost = too_old(partition.rows, task.policy)[slots] | task.is_rejected(slots)
-    return together - int(np.count_nonzero(lost))
+    return together - _lost(partition, task, slots)
+
+
+def _lost(partition: Partition, task: Task, slots: Slots) -> int:
+    """How many rows have become too stale for a task, or do not fit its filter."""
+    return int(np.count_nonzero(too_old(partition.rows, task.policy)[slots] | task.is_rejected(slots)))
 
 
 def done_with(partition: Partition) -> list[Finding]:

@@ -1,8 +1,8 @@
 """Eviction: rows make room for new ones, by the rule of the partition's policy.
 
 Rows go with their whole group, never while a claim or a step holds one of them, one is delayed, or their group is
-reserved; nor for a put that names one of them, unless that is older than max_versions allows. They go only if together
-they make enough room; otherwise none goes, and the new rows wait.
+reserved; nor for a put that names one of them, unless that is older than max_versions allows: then the put creates it
+again, as a new row. They go only if together they make enough room; otherwise none goes, and the new rows wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataplane_server.core.rows.group_table import with_groups
 from dataplane_server.core.rows.matching import fitting
 from dataplane_server.core.state.entrance import Entry
 from dataplane_server.core.state.partition import Partition
-from dataplane_server.core.state.room import oldest_allowed, over_budget
+from dataplane_server.core.state.room import oldest_allowed, over_budget, paced
 from dataplane_server.core.state.state import Fact, State
 from dataplane_server.core.tasks.task_states import CLAIMED, DELAYED
 
@@ -32,18 +32,29 @@ class _Wanted(NamedTuple):
 
 def evict(state: State, partition: Partition, entry: Entry, now: float) -> bool:
     """Make room for new rows in the budgets, of rows that may go at now. Returns whether there is room now. O(rows)."""
+    again = _created_again(partition, entry)
+    if len(again) and paced(partition, entry.rows, again):
+        return False
     while over_budget(partition, entry.rows, entry.size_bytes):
-        slots = _victims(partition, entry, now)
+        slots = _victims(partition, entry, len(again), now)
         if slots is None:
             return False
         what = "arrived first" if partition.entrance.policy.evict_first == "oldest" else "had the oldest weight version"
         ids = partition.rows.ids(slots)
         state.report(Fact("cleared", partition.partition_id, ids, reason=f"evicted for new rows: it {what}"))
         partition.clear(slots, "evicted")
+    entry.rows += len(again)
     return True
 
 
-def _victims(partition: Partition, entry: Entry, now: float) -> Slots | None:
+def _created_again(partition: Partition, entry: Entry) -> Slots:
+    """The rows that a put names and that are too old to stay."""
+    found = partition.rows.find_existing(entry.call.sample_ids)
+    found = found[found >= 0]
+    return found[partition.rows["weight_version"][found] < oldest_allowed(partition)]
+
+
+def _victims(partition: Partition, entry: Entry, again: int, now: float) -> Slots | None:
     policy, entrance, rows = partition.entrance.policy, partition.entrance, partition.rows
     slots = rows.all_slots()
     too_old = rows["weight_version"][slots] < oldest_allowed(partition)
@@ -51,20 +62,15 @@ def _victims(partition: Partition, entry: Entry, now: float) -> Slots | None:
     may_go = _evictable(partition, slots, named & ~too_old, now)
     if (too_old & ~may_go).any():
         return None
-    new_rows = entry.rows + np.count_nonzero(named & too_old)  # the put creates again what it names
     slots, too_old = slots[may_go], too_old[may_go]
-    more_rows = len(rows) + entrance.coming_rows + new_rows - (policy.max_rows or math.inf)
+    more_rows = len(rows) + entrance.coming_rows + entry.rows + again - (policy.max_rows or math.inf)
     more_bytes = partition.size_bytes + entrance.coming_bytes + entry.size_bytes - (policy.max_bytes or math.inf)
-    groups = rows["group"][slots].astype(np.int64)
-    units: Int64Array = np.where(groups > 0, -groups, slots)
-    sizes = np.zeros(len(slots), np.int64)
+    turns, sizes = _turns(partition, slots, too_old), np.zeros(len(slots), np.int64)
     if more_bytes > 0 and partition.fields:
-        sizes = partition.values.freed_with(units, slots, list(partition.fields.values()))
-    order: tuple[Int64Array, ...] = (rows.generations(slots),)
-    if policy.evict_first == "oldest_version":
-        order = (rows["weight_version"][slots].astype(np.int64), *order)
+        last_first = np.argsort(-turns)  # a value that rows share is free with the last of them
+        sizes[last_first] = partition.values.freed_with(slots[last_first], list(partition.fields.values()))
     wanted = _Wanted(int(max(more_rows, 0)), int(max(more_bytes, 0)), too_old)
-    return _first_units(slots, units, order, sizes, wanted)
+    return _first_units(slots, turns, sizes, wanted)
 
 
 def _evictable(partition: Partition, slots: Slots, named: BoolArray, now: float) -> BoolArray:
@@ -78,29 +84,34 @@ def _evictable(partition: Partition, slots: Slots, named: BoolArray, now: float)
     return ~with_groups(rows["group"][slots], kept)
 
 
-def _first_units(
-    slots: Slots, units: Int64Array, order: tuple[Int64Array, ...], sizes: Int64Array, wanted: _Wanted
-) -> Slots | None:
-    """The first candidates that are enough, in whole units; None if all are not. units: what each leaves with. order:
-    keys, the most significant first; a unit has the least of its rows. sizes: in bytes.
+def _turns(partition: Partition, slots: Slots, marked: BoolArray) -> Int64Array:
+    """When each candidate leaves, by the rule of the policy: rows of a group at once, by the least of their keys, and
+    those that are marked first.
+    """
+    rows, groups = partition.rows, partition.rows["group"][slots].astype(np.int64)
+    keys: list[Int64Array] = [rows.generations(slots)]
+    if partition.entrance.policy.evict_first == "oldest_version":
+        keys.append(rows["weight_version"][slots].astype(np.int64))
+    found, unit_of = np.unique(np.where(groups > 0, -groups, slots), return_inverse=True)
+    keys = [_least(key, unit_of, len(found)) for key in (*keys, (~marked).astype(np.int64))]
+    turns = np.empty(len(found), np.int64)
+    turns[np.lexsort(keys)] = np.arange(len(found))
+    of_rows: Int64Array = turns[unit_of]
+    return of_rows
+
+
+def _first_units(slots: Slots, turns: Int64Array, sizes: Int64Array, wanted: _Wanted) -> Slots | None:
+    """The first candidates that are enough, in whole units; None if all are not. turns: when each leaves. sizes: in
+    bytes.
     """
     if not len(slots):
         return None
-    found, unit_of = np.unique(units, return_inverse=True)
-    count = len(found)
-    rows = np.bincount(unit_of, minlength=count)
-    size_bytes = np.bincount(unit_of, weights=sizes, minlength=count)
-    marked = np.bincount(unit_of, weights=wanted.marked, minlength=count) > 0
-    keys = [_least(key, unit_of, count) for key in order]
-    first = np.lexsort((*reversed(keys), ~marked))
-    enough = np.cumsum(rows[first]) >= wanted.rows
-    enough &= np.cumsum(size_bytes[first]) >= wanted.size_bytes
-    enough &= np.arange(1, count + 1) >= np.count_nonzero(marked)
+    enough = np.cumsum(np.bincount(turns)) >= wanted.rows
+    enough &= np.cumsum(np.bincount(turns, weights=sizes)) >= wanted.size_bytes
+    enough &= np.arange(len(enough)) >= turns[wanted.marked].max(initial=-1)
     if not enough[-1]:
         return None
-    gone = np.zeros(count, np.bool_)
-    gone[first[: int(np.argmax(enough)) + 1]] = True
-    chosen: Slots = slots[gone[unit_of]]
+    chosen: Slots = slots[turns <= np.argmax(enough)]
     return chosen
 
 
