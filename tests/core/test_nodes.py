@@ -119,6 +119,21 @@ def test_the_producer_of_a_reserved_group_learns_that_a_row_is_lost(cluster: Cal
     cluster.apply(LoseNode(2))
     with cluster.refuses(Reason.GROUP_FENCED, "group 'g' was lost: node 2 left the cluster"):
         cluster.finish_group(reserved.reservation_id)
+    event = cluster.plane.sample("p", "g2").events[-1]
+    assert (event.what, event.reason) == ("rolled_back", "node 2 left the cluster")
+
+
+def test_rows_that_are_lost_before_their_group_is_finished_count_as_not_put(cluster: Caller) -> None:
+    cluster.register(num_samples=3)
+    reserved = cluster.reserve("g", ["g1", "g2"])
+    put(cluster, ["g1"], 2, reservation_id=reserved.reservation_id)
+    put(cluster, ["s1"], 2)
+    put(cluster, ["s2"], 1)
+    assert cluster.apply(LoseNode(2)) == 3
+    removed = cluster.plane.partition_info("p").removed_rows
+    assert (removed["lost"], removed["rolled_back"]) == (1, 2)
+    cluster.commit(cluster.take("a").claim_id)
+    assert not cluster.plane.consumption("p", ["train"]).consumed
 
 
 @pytest.mark.parametrize("waits", ["for space", "for room in its partition"])

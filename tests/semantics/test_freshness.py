@@ -66,7 +66,8 @@ def test_the_trainer_retires_old_rows_and_groups_and_producers_are_told_before(v
     assert via.set_version(7, retire_below=5) == 2
     with via.refuses("GROUP_FENCED", "'g' was retired: weight version below 5"):
         group.put("z", "a")
-    assert (via.listed(), via.partition().removed_rows["retired"]) == ("y", 2)
+    removed = via.partition().removed_rows
+    assert (via.listed(), removed["retired"], removed["rolled_back"]) == ("y", 1, 1)
 
 
 def test_rows_turn_stale_in_the_queue_when_the_trainer_or_a_row_moves_on(caller: Caller) -> None:
@@ -151,7 +152,8 @@ def test_retiring_removes_rows_and_reserved_groups_of_old_versions_in_any_state(
     old, young = caller.reserve("old", ["o0"], weight_version=1), caller.reserve("young", ["n0"], weight_version=2)
     empty = caller.reserve("empty", [], weight_version=0)
     assert caller.set_version(4, retire_below=2) == Retired(rows=2, groups=2)
-    assert caller.plane.partition_info("p", 0.0).removed_rows["retired"] == 2
+    removed = caller.plane.partition_info("p", 0.0).removed_rows
+    assert (removed["retired"], removed["rolled_back"]) == (1, 1)
     assert caller.plane.partitions["p"].counters.groups_aborted == 2
     assert caller.commit(claimed.claim_id).consumed_rows == 0
     for reservation in (old, empty):
@@ -199,6 +201,21 @@ def test_a_row_whose_tag_changes_takes_its_new_place(via: AnyCaller) -> None:
     assert claim.ids == "xyz"
     via.put("zx", tags=[{"score": 2}, {"score": 0}])
     assert via.claim("a", **order).ids == "zyx"
+
+
+def test_rows_that_are_retired_before_their_group_is_finished_count_as_not_put(caller: Caller) -> None:
+    caller.register(num_samples=2)
+    caller.reserve("old", ["o0"], weight_version=1)
+    growing = caller.reserve("growing", ["n0", "n1"]).reservation_id
+    tags: list[Tags] = [{"weight_version": 1}, {"weight_version": 2}]
+    caller.put(caller.put_call(["n0", "n1"], {"a": [1, 1]}, tags=tags, reservation_id=growing))
+    assert caller.set_version(2, retire_below=2) == Retired(rows=2, groups=1)
+    caller.finish_group(growing)
+    caller.commit(caller.take("a").claim_id)
+    assert not caller.plane.consumption("p", ["train"]).consumed
+    caller.put_rows(["more"], "a")
+    caller.commit(caller.take("a").claim_id)
+    assert caller.plane.consumption("p", ["train"]).consumed
 
 
 def test_retiring_above_the_version_is_refused_and_removes_nothing(caller: Caller) -> None:

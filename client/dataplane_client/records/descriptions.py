@@ -102,9 +102,9 @@ class PartitionDescription:
 
     max_deliveries: how often a row is delivered to a task before it becomes a dead letter; 0 for no limit.
     removed_rows: removed rows by reason: "consumed" (cleared after every task had consumed them), "cleared" (before
-        that), "rolled_back" (with their group), "retired" (by set_weight_version), "stale" or "filtered" (dropped by
-        the policy of a task), "evicted" (for new rows), "lost" (with a node of a cluster), "failed" (rollouts
-        that failed, or were not complete at the deadline of their group).
+        that), "rolled_back" (before their group was finished), "retired" (by set_weight_version), "stale" or
+        "filtered" (dropped by the policy of a task), "evicted" (for new rows), "lost" (with a node of a cluster),
+        "failed" (rollouts that failed, or were not complete at the deadline of their group).
     open_groups: groups that are reserved and not finished.
     oldest_row_age_s: age in seconds of the oldest resident row (exact to a second or a hundredth); None when there is
         none.

@@ -1688,9 +1688,9 @@ class Partition(_message.Message):
     @_builtins.property
     def removed_rows(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Rows removed so far, by reason: "consumed" (cleared after every task had consumed them), "cleared" (before that),
-        "rolled_back" (with their group), "retired" (by SetWeightVersion), "stale" or "filtered" (dropped by the policy of a
-        task), "evicted" (for new rows), "lost" (with a node), "failed" (as AbortGroup says, or not complete at the deadline
-        of their group).
+        "rolled_back" (before their group was finished), "retired" (by SetWeightVersion), "stale" or "filtered" (dropped by
+        the policy of a task), "evicted" (for new rows), "lost" (with a node), "failed" (as AbortGroup says, or not complete
+        at the deadline of their group).
         """
 
     @_builtins.property

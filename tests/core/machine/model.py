@@ -164,7 +164,9 @@ class Model(Entrances):
         old = [group for group in partition.groups if group.state == "reserved" and (group.start or before) < before]
         rows = [row for group in old for row in group.rows]
         rows += [row for row in partition.rows if row.version is not None and row.version < before and row not in rows]
-        partition.remove(rows, "retired")
+        hidden = [row for row in rows if row.hidden]
+        partition.remove(hidden, "rolled_back")
+        partition.remove([row for row in rows if row not in hidden], "retired")
         for group in old:
             self._end_group(group, "rolled back")
             if group in partition.groups:  # it never had a row

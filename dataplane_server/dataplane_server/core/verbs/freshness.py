@@ -74,7 +74,7 @@ class Freshness:
         return describe_partition(partition, now)
 
     def _retire(self, partition: Partition, oldest: int) -> Retired:
-        reason, before = f"weight version below {oldest}", partition.removed["retired"]
+        reason, before = f"weight version below {oldest}", len(partition.rows)
         groups = [
             group
             for group in partition.groups.reserved.values()
@@ -82,12 +82,15 @@ class Freshness:
         ]
         for group in groups:
             self._state.note_ended(group.reservation_id, f"group {group.group_id!r} was retired: {reason}")
-            self._remove(partition, partition.groups.members(group.number), "retired", reason)
+            self._remove(partition, partition.groups.members(group.number), "rolled_back", reason)
             if group.reservation_id:  # it never had a row
                 partition.roll_back(group)
         slots = partition.rows.all_slots()
-        self._remove(partition, slots[partition.rows["weight_version"][slots] < oldest], "retired", reason)
-        return Retired(partition.removed["retired"] - before, len(groups))
+        old = slots[partition.rows["weight_version"][slots] < oldest]
+        hidden = partition.rows["hidden"][old]
+        self._remove(partition, old[hidden], "rolled_back", reason)  # no consumer could have them
+        self._remove(partition, old[~hidden], "retired", reason)
+        return Retired(before - len(partition.rows), len(groups))
 
     # -- what follows --------------------------------------------------------------------------------------------------
 
