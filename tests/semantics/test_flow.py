@@ -429,6 +429,22 @@ def test_rows_that_were_rolled_back_do_not_count_for_the_band_as_no_draw_can_hav
     assert admitted(caller) == [ticket]
 
 
+@pytest.mark.parametrize("end", ["aborted", "failed", "retired"])
+def test_rows_from_before_the_band_do_not_count_for_it_when_they_are_rolled_back_or_fail(
+    caller: Caller, end: str
+) -> None:
+    reservation_id = caller.reserve("g", ["a", "b", "c"], weight_version=1).reservation_id
+    caller.put_rows(["stays"], "a")
+    caller.set_flow(band=DrawBand(1.0, 0.0, 4.0))
+    if end == "retired":
+        caller.set_version(2, retire_below=2)
+    else:
+        failed = ("a", "b") if end == "failed" else ()
+        caller.apply(AbortGroup(caller.request_id(), reservation_id, "", failed))
+    caller.put_rows(["x", "y"], "a")
+    assert len(caller.draw("a", batch_size=2).sample_ids) == 2
+
+
 # -- pace --------------------------------------------------------------------------------------------------------------
 
 

@@ -59,6 +59,7 @@ class PartitionModel:
         self.checks_entrants = False
         self.waiting_calls = 0
         self.drawn = self.put_before = self.drawn_before = self.deduplicated = 0
+        self.before_band: list[Row] = []
 
     @property
     def partition_id(self) -> str:
@@ -341,6 +342,7 @@ class PartitionModel:
         size = self.size_bytes
         for row in rows:
             self.removed[why or self._why_removed(row)] += 1
+            self.put_before -= why in ("rolled_back", "failed") and row in self.before_band
             for task, standing in row.standings.items():
                 if standing.state == "claimed":
                     self.ledgers[task].end(1, "cleared")
@@ -552,7 +554,7 @@ class PartitionModel:
         return self.put_total - self.removed["rolled_back"] - self.removed["failed"]
 
     def begin_band(self) -> None:
-        self.put_before, self.drawn_before = self.offered, self.drawn
+        self.put_before, self.drawn_before, self.before_band = self.offered, self.drawn, list(self.rows)
 
     def surplus(self, more: int = 0) -> float:
         ratio = 0.0 if self.flow.band is None else self.flow.band.samples_per_insert

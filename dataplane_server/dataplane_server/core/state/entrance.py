@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+import numpy as np
+
 from dataplane_server.core.calls.flow import FlowPolicy
 from dataplane_server.core.calls.requests import DrawSamples, PutSamples, ReserveGroup
+from dataplane_server.core.calls.values import Int64Array
 
 
 @dataclass(slots=True)
@@ -26,8 +29,9 @@ class Entry:
 
 
 class Entrance:
-    """By ticket. put_before, drawn_before: what the surplus does not count. changed: whether what may come has changed,
-    so that those that wait are looked at again; the turn clears it.
+    """By ticket. put_before, drawn_before: what the surplus does not count. begun_at: the generation of the next row
+    when these were set. changed: whether what may come has changed, so that those that wait are looked at again; the
+    turn clears it.
     """
 
     def __init__(self) -> None:
@@ -37,7 +41,7 @@ class Entrance:
         self.coming: dict[int, Entry] = {}
         self.changed = False
         self.drawn_rows = 0
-        self.put_before = self.drawn_before = 0
+        self.put_before = self.drawn_before = self.begun_at = 0
 
     @property
     def coming_rows(self) -> int:
@@ -47,16 +51,23 @@ class Entrance:
     def coming_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self.coming.values())
 
-    def follow(self, policy: FlowPolicy, rows_offered: int) -> None:
+    def follow(self, policy: FlowPolicy, rows_offered: int, generation: int) -> None:
         """The policy is this one from now on. Another band begins with a surplus of 0."""
         if policy.band != self.policy.band:
-            self.put_before, self.drawn_before = rows_offered, self.drawn_rows
+            self._begin(rows_offered, generation)
         self.policy, self.changed = policy, True
 
-    def emptied(self, rows_offered: int) -> None:
+    def emptied(self, rows_offered: int, generation: int) -> None:
         """No row is left: a surplus would hold up new ones for draws that cannot come."""
         if self.surplus(rows_offered) > 0:
-            self.put_before, self.drawn_before = rows_offered, self.drawn_rows
+            self._begin(rows_offered, generation)
+
+    def withdrawn(self, generations: Int64Array) -> None:
+        """Rows are offered no more."""
+        self.put_before -= int(np.count_nonzero(generations < self.begun_at))
+
+    def _begin(self, rows_offered: int, generation: int) -> None:
+        self.put_before, self.drawn_before, self.begun_at = rows_offered, self.drawn_rows, generation
 
     def surplus(self, rows_offered: int) -> float:
         """By how much the rows put are ahead of the rows drawn; see DrawBand."""

@@ -36,6 +36,7 @@ from dataplane_server.core.tasks.task_states import CONSUMED
 
 REASONS = ("consumed", "cleared", "rolled_back", "retired", "stale", "filtered", "evicted", "lost", "failed")
 """Why rows were removed."""
+_NOT_OFFERED = ("rolled_back", "failed")
 _NO_DIGESTS: Mapping[str, bytes] = {}
 _ROWS_AT_ONCE = 1 << 14
 """Rows that are cleared in one step. A step needs about a hundred bytes a value meanwhile."""
@@ -140,7 +141,7 @@ class Partition:
 
     def follow(self, policy: FlowPolicy) -> None:
         """New rows come by this policy from now on."""
-        self.entrance.follow(policy, self.rows_offered)
+        self.entrance.follow(policy, self.rows_offered, self.generations.next)
         self._changed[self] = None
 
     def close(self) -> None:
@@ -331,7 +332,7 @@ class Partition:
             task.forget(slots)
         self.rows.remove(slots)
         if not len(self.rows) and why != "evicted":
-            self.entrance.emptied(self.rows_offered)
+            self.entrance.emptied(self.rows_offered, self.generations.next)
         return released
 
     def roll_back(self, group: Group, *, late: bool = False) -> None:
@@ -356,6 +357,8 @@ class Partition:
         if why is None and self.tasks:
             by_each = [task.states[slots] == CONSUMED for task in self.tasks.values()]
             consumed = int(np.count_nonzero(np.logical_and.reduce(by_each)))
+        if why in _NOT_OFFERED:
+            self.entrance.withdrawn(self.rows.generations(slots))
         self.removed["consumed"] += consumed
         self.removed[why or "cleared"] += len(slots) - consumed
 
@@ -409,7 +412,7 @@ class Partition:
     @property
     def rows_offered(self) -> int:
         """Rows put, without those that failed or were rolled back: no draw could have them."""
-        return self.rows_put_total - self.removed["rolled_back"] - self.removed["failed"]
+        return self.rows_put_total - sum([self.removed[why] for why in _NOT_OFFERED])
 
     @property
     def size_bytes(self) -> int:
