@@ -54,3 +54,13 @@ def test_a_restored_state_releases_what_clients_held_and_gives_new_ids(caller: C
     assert again.claim_id.startswith("another-")
     assert caller.open_session().startswith("another-")
     assert caller.put_rows(["new"], "a", size=8).generations[0] >= before + 1000
+
+
+def test_a_restored_state_counts_no_attempt_of_a_group_that_was_being_filled(caller: Caller) -> None:
+    for group_id, session_id in (("g", caller.open_session(10.0)), ("h", "")):
+        caller.reserve(group_id, [group_id], session_id, max_regenerations=0)
+    caller.apply(Restored("another", 1000))
+    for row in "gh":
+        event = caller.plane.sample("p", row).events[-1]
+        assert (event.what, event.reason) == ("rolled_back", "a snapshot was restored")
+        caller.reserve(row, [row], max_regenerations=0)

@@ -332,11 +332,9 @@ class Turn:
             self._state.space.settle(self._state.space.releases)
 
     def _restored(self, call: life_calls.Restored, now: float) -> None:
+        self._verbs.groups.end_all("a snapshot was restored")
         for session in list(self._state.sessions):
             self._verbs.expiry.close(requests.CloseSession(session.session_id), now)
-        for partition in self._state.partitions.values():
-            for reservation_id in list(partition.groups.reserved):
-                self._verbs.groups.abort(requests.AbortGroup("", reservation_id, reason="a snapshot was restored"))
         self._state.incarnation = self._state.sessions.incarnation = call.incarnation
         self._state.generations.next = max(self._state.generations.next, call.first_generation)
 

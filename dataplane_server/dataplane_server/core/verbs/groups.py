@@ -165,6 +165,14 @@ class Groups:
             self._roll_back(partition, group, client_name, "the session ended")
         return len(held)
 
+    def end_all(self, reason: str) -> None:
+        """Remove the rows of all reserved groups, whose producers have not failed."""
+        for partition in self._state.partitions.values():
+            for group in list(partition.groups.reserved.values()):
+                slots = partition.groups.members(group.number)
+                self._report("rolled_back", partition, slots, self._holder(group), reason)
+                partition.roll_back(group)
+
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _exists(self, partition: Partition, group: Group) -> Refusal:
