@@ -149,3 +149,13 @@ def test_without_need_they_live_for_their_grace(crowded: tuple[Caller, list[str]
     caller.apply(CloseSession(ids[0]))
     new = caller.open_session()
     assert open_ones(caller) == [*ids[1:], new]
+
+
+@pytest.mark.parametrize("wrong", [("new", 1e9), ("n" * 10_000, None)], ids=["grace", "name"])
+def test_a_session_that_is_refused_makes_no_others_expire(
+    crowded: tuple[Caller, list[str]], wrong: tuple[str, float | None]
+) -> None:
+    caller, _ = crowded
+    caller.pass_time(900.0)
+    with caller.refuses(Reason.INVALID_REQUEST):
+        caller.apply(OpenSession("", *wrong))

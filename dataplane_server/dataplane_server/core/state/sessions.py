@@ -72,10 +72,7 @@ class Sessions:
             session = self.find(call.session_id)
             self.heartbeat(call.session_id, now)
             return SessionInfo(call.session_id, session.grace_s)
-        client_name, grace_s = call.client_name, self._checked_grace(call.grace_s)
-        if len(client_name.encode()) > self._limits.max_id_bytes:
-            message = f"a client name has at most {self._limits.max_id_bytes} bytes, got {client_name[:40]!r}..."
-            raise Refusal(Reason.INVALID_REQUEST, message)
+        client_name, grace_s = call.client_name, self.checked_grace(call)
         limit = self._limits.max_sessions
         if len(self._sessions) >= limit:
             raise Refusal(Reason.LIMIT_REACHED, f"{limit} sessions are open already", max_sessions=limit)
@@ -173,8 +170,12 @@ class Sessions:
         """When to call `expired` next; None if no session is open."""
         return self._due[0][0] if self._due else None
 
-    def _checked_grace(self, grace_s: float | None) -> float:
-        limits = self._limits
+    def checked_grace(self, call: OpenSession) -> float:
+        """The grace of a session that may be opened, if there is room. Refusal INVALID_REQUEST."""
+        limits, client_name, grace_s = self._limits, call.client_name, call.grace_s
+        if len(client_name.encode()) > limits.max_id_bytes:
+            message = f"a client name has at most {limits.max_id_bytes} bytes, got {client_name[:40]!r}..."
+            raise Refusal(Reason.INVALID_REQUEST, message)
         if grace_s is None:
             return limits.default_grace_s
         if not limits.min_grace_s <= grace_s <= limits.max_grace_s:

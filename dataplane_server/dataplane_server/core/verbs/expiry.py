@@ -39,6 +39,7 @@ class Expiry:
     def open(self, call: OpenSession, now: float) -> SessionInfo:
         """Open or resume a session. Refusals as `Sessions.open`."""
         if not call.session_id and len(self._state.sessions) >= self._state.limits.max_sessions:
+            self._state.sessions.checked_grace(call)
             self._make_room(now)
         return self._state.sessions.open(call, now)
 
