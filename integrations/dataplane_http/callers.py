@@ -20,6 +20,7 @@ from dataplane_client.errors import (
     ClaimFencedError,
     GroupFencedError,
     OutOfSpaceError,
+    PermissionDeniedError,
     UnavailableError,
 )
 from dataplane_http.held import Held
@@ -122,16 +123,26 @@ class Callers:
         if idle is None:
             message = f"{MAX_CALLERS} callers use the gateway or hold something there; the limit is {MAX_CALLERS}"
             raise OutOfSpaceError(message, reason="LIMIT_REACHED", details={"max_callers": str(MAX_CALLERS)})
-        del self._callers[idle.token]
-        await idle.client.close()
+        await self._end(idle)
 
     async def sweep(self) -> None:
         """Give up what callers have left, again and again."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             for caller in list(self._callers.values()):
-                await caller.claims.sweep()
-                await caller.groups.sweep()
+                await self._sweep(caller)
+
+    async def _sweep(self, caller: Caller) -> None:
+        try:
+            await caller.claims.sweep()
+            await caller.groups.sweep()
+        except PermissionDeniedError:  # its token or a role has ended: only the end of its session returns the rows
+            await self._end(caller)
+
+    async def _end(self, caller: Caller) -> None:
+        if self._callers.get(caller.token) is caller:
+            del self._callers[caller.token]
+        await caller.client.close()
 
     async def close(self) -> None:
         """End all calls and sessions."""

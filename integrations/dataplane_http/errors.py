@@ -47,8 +47,9 @@ def refused(message: str, reason: str = "INVALID_REQUEST", **details: str) -> er
 async def error_answer(request: Request | None, error: errors.DataPlaneError) -> Response:
     """The answer to a call that failed. Its message is the server's, without the verb and the address."""
     status = next(STATUS_TABLE[kind] for kind in type(error).__mro__ if kind in STATUS_TABLE)
-    if isinstance(error, errors.ClosedError):  # the gateway is stopping
-        error = errors.UnavailableError("the gateway is stopping", reason="DRAINING")
+    if isinstance(error, errors.ClosedError):
+        message = "the gateway is stopping, or the server no longer accepts the token"
+        error = errors.UnavailableError(message, reason="DRAINING")
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     if status in (429, 503):
         headers["Retry-After"] = str(math.ceil(error.retry_after_s or 1.0))

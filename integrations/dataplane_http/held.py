@@ -24,6 +24,7 @@ from dataplane_client.errors import (
     DataPlaneError,
     GroupFencedError,
     OutOfSpaceError,
+    PermissionDeniedError,
 )
 
 MAX_HELD = 1024
@@ -128,12 +129,16 @@ class Held(Generic[Handle]):
                 self._ended.popitem(last=False)
 
     async def sweep(self) -> None:
-        """Give up what no request has named for its lease."""
+        """Give up what no request has named for its lease. Raises PermissionDeniedError when the caller may not."""
         now = time.monotonic()
         for key, hold in list(self._holds.items()):
             if not hold.users and now >= hold.until:
                 why = f"no request named it for {hold.lease_s:g} s"
                 lost = f"{self._what} {key!r} is lost: {why}, so its rows are given up"
                 self._forget(key, self._fenced(lost, reason=f"{self._what.upper()}_FENCED"))
-                with contextlib.suppress(DataPlaneError):  # it may have ended
+                try:
                     await self._give_up(hold.handle, why)
+                except PermissionDeniedError:
+                    raise
+                except DataPlaneError:  # it may have ended
+                    pass

@@ -8,12 +8,15 @@ import http.client
 import json
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.access.conftest import hashed
 from tests.waiting import eventually
 
-from dataplane_client import DataPlaneClient
+from dataplane_client import Credentials, DataPlaneClient, connect
 from dataplane_client.aio import AsyncClaim
 from dataplane_client.errors import ClaimFencedError, OutOfSpaceError
 from dataplane_http import app
@@ -22,6 +25,8 @@ from dataplane_http.front import MAX_LONG_BODIES, Door
 from dataplane_http.held import MAX_HELD, Held
 from dataplane_http.tests.asking import Ask, ask_at
 from dataplane_http.tests.conftest import LOOPBACK, running_gateway
+from dataplane_server.config import ServerConfig
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.testing import ServerThread
 
 CLAIMS = "/v1/partitions/p/tasks/train/claims"
@@ -215,6 +220,43 @@ def test_a_claim_is_held_for_the_caller_with_its_token(ask: Ask, partition: str)
     other = {"Authorization": "Bearer another-caller"}
     assert ask("POST", f"{at}/commit", {}, headers=other).error == (404, "CLAIM_NOT_FOUND")
     assert ask("POST", f"{at}/commit", {}).body == {"rows": 1}
+
+
+@pytest.mark.parametrize(
+    ("token", "roles", "status"), [("newer", {"admin": ["p"]}, 401), ("rater", {"admin": ["q"]}, 403)]
+)
+def test_rows_return_of_a_caller_whose_token_or_role_has_ended(
+    tmp_path: Path, token: str, roles: dict[str, list[str]], status: int
+) -> None:
+    file = tmp_path / "access.json"
+    root = {"name": "root", "tokens": [hashed("root")], "roles": {"admin": [""]}}
+
+    def admit(token: str, roles: dict[str, list[str]]) -> None:
+        rater = {"name": "rater", "tokens": [hashed(token)], "roles": roles}
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps({"callers": [root, rater]}))
+        new.replace(file)
+
+    admit("rater", {"admin": ["p"]})
+    config = ServerConfig(listen=("127.0.0.1:0",), limits=Limits(memory_bytes=1 << 20), access=file)
+    server = ServerThread(config)
+    try:
+        with (
+            connect(server.addresses[0], credentials=Credentials(token="root")) as client,  # noqa: S106  # of this test
+            running_gateway(server.addresses[0], Door("127.0.0.1", tokens=True)) as address,
+        ):
+            client.register_partition("p", ["reward"], 0, ["train"])
+            client.put_samples(["a"], "p", {"reward": [1.0]})
+            ask = partial(ask_at(address), headers={"Authorization": "Bearer rater"})
+            claim(ask, lease_s=4)  # the server notices within a second what it may not accept any more
+            reserve(ask, lease_s=4)
+            assert (client.partition("p").task("train").claimed_rows, client.partition("p").open_groups) == (1, 1)
+            admit(token, roles)
+            eventually(lambda: not client.partition("p").task("train").claimed_rows)
+            eventually(lambda: not client.partition("p").open_groups)
+            assert ask("GET", "/v1/partitions/p").status == status
+    finally:
+        server.stop()
 
 
 async def test_a_caller_holds_a_bounded_number_of_claims() -> None:
