@@ -30,6 +30,7 @@ except ModuleNotFoundError as error:
 
 _LAST_ANSWERS_S = 1
 _LOOK_S = 1.0
+_PAUSE_S = 0.1
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -99,11 +100,12 @@ class Gateway(uvicorn.Server):
     """The gateway on uvicorn: `run` or `serve` it with sockets."""
 
     def __init__(self, server: str, door: Door, **tls: Any) -> None:
-        self._callers = Callers(server)
+        self._callers, self._places = Callers(server), Places()
+        self._protocol = type("PlacedConnection", (Connection,), {"places": self._places})
         app = Front(new_app(self._callers), self._callers, door)
         config = uvicorn.Config(
             app,
-            http=type("PlacedConnection", (Connection,), {"places": Places()}),
+            http=self._protocol,
             ws="none",
             lifespan="on",
             log_level="warning",
@@ -117,17 +119,32 @@ class Gateway(uvicorn.Server):
         super().__init__(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup([])  # its listeners would make handshakes at once, however many come
+        self._tasks = [asyncio.create_task(self._accept(listener)) for listener in sockets or []]
         if self.config.ssl is not None:
-            tls = _NewestTls(ssl.PROTOCOL_TLS_SERVER)
-            tls.newest, self.config.ssl = self.config.ssl, tls
-            self._reloading = asyncio.create_task(self._reload(tls))
-        await super().startup(sockets)
+            self._tasks.append(asyncio.create_task(self._reload()))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._places.close()
         await self._callers.close()  # calls that wait end, and are told to come again
         await super().shutdown(sockets)
 
-    async def _reload(self, tls: _NewestTls) -> None:
+    async def _accept(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        listener.listen(self.config.backlog)
+        while True:
+            try:
+                peer, _ = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError:  # noqa: PERF203  # mostly, no descriptor is left until another connection closes
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                self._protocol(self.config, self.server_state, self.lifespan.state).come(peer)
+                await asyncio.sleep(0)  # while more of them come, others go on
+
+    async def _reload(self) -> None:
         """Take a certificate, key or CA of callers that was replaced, for new connections."""
         named = (self.config.ssl_certfile, self.config.ssl_keyfile, self.config.ssl_ca_certs)
         files = [Path(str(name)) for name in named if name]
@@ -137,16 +154,7 @@ class Gateway(uvicorn.Server):
             with contextlib.suppress(OSError):  # half-written: the last one stays
                 now = [file.stat().st_mtime_ns for file in files]
                 if now != before:
-                    tls.newest, before = _loaded(self.config), now
-
-
-class _NewestTls(ssl.SSLContext):
-    """For a listener: each new connection gets the context that is the newest by then."""
-
-    newest: ssl.SSLContext
-
-    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
-        return self.newest.wrap_bio(*args, **kwargs)
+                    self.config.ssl, before = _loaded(self.config), now
 
 
 def _loaded(config: uvicorn.Config) -> ssl.SSLContext:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import os
@@ -211,6 +212,26 @@ async def test_requests_that_do_not_come_lose_their_places_to_those_that_wait(se
         assert b'"PARTITION_NOT_FOUND"' in await answer_to(address, GET)
         for _, writer in slow:
             writer.close()
+
+
+async def test_silence_before_a_handshake_takes_a_place_and_loses_it_to_those_that_wait(
+    server: ServerThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pki = Pki(tmp_path)
+    files = pki.issue("door", "127.0.0.1")
+    monkeypatch.setattr("dataplane_http.__main__.Places", partial(Places, most=1))
+    with (
+        running_gateway(server.addresses[0], ssl_certfile=files.certificate, ssl_keyfile=files.key) as address,
+        contextlib.ExitStack() as silent,
+    ):
+        place = ("127.0.0.1", int(address.rpartition(":")[2]))
+        first, second = (silent.enter_context(socket.create_connection(place)) for _ in range(2))
+        assert ask_at(address, ca=pki.ca)("GET", "/healthz").status == 200
+        for peer in (first, second):
+            peer.setblocking(False)
+            assert peer.recv(1) == b""
+        for _ in range(2):  # one with a place and one without, when the gateway stops
+            silent.enter_context(socket.create_connection(place))
 
 
 async def test_an_answer_that_is_not_read_does_not_keep_its_place(
