@@ -28,7 +28,7 @@ from dataplane_client.aio import AsyncClaim
 from dataplane_client.errors import DataPlaneError, InvalidArgumentError
 from dataplane_http import models
 from dataplane_http.callers import Caller, Callers
-from dataplane_http.columns import columns_of, json_rows
+from dataplane_http.columns import columns_of, json_rows, numbers_of
 from dataplane_http.errors import answer_of, error_answer, refused
 
 MAX_ANSWER_BYTES = 64 << 20
@@ -36,6 +36,8 @@ SLASH = "\ue000"
 """Stands for a slash in a name of the path."""
 _CALL_S = 10.0
 _ROWS_AT_A_TIME = 64
+_PART_BYTES = 4 << 20
+_PIECE_BYTES = 32 << 10
 
 Name = Annotated[str, AfterValidator(lambda name: name.replace(SLASH, "/"))]
 
@@ -218,18 +220,31 @@ async def read_columns(
 ) -> Response:
     """Read fields of claimed rows; `?field=` names each."""
     with caller.claims.using(claim_id) as hold:
-        parts, size = list[str](), 0
+        pieces, size, pause, start, rows = list[str](), 0, 0, 0, 1
         meta: KVBatchMeta = hold.handle.meta
-        for start in range(0, meta.size, _ROWS_AT_A_TIME):
-            part = meta.subset(range(start, min(start + _ROWS_AT_A_TIME, meta.size)))
+        while start < meta.size:
+            part = meta.subset(range(start, min(start + rows, meta.size)))
             columns = await caller.client.read_columns(part, field, layout="jagged", timeout_s=_CALL_S)
-            for sample_id, fields in zip(part.sample_ids, json_rows(part.sample_ids, columns), strict=True):
-                parts.append(f'{{"sample_id": {json.dumps(sample_id)}, "fields": {fields}}}')
-                size += len(parts[-1])
-            if size > MAX_ANSWER_BYTES:
-                message = f"the answer would have more than {MAX_ANSWER_BYTES} bytes; read fewer fields, or claim less"
-                raise refused(message, max_answer_bytes=str(MAX_ANSWER_BYTES))
-    return Response(f'{{"samples": [{", ".join(parts)}]}}', media_type="application/json")
+            _check_answer(size + 2 * numbers_of(columns))  # each takes a digit and a comma
+            for row in json_rows(part.sample_ids, columns):
+                pieces.append(", " if pieces else '{"samples": [')
+                for piece in row:
+                    pieces.append(piece)
+                    size += len(piece)
+                    if size >= pause:  # others keep their claims meanwhile
+                        _check_answer(size)
+                        await asyncio.sleep(0)
+                        pause = size + _PIECE_BYTES
+            start += part.size
+            rows = max(1, min(_ROWS_AT_A_TIME, _PART_BYTES * start // size))
+        _check_answer(size)
+    return Response("".join([*pieces, "]}"]), media_type="application/json")
+
+
+def _check_answer(size: int) -> None:
+    if size > MAX_ANSWER_BYTES:
+        message = f"the answer would have more than {MAX_ANSWER_BYTES} bytes; read fewer fields, or claim less"
+        raise refused(message, max_answer_bytes=str(MAX_ANSWER_BYTES))
 
 
 @router.post("/v1/claims/{claim_id}/keep")

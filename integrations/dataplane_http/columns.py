@@ -34,6 +34,8 @@ _DTYPES: Final = {
 }
 _PYTHON_TYPES: Final[dict[str, set[type]]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}}
 """Which numbers fit an element type, by its kind."""
+_AT_ONCE: Final = 1 << 14
+"""Numbers of which a text is made in some milliseconds."""
 _NUMBERS: Final = frozenset({bool, int, float})
 _WORDS: Final = {"number": "a number", "numbers": "a list of numbers", "object": "another value"}
 
@@ -123,21 +125,50 @@ def _mismatch(name: str, what: str, sample: SampleFields | None = None) -> Inval
     return refused(f"field {name!r}{where}: {what}", "FIELD_MISMATCH", field=name, **details)
 
 
-def json_rows(sample_ids: Sequence[str], columns: Mapping[str, Any]) -> Iterator[str]:
-    """The fields of rows that were read, each as a JSON object. A number that is not finite is null, tensors and arrays
-    in objects are lists. Raises InvalidArgumentError for what JSON does not have, such as a key that is a number.
+def json_rows(sample_ids: Sequence[str], columns: Mapping[str, Any]) -> Iterator[Iterator[str]]:
+    """The rows that were read, each as a JSON object in pieces. A number that is not finite is null, tensors and arrays
+    in objects are lists. A piece raises InvalidArgumentError for what JSON does not have, such as keys of numbers.
     """
-    plain = {name: _plain_rows(column) for name, column in columns.items()}
-    for row, sample_id in enumerate(sample_ids):
-        parts = []
-        for name, values in plain.items():
-            try:
-                text = json.dumps(_with_text_keys(values[row]), default=_plain, allow_nan=False)
-            except (TypeError, ValueError) as error:
-                message = f"field {name!r}, sample {sample_id!r}: JSON does not have its value ({error})"
-                raise refused(message, "FIELD_MISMATCH", field=name, sample_id=sample_id) from None
-            parts.append(f"{json.dumps(name)}: {text}")
-        yield f"{{{', '.join(parts)}}}"
+    for sample_id, *values in zip(sample_ids, *map(_rows, columns.values()), strict=True):
+        yield _json_row(sample_id, dict(zip(columns, values, strict=True)))
+
+
+def numbers_of(columns: Mapping[str, Any]) -> int:
+    """How many there are in columns of tensors."""
+    tensors = [column for column in columns.values() if isinstance(column, torch.Tensor)]
+    return sum(row.numel() for tensor in tensors for row in tensor.unbind())
+
+
+def _rows(column: Any) -> Sequence[Any]:
+    return column.unbind() if isinstance(column, torch.Tensor) else list(column)
+
+
+def _json_row(sample_id: str, fields: Mapping[str, Any]) -> Iterator[str]:
+    before = f'{{"sample_id": {json.dumps(sample_id)}, "fields": {{'
+    for name, value in fields.items():
+        yield f"{before}{json.dumps(name)}: "
+        before = ", "
+        try:
+            yield from _texts(value)
+        except (TypeError, ValueError) as error:
+            message = f"field {name!r}, sample {sample_id!r}: JSON does not have its value ({error})"
+            raise refused(message, "FIELD_MISMATCH", field=name, sample_id=sample_id) from None
+    yield "}}"
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """A value in JSON. A large tensor comes in pieces, since to make one holds the thread and the GIL."""
+    if not isinstance(value, torch.Tensor) or value.numel() <= _AT_ONCE:
+        yield json.dumps(_with_text_keys(value), default=_plain, allow_nan=False)
+        return
+    entries = _AT_ONCE * len(value) // value.numel()
+    for start in range(0, len(value), entries or 1):
+        yield ", " if start else "["
+        if entries:
+            yield json.dumps(value[start : start + entries], default=_plain, allow_nan=False)[1:-1]
+        else:
+            yield from _texts(value[start])
+    yield "]"
 
 
 def _with_text_keys(value: Any) -> Any:
@@ -151,12 +182,6 @@ def _with_text_keys(value: Any) -> Any:
         for item in value:
             _with_text_keys(item)
     return value
-
-
-def _plain_rows(column: Any) -> Sequence[Any]:
-    if not isinstance(column, torch.Tensor):
-        return list(column)
-    return [_plain(row) for row in column.unbind()]
 
 
 def _plain(value: Any) -> Any:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import http.client
 import json
+import socket
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.integration.access.conftest import hashed
 from tests.waiting import eventually
 
 from dataplane_client import Credentials, DataPlaneClient, connect
 from dataplane_client.aio import AsyncClaim
 from dataplane_client.errors import ClaimFencedError, OutOfSpaceError
-from dataplane_http import app
+from dataplane_http import app, columns
+from dataplane_http.__main__ import Gateway
 from dataplane_http.errors import error_answer
 from dataplane_http.front import MAX_LONG_BODIES, Door
 from dataplane_http.held import MAX_HELD, Held
@@ -115,6 +120,55 @@ def test_a_long_commit_does_not_wait_for_puts_that_wait_for_memory(
         client.clear_samples(["big", "a"], "p")
         eventually(lambda: any(each.done() for each in puts))
         client.drop_partition("p")
+
+
+def test_large_tensors_are_read_as_small_ones(ask: Ask, client: DataPlaneClient, partition: str) -> None:
+    flat = torch.arange(40_000, dtype=torch.float32)
+    flat[::1000] = torch.nan
+    image = torch.arange(3 * 20_000).to(torch.uint8).reshape(3, 20_000)
+    pairs = torch.arange(40_000).to(torch.uint8).reshape(20_000, 2)
+    client.register_partition("q", ["flat", "image", "pairs"], 0, ["train"])
+    for name in "ab":
+        client.put_samples([name], "q", {"flat": [flat], "image": image[None], "pairs": pairs[None]})
+    claims = CLAIMS.replace("/p/", "/q/")
+    at = ask("POST", claims, {"fields": ["flat"], "batch_size": 2}).body["claim_id"]
+    rows = ask("GET", f"/v1/claims/{at}?field=flat&field=image&field=pairs").body["samples"]
+    fields = {
+        "flat": [None if number.isnan() else number.item() for number in flat],
+        "image": image.tolist(),
+        "pairs": pairs.tolist(),
+    }
+    assert rows == [{"sample_id": name, "fields": fields} for name in "ab"]
+
+
+async def test_a_long_answer_leaves_the_event_loop_to_others(
+    server: ServerThread, client: DataPlaneClient, partition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = torch.arange(800_000).to(torch.uint8)
+    client.put_samples(["long"], "p", {"input_ids": [image]})
+    listener, turn, turns = socket.create_server(("127.0.0.1", 0)), 0, set[int]()
+    gateway = Gateway(server.addresses[0], LOOPBACK)
+    ask = partial(asyncio.to_thread, ask_at(f"127.0.0.1:{listener.getsockname()[1]}"))
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    def noted(*read: Any) -> Iterator[Iterator[str]]:
+        for row in columns.json_rows(*read):
+            yield (turns.add(turn) or piece for piece in row)  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(app, "json_rows", noted)
+    serving, counting = asyncio.create_task(gateway.serve(sockets=[listener])), asyncio.create_task(count())
+    at = f"/v1/claims/{(await ask('POST', CLAIMS, {'fields': ['input_ids'], 'batch_size': 1})).body['claim_id']}"
+    answer = await ask("GET", f"{at}?field=input_ids")
+    assert answer.body["samples"][0]["fields"]["input_ids"] == image.tolist()
+    assert len(turns) >= len(image) // (16 << 10)
+    counting.cancel()
+    gateway.should_exit = True
+    await serving
 
 
 def test_tags_that_are_not_finite_are_null(ask: Ask, client: DataPlaneClient, partition: str) -> None:

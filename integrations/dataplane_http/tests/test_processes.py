@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import trustme
 from openapi_spec_validator import validate
 from tests.waiting import eventually
@@ -24,6 +26,7 @@ from dataplane_client import Credentials, DataPlaneClient, connect
 from dataplane_http.__main__ import _listener, main
 from dataplane_http.tests.asking import Ask, ask_at
 from dataplane_server.config import ServerConfig
+from dataplane_server.core.calls.limits import Limits
 from dataplane_server.service.sidecar import Sidecar
 from dataplane_server.testing import ServerThread
 
@@ -105,6 +108,37 @@ def test_tls_and_tokens_of_a_server_are_those_of_its_gateway(tmp_path: Path) -> 
         credentials = Credentials(ca=str(names["ca"]), token="admin")  # noqa: S106  # of this test
         with connect(said["listen"][0], credentials=credentials) as client:
             assert client.sample("train-1", "b").events[0].who == "producer: http"
+
+
+def test_a_read_whose_answer_is_too_large_does_not_cost_the_memory_of_its_values(tmp_path: Path) -> None:
+    config = ServerConfig(listen=(f"unix://{tmp_path}/s",), limits=Limits(memory_bytes=64 << 20))
+    server = ServerThread(config)
+    try:
+        with (
+            connect(server.addresses[0], timeout_s=200.0) as client,
+            running("dataplane_http", "--server", server.addresses[0], "--listen", "127.0.0.1:0") as said,
+        ):
+            client.register_partition("p", ["image"], 0, ["train"])
+            for row in range(32):
+                client.put_samples([str(row)], "p", {"image": torch.full((1, 1000, 1000), 255, dtype=torch.uint8)})
+            ask, claims = ask_at(said["http"]), "/v1/partitions/p/tasks/train/claims"
+            one, many = (
+                ask("POST", claims, {"fields": ["image"], "batch_size": size}).body["claim_id"] for size in (1, 31)
+            )
+            assert ask("GET", f"/v1/claims/{one}?field=image").status == 200
+            before = _most_memory(said["pid"])
+            refused = ask("GET", f"/v1/claims/{many}?field=image")
+            assert (refused.error, refused.body["error"]["max_answer_bytes"]) == ((400, "INVALID_REQUEST"), "67108864")
+            assert _most_memory(said["pid"]) - before < 160 << 20
+    finally:
+        server.stop()
+
+
+def _most_memory(process: int) -> int:
+    """The resident memory of a process at its highest, in bytes."""
+    found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{process}/status").read_text())
+    assert found is not None
+    return int(found[1]) << 10
 
 
 @pytest.mark.long
