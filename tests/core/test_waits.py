@@ -148,7 +148,7 @@ def rank_missing(caller: Caller) -> Call[object]:
     return caller.shard_call("a", step=5, dp_rank=0, batch_size=3)
 
 
-@told("delayed_rows", "1 rows are delayed by a release, the first for 60 s more")
+@told("delayed_rows", "1 row is delayed by a release, the first for 60 s more")
 def delayed_rows(caller: Caller) -> Call[object]:
     put(caller, "u")
     caller.release(caller.take("a").claim_id, delay_s=60.0)
@@ -171,7 +171,7 @@ def own_claim_and_silence(caller: Caller) -> Call[object]:
     return caller.claim_call("a", batch_size=2, session_id=trainer)
 
 
-@told("dead_letters", "1 rows are dead letters; one of them failed for 'NaN in the loss'")
+@told("dead_letters", "1 row is among the dead letters; one of them failed for 'NaN in the loss'")
 def dead_letters(caller: Caller) -> Call[object]:
     caller.register(max_deliveries=1)
     put(caller, "u")
@@ -333,7 +333,7 @@ def memory_held(caller: Caller) -> Call[object]:
     return caller.put_call(["w"], {"a": [200]}, caller="rollout")
 
 
-@told("not_cleared", "partition 'p' holds 3.906 KiB: 1 rows are done with by every task")
+@told("not_cleared", "partition 'p' holds 3.906 KiB: 1 row is done with by every task")
 def memory_not_cleared(caller: Caller) -> Call[object]:
     put(caller, "u", size=4000)
     caller.commit(caller.take("a").claim_id)

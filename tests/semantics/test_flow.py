@@ -187,9 +187,9 @@ def test_a_call_that_waits_in_vain_says_what_would_make_room_as_the_partition_do
     waiter = via.begin_put("c", "a", timeout_s=5.0)
     why = via.partition().waits_because
     refused = waiter.in_vain()
-    assert "'p' has no room for 1 new rows" in why
+    assert "'p' has no room for 1 new row" in why
     assert "2 of max_rows 2 rows are here" in why
-    assert "1 rows are done with by every task: clear them, or register with clear_when_consumed" in why
+    assert "1 row is done with by every task: clear them, or register with clear_when_consumed" in why
     assert why in refused.message
     assert refused.reason == "PARTITION_FULL"
     assert (refused.details["partition_id"], refused.details["rows"]) == ("p", "2")
@@ -199,7 +199,7 @@ def test_a_call_that_waits_in_vain_says_what_would_make_room_as_the_partition_do
 def test_a_partition_that_rejects_does_so_at_once_and_changes_nothing(via: AnyCaller) -> None:
     via.set_flow(max_rows=2, when_full="reject")
     via.put("ab", "a")
-    words = ("no room for 1 new rows", "2 of max_rows 2")
+    words = ("no room for 1 new row", "2 of max_rows 2")
     with via.refuses("PARTITION_FULL", "'p'", *words):
         via.put("c", "a", timeout_s=10_000.0)
     with via.refuses("PARTITION_FULL", *words):
@@ -470,7 +470,7 @@ def test_rows_that_do_not_fit_the_filter_of_a_task_do_not_count_for_its_pace_and
     tags: list[Tags] = [{"weight_version": 0}, {"weight_version": 0, "score": 9}]
     caller.put(caller.put_call(["a", "b"], {"a": [1, 1]}, tags=tags))
     tickets = waits(caller, "c", "d"), waits(caller, "e")
-    assert "task 'train' has 1 rows before it" in caller.plane.partition_info("p").waits_because
+    assert "task 'train' has 1 row before it" in caller.plane.partition_info("p").waits_because
     caller.put(caller.put_call(["a"], tags=[{"score": 9}]))
     assert admitted(caller) == [tickets[0]]
 

@@ -81,6 +81,6 @@ def test_what_bounds_new_rows_and_who_waits_is_told_within_80_columns(troubled: 
     shown = " ".join(text.split())
     assert "new rows at most 2 rows, 1.0 MiB, else evict oldest first; train takes 64 rows of each" in shown
     assert "weight version; 2 draws a row, surplus -4 to 8.5" in shown
-    assert "waiting 1 call: partition 'p' has no room for 1 new rows: 1 rows are done with by every task" in shown
+    assert "waiting 1 call: partition 'p' has no room for 1 new row: 1 row is done with by every task" in shown
     assert "  waiting  0 claims, 0 puts, 1 call for room in a partition" in read(status)
     assert "p  2 rows, 32 B, oldest ~, 1 call for room" in read(status)

@@ -239,9 +239,11 @@ class Explanation:
     unexamined: int = 0
 
 
-def counted(number: int, unit: str) -> str:
-    """1 row, 2 rows."""
-    return f"{number} {unit.removesuffix('s') if number == 1 else unit}"
+def counted(number: int, unit: str, verb: str = "") -> str:
+    """1 row, 2 rows; with a verb 1 row is, 2 rows are."""
+    if number == 1:
+        unit, verb = unit.removesuffix("s"), {"are": "is", "were": "was"}.get(verb, verb)
+    return f"{number} {unit} {verb}".rstrip()
 
 
 def seconds_text(seconds: float) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dataplane_server.core.calls.causes import Finding
+from dataplane_server.core.calls.causes import Finding, counted
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import DrawSamples
 from dataplane_server.core.calls.values import Slots
@@ -54,9 +54,9 @@ def paced(partition: Partition, rows: int, again: Slots = _NONE) -> Finding | No
         if before + wanted > most:
             policy, taken = task.policy, task.taken_in_version
             text = (
-                f"task {task.name!r} has {before} rows before it or taken since the weight version moved, of at most "
-                f"(max_staleness {policy.max_staleness} + 1) * rows_per_version {policy.rows_per_version} = {most}; "
-                "more may come when the trainer sets the next weight version"
+                f"task {task.name!r} has {counted(before, 'rows')} before it or taken since the weight version moved, "
+                f"of at most (max_staleness {policy.max_staleness} + 1) * rows_per_version {policy.rows_per_version} = "
+                f"{most}; more may come when the trainer sets the next weight version"
             )
             numbers = {"before_or_taken": before, "taken": taken, "most": most}
             untaken_alone = before - taken + wanted <= most
@@ -120,7 +120,7 @@ def full(partition: Partition, rows: int, size_bytes: int) -> Refusal:
     """The refusal of new rows that have no room. O(rows)."""
     why = why_full(partition, rows, size_bytes)
     texts = "; ".join(finding.text for finding in why)
-    message = f"partition {partition.partition_id!r} has no room for {rows} new rows: {texts}"
+    message = f"partition {partition.partition_id!r} has no room for {counted(rows, 'new rows')}: {texts}"
     where, rows_here = partition.partition_id, len(partition.rows)
     return Refusal(Reason.PARTITION_FULL, message, partition_id=where, rows=rows_here, cause=why[0].cause)
 
@@ -201,5 +201,5 @@ def done_with(partition: Partition) -> list[Finding]:
     slots = partition.rows.all_slots()
     each = [np.isin(task.states[slots], (CONSUMED, DEAD)) for task in partition.tasks.values()]
     done = int(np.count_nonzero(np.logical_and.reduce(each)))
-    text = f"{done} rows are done with by every task: clear them, or register with clear_when_consumed"
+    text = f"{counted(done, 'rows', 'are')} done with by every task: clear them, or register with clear_when_consumed"
     return [Finding("not_cleared", text, {"rows": done})] if done else []

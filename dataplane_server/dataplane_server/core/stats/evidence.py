@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from dataplane_server.core.calls.causes import ExplainedWait, Finding, Waiting, seconds_text
+from dataplane_server.core.calls.causes import ExplainedWait, Finding, Waiting, counted, seconds_text
 from dataplane_server.core.state.claim_table import ClaimTable, OpenClaim
 from dataplane_server.core.state.partition import Partition
 from dataplane_server.core.state.state import State
@@ -104,13 +104,14 @@ class Evidence:
         if not rows:
             return []
         parts = [
-            f"{count} rows are held by {who or self._holder(claim)} (claim {claim.claim_id!r}, for "
+            f"{counted(count, 'rows', 'are')} held by {who or self._holder(claim)} (claim {claim.claim_id!r}, for "
             f"{max(self.now - claim.since, 0.0):.0f} s)"
             for count, claim in held[:_NAMED_HOLDERS]
             if count
         ]
         if more := sum(count for count, _ in held[_NAMED_HOLDERS:]):
-            parts.append(f"{more} rows by {len(held) - _NAMED_HOLDERS} other claims")
+            others = counted(len(held) - _NAMED_HOLDERS, "other claims")
+            parts.append(f"{counted(more, 'rows')} by {others}")
         oldest_s = self.now - min(claim.since for _, claim in held)
         return [Finding("claims_held", "; ".join(parts), {"rows": rows, "claims": len(held), "oldest_s": oldest_s})]
 
@@ -133,7 +134,7 @@ class Evidence:
             elif last is not None and self.is_gone(last.who):
                 text = f"it was last claimed {self.by_whom(last)}"
             if text:
-                text = f"task {task.name!r} has {rows} rows before it, and {text}"
+                text = f"task {task.name!r} has {counted(rows, 'rows')} before it, and {text}"
                 finding = Finding(
                     "consumer_gone", text, {"rows": rows}, partition_id=partition.partition_id, task=task.name
                 )

@@ -133,11 +133,11 @@ class _Diagnosis:
         if delayed := int(np.count_nonzero(withheld)):
             ends = task.next_return
             first = "" if math.isinf(ends) else f", the first for {seconds_text(ends - self._evidence.now)} more"
-            text = f"{delayed} rows are delayed by a release{first}"
+            text = f"{counted(delayed, 'rows', 'are')} delayed by a release{first}"
             yield _Kept(self._amount(withheld), Finding("delayed_rows", text, {"rows": delayed}))
         if dead := task.counts()[DEAD]:
             reason = task.deliveries.reason(int(task.dead_slots()[-1]))
-            text = f"{dead} rows are dead letters; one of them failed for {reason!r}"
+            text = f"{counted(dead, 'rows', 'are')} among the dead letters; one of them failed for {reason!r}"
             yield _Kept(self._amount(alive & (task.states == DEAD)), Finding("dead_letters", text, {"rows": dead}))
         if again := int(np.count_nonzero(task.put_again)):
             text = f"{again} rows were put again after task {task.name!r} consumed them, and do not come to it again"
@@ -251,8 +251,8 @@ class _Diagnosis:
             yield Finding("never_put", "no row was ever put into the partition")
         elif lost is not None and (last is None or lost.at > last.at):
             rows = partition.removed["lost"]
-            text = f"{rows} rows were lost with nodes, the last {self._evidence.by_whom(lost)}, and none has come since"
-            yield Finding("node_lost", text, {"rows": rows})
+            gone = f"{counted(rows, 'rows', 'were')} lost with nodes, the last {self._evidence.by_whom(lost)}"
+            yield Finding("node_lost", f"{gone}, and none has come since", {"rows": rows})
         elif last is not None and last.at > self._since:
             yield Finding("slow_producer", f"puts come, the last {self._evidence.by_whom(last)}, but too few rows")
         elif (announced := definition.num_samples) and partition.all_put:
