@@ -5,7 +5,8 @@ are points at which a fuse may burn out: then the process is dead, and each late
 EIO or ENOSPC. A process that is killed leaves files as they are. A loss of power leaves the names and sectors that were
 synced; each later change of a name and each later write to a sector stays or is undone, and a sector may be torn.
 
-A sync that fails loses writes: they look right until they are read from the disk, and no later sync writes them.
+A sync that fails loses writes: they look right until they are read from the disk, and no later sync writes them, unless
+they are made again.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Disk:
         self._names: dict[str, int] = {}  # synced, with the number of the file
         self._content: dict[int, bytes] = {}  # synced, by number of the file
         self._clean: dict[int, bytes] = {}  # of files whose sync failed: what looks as if it were synced
+        self._dirty: dict[int, set[int]] = {}  # sectors that were written since a sync, by number of the file
         self._removed: list[int] = []  # descriptors, so that no other file gets the number
 
     @contextmanager
@@ -81,6 +83,10 @@ class Disk:
     def die(self) -> None:
         self.dead = True
         raise Died
+
+    def has_lost_writes(self, name: str) -> bool:
+        """Whether a sync of a file has failed, and the file was not read from the disk since."""
+        return self._numbers().get(name) in self._clean
 
     # -- points --------------------------------------------------------------------------------------------------------
 
@@ -124,6 +130,8 @@ class Disk:
         def pwrite(file: int, data: bytes, position: int) -> int:
             if self.dead and self.quiet:
                 return len(data)
+            sectors = range(position // SECTOR * SECTOR, position + len(data), SECTOR)
+            self._dirty.setdefault(os.fstat(file).st_ino, set()).update(sectors)
             if not self._burns_out("write"):
                 return real(file, data, position)
             fails = not self._dice.randrange(4)
@@ -162,6 +170,7 @@ class Disk:
             self._content[info.st_ino] = self._written(info.st_ino, content)
             if info.st_ino in self._clean:
                 self._clean[info.st_ino] = content
+            self._dirty.pop(info.st_ino, None)
         self._point("synced")
 
     def _lose_writes(self, file: int) -> None:
@@ -170,6 +179,7 @@ class Disk:
             content = _path(file).read_bytes()
             self._content[info.st_ino] = self._mixed(self._content.get(info.st_ino, b""), content, 0.5)
             self._clean[info.st_ino] = content
+            self._dirty.pop(info.st_ino, None)
 
     def _forget_cached(self, file: int) -> None:
         self._point("forget cached")
@@ -200,6 +210,7 @@ class Disk:
         self._names = self._numbers()
         self._content = {number: (self.folder / name).read_bytes() for name, number in self._names.items()}
         self._clean.clear()
+        self._dirty.clear()
 
     def _after_loss(self, number: int, found: bytes | None, stays: float) -> bytes:
         synced = self._content.get(number, b"")
@@ -212,7 +223,8 @@ class Disk:
             return content
         places = [slice(at, min(at + SECTOR, end)) for at in range(0, end, SECTOR)]
         whole = end if end == len(clean) else end - 1  # the end of a file that was cut is written
-        stays = [place.stop <= min(whole, len(on_disk)) and clean[place] == content[place] for place in places]
+        again, most = self._dirty.get(number, ()), min(whole, len(on_disk))
+        stays = [place.start not in again and place.stop <= most and clean[place] == content[place] for place in places]
         return b"".join([(on_disk if same else content)[place] for place, same in zip(places, stays, strict=True)])
 
     def _mixed(self, old: bytes, new: bytes, stays: float) -> bytes:

@@ -367,7 +367,7 @@ class Simulation:
             self._count("losses of power" if loss == "power" else "ends of a process")
             if loss == "power":
                 disk.lose_power()
-            if loss == "power" or disk.erred:  # after a failed sync a take-over is not safe: see ROBUSTNESS.md
+            if loss == "power" or disk.has_lost_writes("arena"):  # the disk does not see which values are put again
                 self._standby = None
             elif self._standby is not None and self.dice.randrange(2):
                 self.counts["take-overs"] += 1

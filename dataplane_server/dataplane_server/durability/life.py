@@ -39,6 +39,7 @@ from dataplane_server.durability.group_commit import GroupCommit
 from dataplane_server.durability.log_reader import (
     LogDamagedError,
     LogFormatError,
+    LogReader,
     RecordMissingError,
     forget_cached,
     segment_path,
@@ -46,7 +47,7 @@ from dataplane_server.durability.log_reader import (
 )
 from dataplane_server.durability.log_writer import LogWriter
 from dataplane_server.durability.logged_plane import LoggedPlane
-from dataplane_server.durability.mark import Marks, compare, compare_run
+from dataplane_server.durability.mark import Mark, Marks, compare, compare_run
 from dataplane_server.durability.replica import Replica, kept
 from dataplane_server.durability.restore import Prepared, finish
 from dataplane_server.storage.arena import Arena
@@ -273,13 +274,19 @@ def _next(terms: Terms, arena: Arena, marks: Marks | None, replica: Replica | No
 
 def _end_for_standby(terms: Terms, replica: Replica, marks: Marks | None) -> _Recovered | None:
     """As _end_of_log, without a wait for the former checkpointer, which may hold its lock at a low priority. None if
-    the replica lagged behind the removal of old records, or if the former server has synced nothing and this one does.
+    the replica lagged behind the removal of old records, has read one that the disk has lost, or if the former server
+    has synced nothing and this one does.
     """
     try:
         found = _end_of_log(terms, replica, marks)
+        if terms.durability == "disk":
+            if replica.header["durability"] == "process":
+                return None
+            if mark := _mark_of(replica.reader, marks):  # what is behind it may not be on the disk
+                replica.reader.write_again(min(mark.acknowledged, replica.reader.position))
     except RecordMissingError:
         return None
-    return None if terms.durability == "disk" and found.replica.header["durability"] == "process" else found
+    return found
 
 
 def _recovered(terms: Terms, arena: Arena, marks: Marks | None) -> _Recovered:
@@ -330,12 +337,19 @@ def _cut(terms: Terms, replica: Replica, marks: Marks | None) -> None:
     for number, path in checkpoints(terms.folder):
         if number > replica.reader.next_record:
             path.rename(path.with_name(f"lost-{path.name}"))
-    reader, mark = replica.reader, None if marks is None else marks.newest
-    if marks is not None and mark and (mark.epoch, mark.first) == (reader.header["epoch"], reader.segment):
+    reader = replica.reader
+    if marks is not None and (mark := _mark_of(reader, marks)):
         marks.shorten(reader.position, min(mark.acknowledged, reader.position))
         if terms.durability == "disk":
             marks.sync()
     replica.reader.cut()
+
+
+def _mark_of(reader: LogReader, marks: Marks | None) -> Mark | None:
+    """The mark, if it is of the segment that is read."""
+    mark = None if marks is None else marks.newest
+    of_segment = mark is not None and (mark.epoch, mark.first) == (reader.header["epoch"], reader.segment)
+    return mark if of_segment else None
 
 
 def _new_log(terms: Terms, first: int, header: Mapping[str, Any], marks: Marks | None) -> LogWriter:

@@ -104,6 +104,20 @@ class LogReader:
         with self.path.open("rb") as file:
             os.fdatasync(file.fileno())
 
+    def write_again(self, begin: int) -> None:
+        """Write the records from a byte of this segment on once more, so that the next sync takes them: one that failed
+        may have lost them, although they read as if they were written. To be called once no process appends. OSError;
+        RecordMissingError if they are lost by now.
+        """
+        size, written = self.position - begin, 0
+        with self.path.open("r+b") as file:
+            file.seek(begin)
+            data = file.read(size)
+            if payloads_of(data, size)[1] < size:
+                raise RecordMissingError(f"{self.path} no longer holds all records before {self.next_record}")
+            while written < size:
+                written += os.pwrite(file.fileno(), data[written:], begin + written)
+
     def ending(self) -> int:
         """How many bytes from the last record on are a torn record; 0 if the log ends in order.
 

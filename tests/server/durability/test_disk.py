@@ -6,6 +6,7 @@ What happens when syncs fail, or power is lost, is shown by `tests/simulate`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -81,6 +82,79 @@ def test_a_standby_on_disk_syncs_what_a_server_that_syncs_nothing_has_written(
     assert len(written) > 1
     assert written <= synced
     after.arena.close()
+
+
+async def replica_ahead_of_a_failed_sync(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Replica, int]:
+    """A standby's, with a last record that its server has written and failed to sync, and where that begins."""
+    life, sync = begin_life(Terms(folder, LIMITS, False, "disk", lambda error: None)), os.fdatasync
+    life.resume()
+    assert life.commits is not None
+    life.plane.apply(REGISTER, 0.0)
+    await life.flush()
+    replica = Replica(folder)
+    replica.catch_up()
+    acknowledged = replica.reader.position
+
+    def fail(file: int) -> None:
+        if os.path.samestat(os.fstat(file), replica.reader.path.stat()):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(file)
+
+    put(life.plane, "s", 100)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", fail)
+        life.commits.unstable()
+        assert life.commits._writing is not None
+        with pytest.raises(OSError, match="Input/output"):
+            await life.commits._writing
+    replica.catch_up()
+    assert replica.reader.position > acknowledged
+    life.arena.close()
+    return replica, acknowledged
+
+
+async def test_a_standby_writes_again_what_a_failed_sync_may_have_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may have dropped the pages and report them clean. Then no later sync would write them."""
+    replica, acknowledged = await replica_ahead_of_a_failed_sync(tmp_path, monkeypatch)
+    path, end = replica.reader.path, replica.reader.position
+    number, content = path.stat().st_ino, path.read_bytes()[acknowledged:end]
+    pwrite, fsync, steps = os.pwrite, os.fsync, list[tuple[int, bytes] | str]()
+
+    def written(file: int, data: bytes, position: int) -> int:
+        if os.fstat(file).st_ino == number:
+            steps.append((position, bytes(data)))
+        return pwrite(file, data, position)
+
+    def synced(file: int) -> None:
+        if os.fstat(file).st_ino == number:
+            steps.append("sync")
+        fsync(file)
+
+    monkeypatch.setattr(os, "pwrite", written)
+    monkeypatch.setattr(os, "fsync", synced)
+    after = begin_life(Terms(tmp_path, LIMITS, False, "disk", raised), replica)
+    assert steps == [(acknowledged, content), "sync"]
+    assert after.plane.totals().rows == 1
+    after.arena.close()
+
+
+async def test_a_standby_begins_from_the_disk_if_that_has_lost_a_record_which_it_has_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the kernel drops pages that it could not write, and has reported clean."""
+    replica, acknowledged = await replica_ahead_of_a_failed_sync(tmp_path, monkeypatch)
+    with replica.reader.path.open("r+b") as file:
+        file.seek(acknowledged)
+        file.write(bytes(replica.reader.position - acknowledged))
+    after = begin_life(Terms(tmp_path, LIMITS, False, "disk", raised), replica)
+    assert after.plane.totals().rows == 0
+    after.arena.close()
+    again = begin(tmp_path, "disk")
+    assert "p" in again.plane.partitions
+    await again.close()
+    again.arena.close()
 
 
 def test_freed_bytes_are_used_again_once_the_call_that_freed_them_is_stable() -> None:
