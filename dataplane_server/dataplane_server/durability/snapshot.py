@@ -99,8 +99,8 @@ def write_snapshot(
     check: Callable[[], object] = lambda: None,
 ) -> Manifest:
     """Write what a replica has, whose values are in the arena's file and stay there until this returns. Blocks, and
-    leaves nothing if it fails: SnapshotError or OSError. check: called while values are copied, and when all are; it
-    raises if they may be others by then.
+    leaves nothing if it fails: SnapshotError or OSError. check: called while values are copied, and right before the
+    snapshot gets its name; it raises if values may be others by then.
     """
     if (folder / name).exists():
         raise SnapshotError(f"there is a snapshot {name!r} in {folder} already")
@@ -110,6 +110,7 @@ def write_snapshot(
         written = Path(tempfile.mkdtemp(".unfinished", f".{name}.", folder))
         try:
             manifest = _write(written, name, request_id, replica, arena, check)
+            check()
             written = written.rename(folder / name)
             sync_path(folder)
         except BaseException:
@@ -308,11 +309,10 @@ def _write_all(file: int, data: bytes, offset: int) -> None:
 
 
 def _with_checks(pieces: Iterable[tuple[int, int]], check: Callable[[], object]) -> Iterator[tuple[int, int]]:
-    """The pieces, with a check before each and behind the last."""
+    """The pieces, with a check before each."""
     for piece in pieces:
         check()
         yield piece
-    check()
 
 
 def _in_pieces(ranges: Int64Array) -> Iterator[tuple[int, int]]:

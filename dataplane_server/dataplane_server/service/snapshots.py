@@ -47,17 +47,19 @@ class Snapshots:
         Refusal SNAPSHOT_FAILED, LIMIT_REACHED, INVALID_REQUEST.
         """
         check_name("request_id", request_id, self._shell.plane.limits)
-        if self._checked(name).exists():
-            manifest = _manifest(self._folder / name)
+        path, taking = self._checked(name), self._taking
+        if taking is not None and not taking.done() and self._asked == (name, request_id):
+            return await asyncio.shield(taking)  # it may have its name, and is not on stable storage yet
+        if path.exists():
+            manifest = _manifest(path)
             if manifest.request_id == request_id:
                 return manifest
             raise Refusal(Reason.INVALID_REQUEST, f"there is a snapshot {name!r} already; choose another name")
-        if self._taking is None or self._taking.done():
-            self._asked = name, request_id
-            self._taking = asyncio.create_task(self._take(name, request_id))
-            self._taking.add_done_callback(_tell_nobody)  # its caller may be gone
-        elif self._asked != (name, request_id):
+        if taking is not None and not taking.done():
             raise Refusal(Reason.LIMIT_REACHED, "another snapshot is being taken; there can be one at a time")
+        self._asked = name, request_id
+        self._taking = asyncio.create_task(self._take(name, request_id))
+        self._taking.add_done_callback(_tell_nobody)  # its caller may be gone
         return await asyncio.shield(self._taking)
 
     async def _take(self, name: str, request_id: str) -> Manifest:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,14 +18,15 @@ from pathlib import Path
 import pytest
 from tests import commands
 from tests.server.durability.test_life import REGISTER, begin, put
-from tests.waiting import eventually
+from tests.waiting import eventually, soon
 
 from dataplane_client import DeadlineError, PreconditionError, connect
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.requests import ClearSamples
 from dataplane_server.durability.checkpointer import Checkpointer
-from dataplane_server.durability.snapshot import Manifest
+from dataplane_server.durability.replica import Replica
+from dataplane_server.durability.snapshot import Manifest, write_snapshot
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service import server
 from dataplane_server.service.shell import Shell
@@ -139,6 +141,26 @@ async def test_a_snapshot_that_is_asked_for_again_while_it_is_taken_is_taken_onc
     assert isinstance(first, Manifest)
     assert again == first
     assert [str(other) for other in others] == ["another snapshot is being taken; there can be one at a time"] * 2
+    checkpointer.close()
+    life.arena.close()
+
+
+async def test_a_snapshot_that_has_its_name_is_not_told_of_before_it_is_complete(tmp_path: Path) -> None:
+    """The checkpointer removes it if the folder cannot be synced."""
+    life, checkpointer, folder = begin(tmp_path / "d"), Checkpointer(tmp_path / "d", 1000, 0), tmp_path / "snapshots"
+    kept = Snapshots(Shell(life.plane, Metrics(life.plane, lambda: True), life.now), life, checkpointer, folder)
+    process = checkpointer_of(tmp_path / "d")
+    os.kill(process, signal.SIGSTOP)
+    await soon(lambda: is_stopped(process))
+    first = asyncio.create_task(kept.create("a", "r"))
+    await asyncio.sleep(0)
+    named = write_snapshot(folder, "a", "r", Replica(life.folder), life.folder / "arena")
+    again = asyncio.create_task(kept.create("a", "r"))
+    await asyncio.sleep(0)
+    shutil.rmtree(folder / "a")
+    os.kill(process, signal.SIGCONT)
+    taken, told = await asyncio.wait_for(asyncio.gather(first, again), 200)
+    assert (told, told == named) == (taken, False)
     checkpointer.close()
     life.arena.close()
 

@@ -213,6 +213,18 @@ def test_a_snapshot_whose_name_is_not_synced_is_not_kept(tmp_path: Path, monkeyp
     life.arena.close()
 
 
+def test_a_snapshot_whose_server_ends_before_it_gets_its_name_is_not_kept(tmp_path: Path) -> None:
+    def check() -> None:
+        if list(tmp_path.glob(".*/manifest.json")):
+            raise SnapshotError("the server has ended")
+
+    life = begin(tmp_path / "data")
+    with pytest.raises(SnapshotError, match="has ended"):
+        write_snapshot(tmp_path, "s", "q", Replica(life.folder), life.folder / "arena", check)
+    assert {path.name for path in tmp_path.iterdir()} == {"data", ".lock"}
+    life.arena.close()
+
+
 def test_every_changed_entry_of_a_manifest_is_named_and_one_without_a_checksum_is_refused(tmp_path: Path) -> None:
     life = begin(tmp_path / "d")
     path = snapshot_of(life, tmp_path) / "manifest.json"
