@@ -208,7 +208,7 @@ class Simulation:
             self._disk.fuse = self.dice.randint(1, 24)
 
     async def _answer(self, commits: GroupCommit) -> None:
-        commits.free_deferred()
+        commits.write_if_due()
         submitted = self._submitted
         if (pending := commits.unstable()) is not None:
             await asyncio.wait_for(asyncio.shield(pending), _TOO_LONG_S)

@@ -23,6 +23,8 @@ from dataplane_server.durability.log_writer import LogWriter
 from dataplane_server.storage.arena import Arena
 
 _RECORD_BYTES = 64 << 20
+_MOST_CALLS = 4096
+"""In a batch that no answer waits for, such as one of heartbeats."""
 
 Stable = asyncio.Future[None]
 """Done when a batch is on stable storage. Shared, so it must be shielded from the cancellation of one that waits."""
@@ -67,9 +69,11 @@ class GroupCommit:
             return self._awaited
         return self._under_way
 
-    def free_deferred(self) -> None:
-        """Write the batch if bytes wait for it that its calls have freed."""
-        if self._plane.releases_deferred and self._under_way is None:
+    def write_if_due(self) -> None:
+        """Write the batch if bytes wait for it that its calls have freed, or if it has many calls, also if no answer
+        waits.
+        """
+        if (self._plane.releases_deferred or len(self._batch) >= _MOST_CALLS) and self._under_way is None:
             self.unstable()
 
     async def close(self) -> None:

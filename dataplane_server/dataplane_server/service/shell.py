@@ -185,7 +185,7 @@ class Shell:
                 self._waiters.wake(effect)
         self._ticker.start_if_needed()
         if self._commits is not None:
-            self._commits.free_deferred()
+            self._commits.write_if_due()
         if self.plane.has_deferred_frees and not self._merges:
             self._merges = True
             asyncio.get_running_loop().call_later(_MERGE_PAUSE_S, self._merge_free_ranges)

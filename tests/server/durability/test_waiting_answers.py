@@ -36,6 +36,7 @@ from dataplane_server.service.values import Values
 from dataplane_server.storage.arena import Arena
 from rl_dataplane.v1 import data_plane_pb2 as pb
 from rl_dataplane.v1 import data_plane_pb2_grpc as pb_grpc
+from rl_dataplane.v1.records import duration
 
 
 class SlowDisk:
@@ -126,4 +127,16 @@ async def test_a_session_is_told_its_id_when_no_other_life_can_give_it_to_anothe
         stream: Any = pb_grpc.DataPlaneServiceStub(channel).Session()
         await stream.write(pb.SessionRequest(open=pb.OpenSession(client_name="c")))
         assert (await told_when_ready(disk, stream.read())).session_id
+        stream.cancel()
+
+
+async def test_heartbeats_are_written_although_no_answer_waits_for_them(disk: SlowDisk) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{disk.port}") as channel:
+        stream: Any = pb_grpc.DataPlaneServiceStub(channel).Session()
+        await stream.write(pb.SessionRequest(open=pb.OpenSession(client_name="c", grace=duration(3600.0))))
+        await stream.read()
+        disk.is_asked.clear()
+        for _ in range(5000):
+            await stream.write(pb.SessionRequest())
+        await asyncio.wait_for(disk.is_asked.wait(), 200)
         stream.cancel()

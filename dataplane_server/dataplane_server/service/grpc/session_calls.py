@@ -1,7 +1,7 @@
 """The stream of a session: the first request opens or resumes the session, each later one is a heartbeat.
 
-A server with a thousand clients reads hundreds of heartbeats a second. So they are read as bytes and go straight to the
-core: an empty message is a heartbeat, and only other messages are parsed.
+A server with a thousand clients reads hundreds of heartbeats a second. So they are read as bytes: an empty message is a
+heartbeat, and only other messages are parsed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ class SessionCalls:
     def __init__(self, shell: Shell, gate: Gate) -> None:
         self._shell = shell
         self._gate = gate
-        self._plane = shell.plane
 
     async def open(self, context: Context) -> Coroutine[Any, Any, None]:
         """Answer the first request of a stream. Returns the coroutine that reads the others."""
@@ -79,12 +78,12 @@ class SessionCalls:
                 self._shell.sessions.leave(session_id, stream)
 
     async def _read(self, context: Context, session_id: str) -> None:
-        read, apply, now, heartbeat = context.read, self._plane.apply, self._shell.now, Heartbeat(session_id)
+        read, apply, heartbeat = context.read, self._shell.apply, Heartbeat(session_id)
         while (message := await read()) is not grpc.aio.EOF:
             if message and self._closes(message, session_id):
                 await self._shell.stable()
                 return
-            if not apply(heartbeat, now()):
+            if not apply(heartbeat):
                 raise session_expired(session_id)
 
     def _closes(self, message: bytes, session_id: str) -> bool:
