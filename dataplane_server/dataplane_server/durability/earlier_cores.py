@@ -96,6 +96,12 @@ EARLIER = {
                     "existing_only": bool,
                     "hashed": bool,
                 },
+                "calls.requests.ReserveGroup": {
+                    "deadline_s": float,
+                    "min_rows": int,
+                    "complete_fields": tuple,
+                    "max_regenerations": _none,
+                },
                 "calls.values.Definition": {"dtypes": dict, "digests": bool},
                 "rows.fields.Field": {"dtype": str},
                 "rows.group_table.Group": {"since": float, "deadline": _none, "failed": int, "terms": Terms},

@@ -13,10 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 from tests.integration.histories.mortal_server import MortalServer
+from tests.server.durability.test_graph import Given
 from tests.server.durability.test_life import LIMITS, begin
 
 from dataplane_client import DataPlaneClient, connect
 from dataplane_client.errors import DataPlaneError
+from dataplane_server.core.calls.requests import ReserveGroup
+from dataplane_server.durability import graph
+from dataplane_server.durability.earlier_cores import EARLIER
 from dataplane_server.durability.life import RecoveryError
 
 ARCHIVES = sorted(Path(__file__).with_name("earlier").glob("*.tar.xz"))
@@ -90,6 +94,18 @@ def check_flow(client: DataPlaneClient) -> None:
         client.claim_shard("steps", "t", ["x"], 4, step=0, dp_rank=0, dp_world=2)
     again.commit()
     assert client.partition("steps").tasks[0].next_step == 1
+
+
+def test_a_group_that_waited_in_an_earlier_version_has_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without a session waits on after the restore."""
+    earlier, *others = (each.differences for each in EARLIER.values())
+    assert not others
+    names = ("request_id", "partition_id", "group_id", "sample_ids", "session_id", "weight_version")
+    call = ReserveGroup("r", "p", "g", ("s",))
+    with monkeypatch.context() as patched:
+        patched.setattr(graph, "_slots", lambda kind: names)
+        encoded = Given(graph.encode({"root": call}, {}))
+    assert graph.decode(encoded, differences=earlier)["root"] == call
 
 
 def test_the_directory_of_an_earlier_version_is_refused_and_stays_as_it_is(earlier: Path) -> None:
