@@ -178,6 +178,16 @@ _CLUSTER_FLAGS: tuple[tuple[str, str, str | None, str], ...] = (
     ("--ray-address", "ADDRESS", "auto", "of the Ray cluster; auto: of this machine (default: %(default)s)"),
 )
 _DIRECTORY_FLAGS = ("--accept-loss", "--log-history")
+_FLAG_OF = {
+    "bookkeeping_bytes": "--bookkeeping",
+    "data_dir": "--data-dir",
+    "durability": "--durability",
+    "max_rows": "--max-rows",
+    "memory_bytes": "--memory",
+    "snapshot_dir": "--snapshot-dir",
+    "socket_mode": "--socket-mode",
+}
+"""Where a refusal names a setting."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -253,7 +263,7 @@ def _check_meaning(flags: argparse.Namespace, parser: argparse.ArgumentParser) -
 
 
 def _config(flags: argparse.Namespace) -> ServerConfig:
-    """The settings from flags and environment. Raises ValueError that names the setting and the rule."""
+    """The settings from flags and environment. Raises ValueError that names the flag and the rule."""
     if flags.data_dir is not None and flags.standby is not None:
         raise ValueError("give either --data-dir or --standby, which names the same directory for a second server")
     if not 0 <= flags.grace < math.inf:
@@ -282,7 +292,11 @@ def _config(flags: argparse.Namespace) -> ServerConfig:
         log_history_bytes=ServerConfig.log_history_bytes if flags.log_history is None else flags.log_history,
         drain_grace_s=flags.grace,
     )
-    config.validate(cluster=flags.cluster is not None)
+    try:
+        config.validate(cluster=flags.cluster is not None)
+    except ValueError as error:
+        settings = rf"(?<!\S)({'|'.join(_FLAG_OF)})\b"
+        raise ValueError(re.sub(settings, lambda found: _FLAG_OF[found[0]], str(error))) from None
     return config
 
 
