@@ -39,7 +39,7 @@ def leased_columns(
         view = arena.private_view(low, high)
     except OSError:  # as of `can_write`; what is mapped already can still be read
         return None
-    weakref.finalize(view, arena.release, handle)
+    weakref.finalize(view, arena.release, handle).atexit = False  # daemon threads may read it
     return [
         PlacedColumn(layout, view[at - low : end - low] if at < end else view[:0], None)
         for layout, (at, end) in zip(layouts, spans, strict=True)

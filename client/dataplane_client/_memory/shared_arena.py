@@ -64,7 +64,7 @@ class SharedArena:
         self._lock = threading.Lock()
         self._lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._descriptors: list[int] = []
-        weakref.finalize(self, _close, self._lifeline, self._descriptors)
+        weakref.finalize(self, _close, self._lifeline, self._descriptors).atexit = False  # daemon threads may use it
         self._lifeline.settimeout(max(timeout_s, 1e-3))
         server_user = _connect(self._lifeline, address)
         response = self._attach(token)
