@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dataplane_client._verbs._async.runtime import LocalConnection, _threads, run_in_thread
+from dataplane_client._verbs._async.runtime import LocalConnection, NoThreadError, _threads, run_in_thread
 from dataplane_client._verbs._sync.runtime import LocalConnection as BlockingConnection
 from rl_dataplane.v1.local_frames import HEAD
 
@@ -95,6 +95,35 @@ async def test_a_cancellation_drops_work_that_has_not_begun() -> None:
     go_on.set()
     await run_in_thread(lambda: [one.result() for one in busy])
     assert not begun.is_set()
+
+
+async def test_work_for_which_no_thread_is_free_in_time_is_dropped() -> None:
+    go_on, begun = threading.Event(), threading.Event()
+    busy = [_threads().submit(go_on.wait, 200) for _ in range(_threads()._max_workers)]
+    with pytest.raises(NoThreadError):
+        await run_in_thread(begun.set, timeout_s=0.01)
+    assert not any(one.done() for one in busy)
+    go_on.set()
+    await run_in_thread(lambda: [one.result() for one in busy])
+    assert not begun.is_set()
+
+
+async def test_work_that_has_begun_in_time_is_waited_for() -> None:
+    """It keeps deadlines of its own, or writes to memory that is lent."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work() -> bool:
+        begun.set()
+        return go_on.wait(200)
+
+    task = asyncio.ensure_future(run_in_thread(work, timeout_s=0.0))
+    await asyncio.sleep(0)
+    assert begun.wait(200)  # the loop stands still meanwhile, and so does its clock for the task
+    for _ in range(5):
+        await asyncio.sleep(0.001)
+    assert not task.done()
+    go_on.set()
+    assert await task
 
 
 async def test_work_that_writes_to_no_lent_memory_is_left_to_itself() -> None:

@@ -19,7 +19,7 @@ from dataplane_client._connect.error_table import translated_status
 from dataplane_client._memory.direct_port import opened
 from dataplane_client._memory.local_protocol import CROWDED, Address, request_frame
 from dataplane_client._verbs._async.carriers import AsyncCarrier
-from dataplane_client._verbs._async.runtime import LocalConnection, Work, run_in_thread, sleep
+from dataplane_client._verbs._async.runtime import LocalConnection, NoThreadError, Work, run_in_thread, sleep
 from dataplane_client.errors import DataPlaneError, DeadlineError, InvalidArgumentError, UnavailableError
 from rl_dataplane.v1 import local_pb2 as pb
 
@@ -29,9 +29,9 @@ _CROWDED_PAUSE_S = 0.01
 Response = TypeVar("Response", bound=Message)
 
 
-def _connected(address: tuple[str, int], timeout_s: float, notice_s: int) -> LocalConnection:
+def _connected(address: tuple[str, int], deadline: Deadline, notice_s: int) -> LocalConnection:
     """A connection that closes itself if its caller was cancelled and never takes it."""
-    return LocalConnection(opened(address, timeout_s, notice_s))
+    return LocalConnection(opened(address, deadline.left_s, notice_s))
 
 
 class AsyncConnections:
@@ -89,7 +89,8 @@ class AsyncConnections:
     def failure(self, verb: str, error: OSError | EOFError) -> DataPlaneError:
         """The error of this package for what ended the use of a connection."""
         if isinstance(error, TimeoutError) and error.errno is None:  # with one, the kernel gave the connection up
-            return DeadlineError(f"{verb} at {self._target}: no answer before the deadline")
+            why = str(error) if isinstance(error, NoThreadError) else "no answer before the deadline"
+            return DeadlineError(f"{verb} at {self._target}: {why}")
         why = getattr(error, "strerror", None) or str(error)  # not itself: a circle would keep the arena mapped
         return UnavailableError(f"{verb} at {self._target}: the {self._carrier.transport} connection broke: {why}")
 
@@ -115,8 +116,8 @@ class AsyncConnections:
             try:
                 if isinstance(self._address, str):
                     return await LocalConnection.open(self._address, deadline.left_s)
-                connect = partial(_connected, self._address, deadline.left_s, self._carrier.notice_s)
-                return await run_in_thread(connect, to_its_end=False)
+                connect = partial(_connected, self._address, deadline, self._carrier.notice_s)
+                return await run_in_thread(connect, timeout_s=deadline.left_s, to_its_end=False)
             except OSError as error:
                 if error.errno not in CROWDED or not deadline.left_s:
                     raise

@@ -47,25 +47,37 @@ def _threads() -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of its parent's threads
 
 
+class NoThreadError(TimeoutError):
+    """All threads were at work until it was too late to begin."""
+
+
 async def run_in_thread(
-    work: Callable[[], T], interrupt: Callable[[], None] = lambda: None, *, to_its_end: bool = True
+    work: Callable[[], T],
+    interrupt: Callable[[], None] = lambda: None,
+    *,
+    timeout_s: float | None = None,
+    to_its_end: bool = True,
 ) -> T:
-    """Run work in a thread. Drops it when cancelled before it has begun. Waits for its end when cancelled later,
-    because it may still write to reserved memory. interrupt: called then, to make it end. to_its_end: False for work
-    that is not waited for then.
+    """Run work in a thread. Drops it when cancelled before it has begun, and raises NoThreadError if that takes longer
+    than timeout_s: from then on, the work keeps its deadline itself. Waits for its end when cancelled later, because it
+    may still write to reserved memory. interrupt: called then, to make it end. to_its_end: False for work that is not
+    waited for then.
     """
     running = _threads().submit(work)
     waiting = asyncio.wrap_future(running)  # no task, which a loop that ends would cancel
     cancelled: asyncio.CancelledError | None = None
     while not waiting.done():
         try:
-            await asyncio.wait([waiting])
-        except asyncio.CancelledError as error:  # noqa: PERF203  # once, as a rule
+            done, _ = await asyncio.wait([waiting], timeout=timeout_s)
+            if not done and running.cancel():
+                raise NoThreadError("no thread was free before the deadline")
+        except asyncio.CancelledError as error:
             if running.cancel() or not to_its_end:
                 waiting.cancel()  # otherwise asyncio logs an error that nobody retrieves
                 raise
             cancelled = error
             interrupt()
+        timeout_s = None
     if cancelled is not None:
         waiting.exception()  # marks it as retrieved
         raise cancelled
@@ -225,11 +237,14 @@ class LocalConnection:
         return outcome, bytes(received[HEAD.size : end])
 
     async def use(self, work: Work, timeout_s: float) -> None:
-        """Have work use the socket, in a thread. If cancelled, interrupts it and waits for its end."""
+        """Have work use the socket, in a thread. If cancelled, interrupts it and waits for its end. Raises what work
+        raises, or TimeoutError.
+        """
         line = self._peer.dup()
         line.settimeout(timeout_s)
+        moves = functools.partial(work, line, time.monotonic() + timeout_s)
         try:
-            await run_in_thread(functools.partial(work, line, time.monotonic() + timeout_s), self.interrupt)
+            await run_in_thread(moves, self.interrupt, timeout_s=timeout_s)
         finally:
             line.close()
 

@@ -55,9 +55,11 @@ class Carrier(ABC):
         """Take the response to the greeting. OSError if the server does not serve this client."""
 
     @abstractmethod
-    def write(self, write: RowWrite, reservation: pb.ArenaRuns, finish: pb.FinishWriteRequest) -> Work | None:
+    def write(
+        self, write: RowWrite, reservation: pb.ArenaRuns, finish: pb.FinishWriteRequest, left_s: float
+    ) -> Work | None:
         """Copy values to their reservation, or return what sends them behind `finish`, which gets their digests.
-        ValueError if they do not fit.
+        TimeoutError; ValueError if they do not fit.
         """
 
     def views(
@@ -97,8 +99,8 @@ class ArenaCarrier(Carrier):
         if outcome == pb.LOCAL_OUTCOME_ERROR:
             raise ConnectionResetError("the server has ended the session")
 
-    def write(self, write: RowWrite, reservation: pb.ArenaRuns, finish: pb.FinishWriteRequest) -> None:
-        _copy(partial(self._fill, write, reservation, finish), write.size_bytes)
+    def write(self, write: RowWrite, reservation: pb.ArenaRuns, finish: pb.FinishWriteRequest, left_s: float) -> None:
+        _copy(partial(self._fill, write, reservation, finish), write.size_bytes, left_s)
 
     def _fill(self, write: RowWrite, reservation: pb.ArenaRuns, finish: pb.FinishWriteRequest) -> None:
         runs = _places(reservation)
@@ -113,7 +115,7 @@ class ArenaCarrier(Carrier):
         return leased_columns(self.arena, handle, layouts, n_rows, *_places(lease))
 
     def read(self, lease: pb.ArenaRuns, buffers: ReadBuffers, connection: LocalConnection, left_s: float) -> None:
-        _copy(partial(buffers.copy_runs, self.arena.readable, *_places(lease)), buffers.size_bytes)
+        _copy(partial(buffers.copy_runs, self.arena.readable, *_places(lease)), buffers.size_bytes, left_s)
 
 
 class LineCarrier(Carrier):
@@ -130,7 +132,7 @@ class LineCarrier(Carrier):
             raise RefusedError(status_pb2.Status.FromString(body).message)
         self.traces = pb.DirectResponse.FromString(body).traces
 
-    def write(self, write: RowWrite, reservation: pb.ArenaRuns, finish: pb.FinishWriteRequest) -> Work:
+    def write(self, write: RowWrite, reservation: pb.ArenaRuns, finish: pb.FinishWriteRequest, left_s: float) -> Work:
         if write.header.hashed:
             finish.digests = write.header.digests or digests_of(write.columns, write.n_rows)
         return partial(send_values, write.columns)
@@ -143,9 +145,9 @@ def _places(runs: pb.ArenaRuns) -> tuple[Int64Array, Int64Array]:
     return int64s(runs.offsets), int64s(runs.sizes)
 
 
-def _copy(copy: Callable[[], None], size_bytes: int) -> None:
+def _copy(copy: Callable[[], None], size_bytes: int, left_s: float) -> None:
     """Copy, in a thread if it takes longer than a call, so that the event loop goes on."""
     if size_bytes > _LONG_COPY_BYTES:
-        run_in_thread(copy)
+        run_in_thread(copy, timeout_s=left_s)
     else:
         copy()

@@ -66,7 +66,10 @@ class FrameCalls:
             if written.HasField("reservation"):
                 finish = pb.FinishWriteRequest(handle=handle)
                 with blame_server(f"{verb} at {self._target}"):
-                    send = self.carrier.write(write, written.reservation, finish)
+                    try:
+                        send = self.carrier.write(write, written.reservation, finish, deadline.left_s)
+                    except TimeoutError as error:
+                        raise self._connections.failure(verb, error) from None
                 number = pb.LOCAL_METHOD_FINISH_WRITE
                 written = call(verb, number, finish, response, deadline, traceparent, own, send)
         except BaseException:

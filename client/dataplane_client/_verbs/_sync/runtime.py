@@ -33,7 +33,11 @@ def sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def run_in_thread(work: Callable[[], T], *, to_its_end: bool = True) -> T:
+class NoThreadError(TimeoutError):
+    """Never raised here."""
+
+
+def run_in_thread(work: Callable[[], T], *, timeout_s: float, to_its_end: bool = True) -> T:
     """Run work in the calling thread, which may block."""
     return work()
 

@@ -40,7 +40,7 @@ from dataplane_client._requests.row_write import RowWrite
 from dataplane_client._verbs._sync.carriers import ArenaCarrier, LineCarrier
 from dataplane_client._verbs._sync.frame_calls import FrameCalls
 from dataplane_client._verbs._sync.grpc_calls import GrpcCalls
-from dataplane_client._verbs._sync.runtime import CALL_ENDED, result_of, run_in_thread, sleep
+from dataplane_client._verbs._sync.runtime import CALL_ENDED, NoThreadError, result_of, run_in_thread, sleep
 from dataplane_client.errors import ClosedError, DeadlineError, OutOfSpaceError, PreconditionError, UnavailableError
 from dataplane_client.observe._call import Call
 from rl_dataplane.v1 import data_plane_pb2 as pb
@@ -253,8 +253,9 @@ class Transport:
         if MAY_DIFFER_IN_TLS not in error.message or self._grpc.secured.encrypts:
             return error
         if self._server_speaks_tls is None:
-            target, seconds = self._grpc.target, max(0.001, min(left_s, PROBE_S))
-            self._server_speaks_tls = run_in_thread(partial(speaks_tls, target, seconds), to_its_end=False)
+            probe = partial(speaks_tls, self._grpc.target, max(0.001, min(left_s, PROBE_S)))
+            with contextlib.suppress(NoThreadError):
+                self._server_speaks_tls = run_in_thread(probe, timeout_s=left_s, to_its_end=False)
         if not self._server_speaks_tls:
             return error
         return UnavailableError(f"{verb} at {self.target}: {SERVER_SPEAKS_TLS}", details=error.details)
@@ -332,7 +333,9 @@ class Transport:
         """Calls through the server's memory; None if it cannot be shared, and need not be."""
         place, token = self._locator.place, self._grpc.secured.token
         try:
-            arena = run_in_thread(partial(attach, place, status, token, deadline.left_s), to_its_end=False)
+            arena = run_in_thread(
+                lambda: attach(place, status, token, deadline.left_s), timeout_s=deadline.left_s, to_its_end=False
+            )
             local = FrameCalls(self.target, ArenaCarrier(arena, status.caller_proof))
             if arena.calls_at is not None:
                 local.reach(min(deadline.left_s, _CONNECT_S))
@@ -340,7 +343,8 @@ class Transport:
         except OSError as error:
             why, run = str(error) or "timed out", status.shared_memory.nonce  # asyncio's TimeoutError has no words
             message = f"{self.target}: its memory cannot be shared: {why}"
-            if isinstance(error, (ConnectionRefusedError, TimeoutError)) and run != self._refused_by:
+            silent = isinstance(error, (ConnectionRefusedError, TimeoutError)) and not isinstance(error, NoThreadError)
+            if silent and run != self._refused_by:
                 self._refused_by = run
                 raise UnavailableError(message) from None  # it may have ended, or stalled, since it answered
             self._check_failed(message, error, "shm")
@@ -365,7 +369,7 @@ class Transport:
 
     def _check_failed(self, message: str, error: OSError, way: TransportChoice) -> None:
         """Raises if another way has to be tried again, or was asked for."""
-        ended = way == "shm" and isinstance(error, ConnectionResetError)
+        ended = isinstance(error, NoThreadError) or (way == "shm" and isinstance(error, ConnectionResetError))
         if isinstance(error, RefusedError) and self._refusals_left:
             self._refusals_left -= 1
             ended = True
