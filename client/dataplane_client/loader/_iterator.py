@@ -90,7 +90,11 @@ class ClaimIterator(Iterator[LoadedBatch]):
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # at the interpreter's end anything may be gone
-            if self._pid == os.getpid():  # in a forked child the parent may still use it
+            if self._pid != os.getpid():  # in a forked child the parent may still use it
+                return
+            if self._prefetcher.is_this_thread:  # which may hold a lock of the client, and cannot wait for itself
+                threading.Thread(target=self.close, args=["the loop was left"]).start()
+            else:
                 self.close("the loop was left")
 
     def _next(self) -> LoadedBatch | None:

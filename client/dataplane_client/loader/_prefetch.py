@@ -62,6 +62,11 @@ class Prefetcher:
         """How many batches the loop could take now."""
         return len(self._ready)
 
+    @property
+    def is_this_thread(self) -> bool:
+        """Whether the prefetcher's thread asks, as when it happens to collect garbage."""
+        return threading.current_thread() is self._thread
+
     def close(self) -> None:
         """End the thread and release the batches that were not taken. Can be called twice."""
         with self._changed:

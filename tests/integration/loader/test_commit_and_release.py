@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -126,6 +127,42 @@ def test_a_loop_that_is_left_outside_of_a_block_releases_its_rows(loader: Loader
         at_hand = batch.meta.sample_ids
         break
     assert client.claim("p", "train", [], 8, timeout_s=0).meta.sample_ids[:2] == at_hand
+
+
+def test_a_loop_that_its_own_thread_collects_releases_prefetched_rows_as_undelivered(
+    loader: Loader, client: DataPlaneClient
+) -> None:
+    fill(client, 4)
+    left, collected = threading.Event(), threading.Event()
+
+    def collect(*_: object) -> None:
+        if left.is_set() and not collected.is_set() and threading.current_thread().name == "dataplane-loader":
+            gc.collect()
+            collected.set()
+
+    threading.setprofile(collect)
+    try:
+        rows = iter(loader(2))
+    finally:
+        threading.setprofile(None)
+    at_hand = next(rows).meta.sample_ids
+    eventually(lambda: claimed(client) == 4)
+    gc.disable()
+    try:
+        circle: list[object] = [rows]
+        circle.append(circle)
+        del rows, circle
+        left.set()
+        assert collected.wait(200)
+    finally:
+        gc.enable()
+    eventually(lambda: claimed(client) == 0)
+    deliveries = {
+        sample_id: delivery
+        for batch in loader(2)
+        for sample_id, delivery in zip(batch.meta.sample_ids, batch.deliveries, strict=True)
+    }
+    assert deliveries == {f"s{number}": 1 for number in range(4)} | dict.fromkeys(at_hand, 2)
 
 
 def test_closing_releases_all_uncommitted_rows_at_once(loader: Loader, client: DataPlaneClient) -> None:
