@@ -12,7 +12,8 @@ iteration ends when all announced rows were put and the task has consumed all re
 is lost with a killed loader. It also ends, with or without until_consumed, when the partition is closed and no row is
 left to claim.
 
-A server that is away, as while it starts again, is asked until it answers: its rows, claims and sessions come back.
+A server that is away, as while it starts again, is asked until it answers: its rows, claims and sessions come back. If
+a row is removed before it is read, the claim is released, and the others come again.
 
 This requires that other loaders commit without waiting for this one. The workers of a torch DataLoader break that rule.
 The DataLoader asks its workers in a fixed order and waits for each. A worker commits a batch when it is asked for the
@@ -38,6 +39,7 @@ from dataplane_client.errors import (
     DataPlaneError,
     DeadlineError,
     EndOfDataError,
+    NotFoundError,
     OutOfSpaceError,
     UnavailableError,
 )
@@ -50,6 +52,8 @@ CLOSING_S: Final = 5.0
 _FIRST_WAIT_S: Final = 0.05
 _LONGEST_WAIT_S: Final = 0.5
 """How long a claim waits on the server, and how long a loader may take to notice that it was closed."""
+
+_REMOVED: Final = ("SAMPLE_NOT_FOUND", "ROW_REPLACED")
 
 
 class ClaimStream:
@@ -85,21 +89,30 @@ class ClaimStream:
                     return None
                 min_size = 1
             except (UnavailableError, DeadlineError) as error:
-                if isinstance(error, OutOfSpaceError):
-                    raise
-                time.sleep(wait_s)
+                _wait_for_server(error, wait_s)
         return None
 
-    def read(self, claim: Claim, device: str) -> BatchedDataDict[Any]:
-        """The values of a claim's rows."""
-        return self._client.read_columns(
-            claim.meta,
-            self._settings.fields,
-            layout=self._settings.layout,
-            pad_value_dict=self._settings.pad_value_dict,
-            pad_to_seqlen=self._settings.pad_to_seqlen,
-            device=device,
-        )
+    def read(self, claim: Claim, device: str, is_stopped: Callable[[], bool]) -> BatchedDataDict[Any] | None:
+        """The values of a claim's rows; None if one of these was removed, and when stopped. Blocks as `next` does."""
+        for wait_s in _growing_waits():
+            if is_stopped():
+                return None
+            try:
+                return self._client.read_columns(
+                    claim.meta,
+                    self._settings.fields,
+                    layout=self._settings.layout,
+                    pad_value_dict=self._settings.pad_value_dict,
+                    pad_to_seqlen=self._settings.pad_to_seqlen,
+                    device=device,
+                )
+            except NotFoundError as error:
+                if error.reason not in _REMOVED:
+                    raise
+                return None
+            except (UnavailableError, DeadlineError) as error:
+                _wait_for_server(error, wait_s)
+        return None
 
     def _claim(self, min_size: int, wait_s: float) -> Claim | None:
         """A claim, or None if too few rows are ready."""
@@ -154,6 +167,13 @@ def release_claims(claims: Iterable[Claim], reason: str = "") -> None:
         if claim.state == "open":
             with contextlib.suppress(DataPlaneError):
                 claim.release(reason=reason, timeout_s=CLOSING_S)
+
+
+def _wait_for_server(error: UnavailableError | DeadlineError, wait_s: float) -> None:
+    """Raises the error if it is not that of a server that is away."""
+    if isinstance(error, OutOfSpaceError):
+        raise error
+    time.sleep(wait_s)
 
 
 def _growing_waits() -> Iterator[float]:

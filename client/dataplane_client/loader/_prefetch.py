@@ -102,10 +102,14 @@ class Prefetcher:
             if claim is None:
                 return
             try:
-                copy = DeviceCopy(self._claims.read(claim, self._read_device), self._device)
+                values = self._claims.read(claim, self._read_device, lambda: self._is_closed)
+                copy = None if values is None else DeviceCopy(values, self._device)
             except BaseException as error:
                 release_claims([claim], "" if self._is_closed else reason_of(error))
                 raise
+            if copy is None:
+                release_claims([claim])
+                continue
             self._offer(claim, copy)
             fetched += 1
 
