@@ -96,13 +96,14 @@ def import_rows(
     put, cleared, form = 0, 0, _format_of(path, file_format)
     with client_or_exit(address, timeout_s, path=path) as client:
         groups = _Groups(client, partition_id, _members(client, partition_id) if replace else {})
+        per_token = {one.name for one in client.partition(partition_id).fields if one.per_token}
         for rows, dense in form.read(path):
             if replace:
                 cleared += client.clear_samples([row.sample_id for row in rows], partition_id)
             for alike in _alike(rows):
                 columns: dict[str, Any] = {name: [row.fields[name] for row in alike] for name in alike[0].fields}
                 for name, column in columns.items():
-                    if name in dense:
+                    if name in dense and name not in per_token:  # entries of these are never padding
                         columns[name] = torch.stack(column)
                     elif not any(isinstance(value, torch.Tensor) for value in column):
                         columns[name] = object_array(name, column, len(column))  # in a list, numbers are no objects

@@ -86,6 +86,23 @@ def test_ragged_rows_of_every_element_type_come_back_exactly(client: DataPlaneCl
     assert_comes_back(client, file)
 
 
+def test_per_token_fields_of_rows_of_one_length_come_back(client: DataPlaneClient, file: str) -> None:
+    """They are dense as those of other rows, and the length of a row is that of its values."""
+    fields = {"ids": torch.arange(6).reshape(2, 3), "embedding": torch.ones(2, 4)}
+    for name in (P, COPY):
+        client.register_partition(name, list(fields), 0, ["train"], per_token_fields=["ids"], replace=True)
+    client.put_samples(["a", "b"], P, fields, sequence_lengths=[3, 3])
+    client.put_samples(["c", "d"], COPY, fields, sequence_lengths=[3, 3])
+    for command in (["export", P, file], ["import", COPY, file]):
+        code, text = run(*command, "-s", client.target)
+        assert code == 0, text
+    meta = client.list_samples(COPY).meta
+    assert (meta.sample_ids, meta.sequence_lengths) == (["c", "d", "a", "b"], [3] * 4)
+    read = client.read_columns(meta, list(fields))
+    for name, values in fields.items():
+        assert torch.equal(read[name], torch.cat([values, values]))
+
+
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 def test_empty_rows_keep_their_shape(client: DataPlaneClient, file: str, suffix: str) -> None:
     """Beside others, and alone in their page."""
