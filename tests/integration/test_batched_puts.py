@@ -127,6 +127,36 @@ def test_puts_of_one_row_keep_their_order(client: DataPlaneClient, partition: st
     assert client.get_samples(["s0"], partition, ["reward"])["reward"].tolist() == [2.0]
 
 
+def test_a_put_follows_held_puts_of_its_rows(client: DataPlaneClient, partition: str) -> None:
+    with client.batching() as batching:
+        held = batching.put_later(["s0", "s1"], partition, row(1) | {"tokens": [[1], [1]], "reward": [1.0, 1.0]})
+        other = batching.put_later(["bad"], partition, row(1), sequence_lengths=[4])
+        assert batching.put_samples(["s1", "s2"], partition, {"reward": [2.0, 2.0]}).outcomes == ["replaced", "created"]
+        assert client.get_samples(["s0", "s1"], partition, ["reward"])["reward"].tolist() == [1.0, 2.0]
+        with pytest.raises(InvalidArgumentError):
+            other.meta()
+    assert held.meta().outcomes == ["created", "created"]
+    assert client.get_samples(["s0", "s1"], partition, ["reward"])["reward"].tolist() == [1.0, 2.0]
+
+
+async def test_a_put_follows_puts_of_its_rows_that_a_flush_has_yet_to_send(
+    async_client: aio.AsyncDataPlaneClient, client: DataPlaneClient, full_partition: str
+) -> None:
+    client.register_partition("q", ["reward"], 0, ["train"])
+    async with async_client.batching() as batching:
+        await batching.put_later(["first"], full_partition, row(1))
+        await batching.put_later(["s0"], "q", {"reward": [1.0]})
+        flush = asyncio.create_task(batching.flush())
+        await until_a_call_waits(client, full_partition)
+        put = asyncio.create_task(batching.put_samples(["s0"], "q", {"reward": [2.0]}))
+        await batching.put_samples(["s1"], "q", {"reward": [3.0]})
+        await async_client.clear_samples(["a", "b"], full_partition)
+        await flush
+        assert (await put).outcomes == ["replaced"]
+    assert client.get_samples(["s0", "s1"], "q", ["reward"])["reward"].tolist() == [2.0, 3.0]
+    client.drop_partition("q")
+
+
 def test_threads_that_put_at_once_get_each_its_own_answer(client: DataPlaneClient, partition: str) -> None:
     with client.batching(max_rows=8) as batching, ThreadPoolExecutor(8) as threads:
         names = [f"s{value}" for value in range(64)]

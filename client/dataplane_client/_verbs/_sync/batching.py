@@ -6,7 +6,8 @@ all, and hands the line over when its call has ended.
 
 A call that is refused has changed nothing, so its puts go back to their places in line, and are sent one by one, each
 by its own caller. A call without an answer by the first of its deadlines fails that put alone. The others go back as
-well, and one of them repeats the call under the same request_id, so it takes effect once.
+well, and one of them repeats the call under the same request_id, so it takes effect once. Until it has ended, puts of
+all its rows wait behind it; and it ends by the deadlines of its puts, also if these are held again meanwhile.
 """
 
 from __future__ import annotations
@@ -50,6 +51,11 @@ class _Put:
         self.is_under_way = self.is_left = self.is_told = False
         self.place = 0
         self.wait()
+
+    @property
+    def sample_ids(self) -> Sequence[str]:
+        """The rows that its call writes, also for puts that have failed since."""
+        return self.rows.sample_ids if self.unit is None else self.unit.request.header.sample_ids
 
     def wait(self) -> None:
         """Wait for the next turn."""
@@ -155,9 +161,11 @@ class Batching:
         """Write columns and tags of rows, atomically, as the client's put_samples: its arguments, answer and errors.
 
         Returns when the server has the rows. If another put of this object into the partition is under way, waits for
-        its end, and travels with the others that do.
+        its end, and travels with the others that do. If puts of its rows are held, sends all that is held before;
+        timeout_s begins then.
         """
         put = self._put(sample_ids, partition_id, fields, tags, sequence_lengths, timeout_s)
+        self._send_before(put)
         self._join(put)
         try:
             return self._answer(put)
@@ -259,6 +267,15 @@ class Batching:
             else:
                 result_of(leaving, threading.TIMEOUT_MAX)  # who sends it keeps its deadline
 
+    def _send_before(self, put: _Put) -> None:
+        """Have puts that were held, and write rows of this one, end before it."""
+        ids, partition_id = set(put.rows.sample_ids), put.rows.partition_id
+        with self._lock:
+            held = [one for one in (*self._leaving, *self._held) if one.rows.partition_id == partition_id]
+            earlier = [one for one in held if not ids.isdisjoint(one.sample_ids)]
+        for one in earlier:
+            self._left(one)
+
     def _send_held(self) -> None:
         held = dict.fromkeys(self._take_held(leave=True))  # and not answered, in order
         try:
@@ -309,7 +326,11 @@ class Batching:
             put.is_left = False
             if put.is_under_way or (put.turn.done() and not put.sends()):
                 return
-            put.deadline = Deadline(put.timeout_s)
+            if put.unit is None or len(put.unit.puts) == 1:
+                put.deadline = Deadline(put.timeout_s)
+            elif not put.deadline.left_s:  # its call has rows of others, who were told that it failed
+                put.fail(DeadlineError(f"put_samples into {put.rows.partition_id!r}: no answer before the deadline"))
+                return
             if put.turn.done():
                 put.wait()
             line = self._lines.setdefault(put.rows.partition_id, _Line())
@@ -365,7 +386,7 @@ class Batching:
                     size_bytes += put.rows.size_bytes
                 else:
                     others.append(put)
-                seen.update(ids)  # also of those that wait: puts of a row keep their order
+                seen.update(put.sample_ids)  # also of those that wait: puts of a row keep their order
             line.waiting = others
         return batch
 
@@ -422,10 +443,11 @@ class Batching:
             if len(unit.puts) > 1 and not isinstance(error, ClosedError):
                 again = [put for put in batch if put.deadline.left_s and not (is_unanswered and put is first)]
             for put in batch:
-                if put in again:
-                    put.unit = unit if is_unanswered else _Unit(gathered([put.rows], caller), (put,))
-                else:
+                if put not in again:
                     put.fail(error)
+            for put in unit.puts:  # also those that are held again
+                if not put.turn.done():
+                    put.unit = unit if is_unanswered else _Unit(gathered([put.rows], caller), (put,))
             return again
         for put, meta in zip(unit.puts, receipts([put.rows for put in unit.puts], response), strict=True):
             if not put.turn.done():
