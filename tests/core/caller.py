@@ -268,6 +268,9 @@ class Caller:
     def abort_group(self, reservation_id: str, reason: str = "") -> answers.GroupAborted:
         return self.apply(requests.AbortGroup(self.request_id(), reservation_id, reason))
 
+    def abandon_reservation(self, reserve_request_id: str) -> answers.GroupAborted:
+        return self.apply(requests.AbortGroup(self.request_id(), "", "not taken", (), reserve_request_id))
+
     def put_group(self, group_id: str, sample_ids: Sequence[str], *fields: str) -> str:
         """A group that is finished, with a byte in each of the fields of each row; the id of its reservation."""
         reservation_id = self.reserve(group_id, sample_ids).reservation_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.core.caller import Caller
 
-from dataplane_server.core.calls.answers import Answered, Failed, GroupFinished, Reserved
+from dataplane_server.core.calls.answers import Answered, Failed, GroupAborted, GroupFinished, Reserved
 from dataplane_server.core.calls.refusal import Reason
 from dataplane_server.core.calls.requests import AbortGroup, FinishGroup
 from dataplane_server.core.calls.values import Tags
@@ -119,6 +119,44 @@ def test_a_prompt_is_tried_again_only_as_often_as_it_may_be(caller: Caller) -> N
     caller.clear(IDS)
     reserve(caller, max_regenerations=0)
     assert caller.plane.list_groups("p", caller.now).given_up == ()
+
+
+def test_a_reservation_that_nobody_took_is_no_attempt(caller: Caller) -> None:
+    call = caller.reserve_call("g", ["x"], max_regenerations=0)
+    caller.answer(Reserved, call)
+    assert [caller.abandon_reservation(call.request_id) for _ in range(2)] == [
+        GroupAborted(1, True),
+        GroupAborted(0, True),
+    ]
+    with caller.refuses(Reason.SUPERSEDED):
+        caller.apply(call)
+    assert caller.plane.sample("p", "x").events[-1].reason == "not taken"
+    assert caller.plane.list_groups("p", caller.now).given_up == ()
+    caller.finish_group(reserve(caller, *IDS, max_regenerations=0))
+
+
+def test_a_reservation_that_was_made_use_of_is_not_given_up(caller: Caller) -> None:
+    call = caller.reserve_call("g", ["x"])
+    reservation = caller.answer(Reserved, call).reservation_id
+    caller.put(caller.put_call(["x"], {"a": [1]}, reservation_id=reservation))
+    caller.finish_group(reservation)
+    assert caller.abandon_reservation(call.request_id) == GroupAborted(0, True)
+    assert caller.take("a", batch_size=1).sample_ids == ("x",)
+
+
+@pytest.mark.parametrize("when", ["before it arrives", "while it waits"])
+def test_a_reservation_that_is_given_up_makes_no_room(caller: Caller, when: str) -> None:
+    caller.put_rows(["s"], "a")
+    caller.set_flow(max_rows=1, when_full="block" if when == "while it waits" else "evict")
+    call = caller.reserve_call("g", ["x"])
+    if when == "while it waits":
+        caller.apply(call)
+    assert caller.abandon_reservation(call.request_id) == GroupAborted(0, True)
+    if when == "while it waits":
+        assert caller.effect(Failed).refusal.reason is Reason.SUPERSEDED
+    with caller.refuses(Reason.SUPERSEDED):
+        caller.apply(call)
+    assert (caller.state()[0][0].rows, caller.plane.partitions["p"].groups.reserved) == (1, {})
 
 
 def test_a_prompt_that_waits_for_room_is_refused_if_it_was_given_up_meanwhile(caller: Caller) -> None:

@@ -192,6 +192,12 @@ _CALLS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "reservation without a name": ("ReserveGroup", {"group_id": ""}, REQUEST, "group"),
     "end of an unknown group": ("FinishGroup", {"reservation_id": "nope"}, "GROUP_FENCED", "'nope'"),
     "roll-back of an unknown group": ("AbortGroup", {"reservation_id": "nope"}, "GROUP_FENCED", "'nope'"),
+    "roll-back of a group and of a request": (
+        "AbortGroup", {"reservation_id": "r", "reserve_request_id": "q"}, REQUEST, "both",
+    ),
+    "giving up a request that was no reservation": (
+        "AbortGroup", {"reservation_id": "", "reserve_request_id": "x" * 65}, REQUEST, "64",
+    ),
     "story of a sample of no partition": (
         "GetSample", {"partition_id": "nope", "sample_id": "s"}, "PARTITION_NOT_FOUND", "'nope'",
     ),

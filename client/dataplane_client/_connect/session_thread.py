@@ -48,7 +48,7 @@ _UNDO_S = 1.0
 _MAX_UNDOS = 1024
 
 Undo = Callable[[Any, float], object]
-"""Undoes a grant by one or two calls of a stub, each with the given timeout in seconds. May be called repeatedly."""
+"""Undoes a grant by a call of a stub, with the given timeout in seconds. May be called repeatedly."""
 
 
 @dataclass(frozen=True)
@@ -263,9 +263,7 @@ class SessionThread:
             stream.end()
 
     def _undo_oldest(self, stub: Any) -> None:
-        """Undo the grant that has waited longest, by two calls at most, so that heartbeats are late by at most an
-        interval.
-        """
+        """Undo the grant that has waited longest; heartbeats are late by at most half an interval."""
         timeout_s = min(_UNDO_S, self._interval_s) / 2
         try:
             self._undos[0](stub, timeout_s)

@@ -36,6 +36,7 @@ _BEARER = "bearer "
 _PROOF_BYTES = 32
 _INSTEAD = "start it with --allow-user, on a Unix socket, with --access, or with --insecure"
 _LOG_EVERY_S = 60.0
+_GIVEN_UP = ("claim_request_id", "reserve_request_id")
 _current: ContextVar[Caller] = ContextVar("caller", default=EVERYTHING)
 
 
@@ -237,7 +238,7 @@ class Gate:
         found = self._partition_of(held_id) if held_id else None
         verbs = [verb, WRITE_BACK] if verb == "PutSamples" and _field(request, "claim_id") else [verb]
         places = {found or partition_id, partition_id or found or ""}
-        if verb == "ListPartitions" or (held_id and places == {""}) or _field(request, "claim_request_id"):
+        if verb == "ListPartitions" or (held_id and places == {""}) or _gives_up(request):
             # The answer has those that the caller may look at; the core refuses an id that is not held any more; the
             # request that is given up is the caller's own.
             allowed = any(map(caller.may_somewhere, verbs))
@@ -284,6 +285,11 @@ def _field(request: Any, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
+def _gives_up(request: Any) -> bool:
+    """Whether a request names another one, whose answer its caller will not take."""
+    return any(_field(request, name) for name in _GIVEN_UP)
+
+
 def _sign(request: Any, caller: Caller) -> None:
     for name in ("caller", "client_name"):
         if hasattr(request, name):
@@ -296,7 +302,7 @@ def _own_request(request: Any, owner: str) -> None:
     client may repeat or undo over gRPC, with its token, what it sent there. An id of a wrong length stays as it is; the
     core refuses it.
     """
-    for name in ("request_id", "claim_request_id"):
+    for name in ("request_id", *_GIVEN_UP):
         sent = _field(request, name).encode()
         if 1 <= len(sent) <= MAX_REQUEST_ID_BYTES:
             code = hashlib.blake2b(sent, digest_size=12, key=hashlib.sha256(owner.encode()).digest()).hexdigest()

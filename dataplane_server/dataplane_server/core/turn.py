@@ -33,6 +33,7 @@ from dataplane_server.core.calls.answers import (
     CommitResult,
     Drawn,
     Granted,
+    GroupAborted,
     PutResult,
     ReleaseResult,
     Reservation,
@@ -101,7 +102,7 @@ class Turn:
             requests.AdoptClaim: _Verb("adopt", lambda call, now: v.claims.adopt(call)),
             requests.ReserveGroup: _Verb("reserve", v.groups.reserve, v.flow.supersede),
             requests.FinishGroup: _Verb("finish_group", v.groups.finish),
-            requests.AbortGroup: _Verb("abort_group", lambda call, now: v.groups.abort(call)),
+            requests.AbortGroup: _Verb("abort_group", self._abort_group),
         }
         others: dict[type, Change] = {
             requests.FinishWrite: self._finish_write,
@@ -287,6 +288,16 @@ class Turn:
         if claim_id != "":  # rows that were consumed on delivery stay granted
             self._answers.remember(call.claim_request_id, "claim", Abandoned(), now)
         return ReleaseResult(rows)
+
+    def _abort_group(self, call: requests.AbortGroup, now: float) -> GroupAborted:
+        if not call.reserve_request_id:
+            return self._verbs.groups.abort(call)
+        self._verbs.groups.check_abandon(call)
+        reserved = self._answers.recall(call.reserve_request_id, "reserve", now)  # refuses an id of another verb
+        self._verbs.flow.supersede(call.reserve_request_id)
+        rows = self._verbs.groups.abandon(reserved.reservation_id, call.reason) if isinstance(reserved, Reserved) else 0
+        self._answers.remember(call.reserve_request_id, "reserve", Abandoned(), now)
+        return GroupAborted(rows, True)
 
     def _give_up_claim(self, call: requests.GiveUpClaim, now: float) -> Refusal:
         refusal, wait = self.waits.claim_timeout(call.ticket, now), self.waits.of_write(call.ticket, now)

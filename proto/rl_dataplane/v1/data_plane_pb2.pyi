@@ -3591,12 +3591,18 @@ class AbortGroupRequest(_message.Message):
     RESERVATION_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     SAMPLE_IDS_FIELD_NUMBER: _builtins.int
+    RESERVE_REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See "Retries" at the top of this file."""
     reservation_id: _builtins.str
     """The reservation."""
     reason: _builtins.str
     """The reason; at most 256 bytes."""
+    reserve_request_id: _builtins.str
+    """Instead of reservation_id and sample_ids: the request_id of a ReserveGroup whose answer the caller will not take. If
+    that request was granted and the group is still reserved, it is rolled back, which does not count towards
+    max_regenerations. If that request arrives later, it is refused (SUPERSEDED).
+    """
     @_builtins.property
     def sample_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Rows of the group whose generation failed. They are removed, counted as "failed", and the others stay reserved; a
@@ -3610,10 +3616,11 @@ class AbortGroupRequest(_message.Message):
         reservation_id: _builtins.str = ...,
         reason: _builtins.str = ...,
         sample_ids: _abc.Iterable[_builtins.str] | None = ...,
+        reserve_request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "request_id", b"request_id", "reservation_id", b"reservation_id", "sample_ids", b"sample_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "request_id", b"request_id", "reservation_id", b"reservation_id", "reserve_request_id", b"reserve_request_id", "sample_ids", b"sample_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

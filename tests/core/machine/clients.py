@@ -629,9 +629,12 @@ class Clients:
         self.go(draw)
 
     def abandon(self) -> None:
-        claims = [one for one in [*self.world.sent[-30:], *self.later] if isinstance(one, (ClaimSamples, ClaimShard))]
-        claim = self.recent(claims, 10)
-        self.go(AbandonRequest("", "never sent" if claim is None else claim.request_id))
+        kinds = (ClaimSamples, ClaimShard, ReserveGroup)
+        given_up = self.recent([one for one in [*self.world.sent[-30:], *self.later] if isinstance(one, kinds)], 10)
+        if isinstance(given_up, ReserveGroup):
+            self.go(AbortGroup("", "r" if self.chance(30) else "", "not taken", (), given_up.request_id))
+        else:
+            self.go(AbandonRequest("", "never sent" if given_up is None else given_up.request_id))
 
     def commit(self) -> None:
         claim = self.some_claim()

@@ -17,7 +17,7 @@ from tests.core.machine.claims import order_fits
 from tests.core.machine.entrances import Entrances, Entrant
 from tests.core.machine.partition import PartitionModel
 from tests.core.machine.refusals import No, refuse_if
-from tests.core.machine.things import VERSIONS, Group, Row, Session
+from tests.core.machine.things import VERSIONS, Answer, Group, Row, Session
 
 from dataplane_server.core.calls.answers import (
     ClearResult,
@@ -273,6 +273,8 @@ class Model(Entrances):
         return shown
 
     def abort(self, call: AbortGroup) -> GroupAborted:
+        if call.reserve_request_id:
+            return self._abandon(call)
         group = self.group_of(call.reservation_id)
         partition = self.partitions[group.partition_id]
         failed = [row for row in partition.rows if row.sample_id in call.sample_ids]
@@ -286,6 +288,18 @@ class Model(Entrances):
         self._remove(partition, failed, "failed")
         return GroupAborted(len(failed), False)
 
+    def _abandon(self, call: AbortGroup) -> GroupAborted:
+        """Nobody will take a reservation: its group goes, as if never tried, and it is refused if it still comes."""
+        request_id, rows = call.reserve_request_id, 0
+        refuse_if((bool(call.reservation_id or call.sample_ids), Reason.INVALID_REQUEST))
+        answer = self.recall(request_id, "ReserveGroup")
+        self.supersede_entrant(request_id)
+        for group in [] if answer is None else self.groups:
+            if group.state == "reserved" and group.terms is not None and group.terms.request_id == request_id:
+                rows = self._roll_back(group, tried=False)
+        self.answers[request_id] = Answer("ReserveGroup", Reason.SUPERSEDED.name, self.now)
+        return GroupAborted(rows, True)
+
     def _end_late(self, group: Group) -> None:
         """The deadline of a reserved group has passed."""
         least = group.terms.min_rows if group.terms is not None else 0
@@ -295,10 +309,10 @@ class Model(Entrances):
         else:
             self._roll_back(group)
 
-    def _roll_back(self, group: Group) -> int:
+    def _roll_back(self, group: Group, *, tried: bool = True) -> int:
         self._end_group(group, "rolled back")
         rows, partition = list(group.rows), self.partitions[group.partition_id]
-        if group.terms is not None and group.terms.max_regenerations is not None:
+        if tried and group.terms is not None and group.terms.max_regenerations is not None:
             partition.attempts[group.group_id] = partition.attempts.get(group.group_id, 0) + 1
         self._remove(partition, rows, "rolled_back")
         if not rows:

@@ -303,6 +303,13 @@ def test_a_request_id_gets_no_answer_of_another_caller(channel: grpc.Channel, he
     )
     assert released.released_rows == 1  # its own
     assert asked(channel, "consumer", "ReleaseClaim", request_id="release", claim_id=mine.claim_id).released_rows == 1
+    for caller in ("producer", "admin"):
+        group = {"partition_id": "train-1", "group_id": f"of {caller}", "sample_ids": [caller]}
+        asked(channel, caller, "ReserveGroup", request_id="group", **group)
+    given_up = {"reserve_request_id": "group", "reservation_id": ""}
+    assert asked(channel, "producer", "AbortGroup", request_id="abort", **given_up).removed_rows == 1
+    left = [group.group_id for group in asked(channel, "admin", "ListGroups", partition_id="train-1").groups]
+    assert ("of producer" in left, "of admin" in left) == (False, True)
 
 
 def test_roles_at_unix_sockets_are_those_of_the_access_file(

@@ -1,4 +1,6 @@
-"""Claims whose answer nobody takes: their rows go back to the task (of a shard: to their step), as if not delivered."""
+"""Claims whose answer nobody takes: their rows go back to the task (of a shard: to their step), as if not delivered.
+Likewise reservations: their groups are removed, as if not tried.
+"""
 
 from __future__ import annotations
 
@@ -90,3 +92,19 @@ def test_what_cannot_be_said_to_the_server_is_said_later(
     proxy.reset_connections()
     claim = shaky.claim("p", "train", ["a"], 2, timeout_s=120.0)
     assert claim.commit() == 2
+
+
+async def test_a_reservation_that_is_cancelled_is_no_failed_generation(
+    flow: DataPlaneClient, async_shaky: aio.AsyncDataPlaneClient, proxy: FaultProxy
+) -> None:
+    held = await async_shaky.reserve_group("p", "held")  # opens the session
+    proxy.swallow = {"answers"}
+    reservation = asyncio.ensure_future(async_shaky.reserve_group("p", "g", ["n"], max_regenerations=0))
+    await soon(lambda: flow.partition("p").open_groups == 2)
+    reservation.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reservation
+    proxy.reset_connections()
+    await soon(lambda: flow.partition("p").open_groups == 1)
+    group = await async_shaky.reserve_group("p", "g", ["n"], max_regenerations=0)
+    assert (await group.abort(), await held.abort()) == (1, 0)

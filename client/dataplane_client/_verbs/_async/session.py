@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from dataplane_client._connect.deadline import ANSWER_MARGIN_S, WAITING_VERBS, Deadline, backoff_pauses, unanswered
 from dataplane_client._connect.options import ClientOptions
-from dataplane_client._connect.session import CLOSE_S, LivenessSession, Undo
+from dataplane_client._connect.session import CLOSE_S, LivenessSession
 from dataplane_client._requests.requests import new_request_id
 from dataplane_client._verbs._async.runtime import result_of, sleep
 from dataplane_client._verbs._async.transport import AsyncTransport
@@ -96,8 +96,7 @@ class AsyncSession:
             except BaseException as error:
                 # AdoptClaim has an undo of its own; a request that never got its wait_timeout was never sent.
                 if verb != "AdoptClaim" and request.HasField("wait_timeout") and _may_have_been_granted(error):
-                    undo_of = _undo_of_reservation if verb == "ReserveGroup" else _undo_of_claim
-                    self._liveness.undo(undo_of(request))
+                    self.call_later(*_undo_of(request))
                 raise
             if again:
                 await sleep(pause_s)
@@ -137,22 +136,9 @@ def _may_have_been_granted(error: BaseException) -> bool:
     )
 
 
-def _undo_of_claim(request: pb.ClaimSamplesRequest | pb.ClaimShardRequest) -> Undo:
-    release = pb.ReleaseClaimRequest(request_id=new_request_id(), claim_request_id=request.request_id)
-    return lambda stub, timeout_s: stub.ReleaseClaim(release, timeout=timeout_s)
-
-
-def _undo_of_reservation(request: pb.ReserveGroupRequest) -> Undo:
-    request_id = new_request_id()
-
-    def undo(stub: Any, timeout_s: float) -> None:
-        """Repeating the request returns the reservation's name; if there was no reservation, it makes one, briefly and
-        without rows, or none if there is no room.
-        """
-        request.ClearField("wait_timeout")
-        request.ClearField("sample_ids")
-        reservation_id = stub.ReserveGroup(request, timeout=timeout_s).reservation_id
-        abort = pb.AbortGroupRequest(request_id=request_id, reservation_id=reservation_id, reason="not taken")
-        stub.AbortGroup(abort, timeout=timeout_s)
-
-    return undo
+def _undo_of(request: pb.ClaimSamplesRequest | pb.ClaimShardRequest | pb.ReserveGroupRequest) -> tuple[str, Any]:
+    """The call that gives up what a request was, or may still be, granted."""
+    undo_id, given_up = new_request_id(), request.request_id
+    if isinstance(request, pb.ReserveGroupRequest):
+        return "AbortGroup", pb.AbortGroupRequest(request_id=undo_id, reserve_request_id=given_up, reason="not taken")
+    return "ReleaseClaim", pb.ReleaseClaimRequest(request_id=undo_id, claim_request_id=given_up)

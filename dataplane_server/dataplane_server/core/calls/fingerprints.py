@@ -25,7 +25,7 @@ from dataplane_server.core.calls.requests import RepeatableCall, ReserveGroup
 MAX_DIGEST_BYTES = 64
 _NOT_COMPARED = {"request_id", "session_id", "caller", "node", "digest", "hashed"}
 _OF_CLASS: dict[Any, set[str]] = {ReserveGroup: {"sample_ids"}}
-"""A caller that gives a reservation up repeats it without its rows, to learn its name."""
+"""Earlier clients gave a reservation up by repeating it without its rows, to learn its name."""
 
 
 def fingerprint(call: RepeatableCall[Any]) -> bytes:

@@ -440,12 +440,17 @@ class FinishGroup(RepeatableCall[GroupFinished]):
 
 @dataclass(frozen=True, slots=True)
 class AbortGroup(RepeatableCall[GroupAborted]):
-    """Remove the rows of a reserved group. sample_ids: only these, which failed; the others stay reserved."""
+    """Remove the rows of a reserved group. sample_ids: only these, which failed; the others stay reserved.
+
+    reserve_request_id: instead of a reservation, the call that asked for one and whose answer the caller will not take,
+    whether it waits, was granted, or has yet to arrive, when it is refused.
+    """
 
     request_id: str
     reservation_id: str
     reason: str = ""
     sample_ids: Sequence[str] = ()
+    reserve_request_id: str = ""
 
 
 # -- sessions and time -------------------------------------------------------------------------------------------------

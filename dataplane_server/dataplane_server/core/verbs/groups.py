@@ -128,6 +128,22 @@ class Groups:
                 return GroupAborted(len(slots), False)
         return GroupAborted(self._roll_back(partition, group, who, call.reason), True)
 
+    def check_abandon(self, call: AbortGroup) -> None:
+        """Refusal INVALID_REQUEST for an abort that names both a request and what it may have reserved."""
+        check_reason(call.reason, self._state.limits)
+        if call.reservation_id or call.sample_ids:
+            message = "an abort must name reserve_request_id, or reservation_id and perhaps sample_ids, not both"
+            raise Refusal(Reason.INVALID_REQUEST, message)
+
+    def abandon(self, reservation_id: str, reason: str) -> int:
+        """Remove a group whose caller never got its reservation: no attempt, since nobody could put a row. Returns the
+        number of its rows, 0 if it is not reserved any more.
+        """
+        if self.partition_of(reservation_id) is None:
+            return 0
+        partition, group = self._state.reserved_group(reservation_id)
+        return self._roll_back(partition, group, self._holder(group), reason, tried=False)
+
     def end_late(self, due: Deadline) -> None:
         """The deadline of a group has passed, if it is still reserved."""
         partition = self._state.partitions.get(due.partition_id)
@@ -246,10 +262,13 @@ class Groups:
     def _holder(self, group: Group) -> str:
         return self._state.sessions.name(group.session_id)
 
-    def _roll_back(self, partition: Partition, group: Group, who: str, reason: str, *, late: bool = False) -> int:
+    def _roll_back(
+        self, partition: Partition, group: Group, who: str, reason: str, *, late: bool = False, tried: bool = True
+    ) -> int:
         slots = partition.groups.members(group.number)
         self._report("rolled_back", partition, slots, who, reason)
-        partition.groups.note_failure(group, reason)
+        if tried:
+            partition.groups.note_failure(group, reason)
         partition.roll_back(group, late=late)
         return len(slots)
 
