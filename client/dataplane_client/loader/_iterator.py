@@ -16,7 +16,14 @@ from collections.abc import Iterator
 from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._connect.deadline import ANSWER_MARGIN_S
 from dataplane_client._verbs._sync.client import DataPlaneClient
-from dataplane_client.errors import ClaimTimeoutError, ClosedError, DataPlaneError, PreconditionError
+from dataplane_client.errors import (
+    ClaimTimeoutError,
+    ClosedError,
+    DataPlaneError,
+    DeadlineError,
+    PreconditionError,
+    UnavailableError,
+)
 from dataplane_client.loader._batch import LoadedBatch
 from dataplane_client.loader._claim_stream import CLOSING_S
 from dataplane_client.loader._prefetch import Prefetcher
@@ -28,7 +35,7 @@ class ClaimIterator(Iterator[LoadedBatch]):
     """The iterator of a ClaimLoader. For one thread, except `close`.
 
     It closes itself at its end and when it is garbage-collected. If a commit fails, the `next` that made it raises the
-    error; the iteration can continue after that.
+    error; the iteration can continue after that. A commit that was not answered is repeated by the following `next`.
     """
 
     def __init__(self, client: DataPlaneClient, prefetcher: Prefetcher, settings: LoaderSettings) -> None:
@@ -114,8 +121,15 @@ class ClaimIterator(Iterator[LoadedBatch]):
 
     def _commit(self) -> None:
         batch = self._take_current()
-        if batch is not None:
+        if batch is None:
+            return
+        try:
             batch.commit()
+        except DataPlaneError as error:
+            # Under its request_id, which the batch keeps, the next try takes effect once.
+            if not batch.is_settled and type(error) in (DeadlineError, UnavailableError):
+                self._make_current(batch)
+            raise
 
     def _take_current(self) -> LoadedBatch | None:
         """Clear the current batch. Returns it if it is neither committed nor released."""

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.waiting import eventually
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import ClaimTimeoutError, UnavailableError
@@ -94,3 +95,19 @@ def test_a_loop_is_told_that_the_server_stays_away_and_can_ask_again(place: Plac
         place.begin()
         client.put_samples(["b"], "p", {"x": [2]})
         assert next_when_reached(batches).meta.sample_ids == ["b"]
+
+
+def test_a_commit_that_was_not_answered_is_made_by_the_next_step(place: Place, client: DataPlaneClient) -> None:
+    client.put_samples(["b"], "p", {"x": [2]})
+    options = {"timeout_s": 5.0, "session_grace_s": 200.0}
+    with ClaimLoader(place.address, "p", "train", ["x"], 1, client_options=options) as loader:
+        batches = iter(loader)
+        assert next(batches).meta.sample_ids == ["a"]
+        eventually(lambda: " 1 batches prefetched" in repr(batches))
+        place.end()
+        with pytest.raises(UnavailableError):
+            next(batches)
+        place.begin()
+        assert next(batches).meta.sample_ids == ["b"]
+        assert client.partition("p").task("train").consumed_rows == 1
+    assert client.check_consumption_status("p", ["train"])
