@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from tests.integration.access.conftest import hashed
+from tests.integration.faults.proxy import FaultProxy
 from tests.waiting import eventually
 
 from dataplane_client import Credentials, DataPlaneClient, connect
@@ -196,6 +197,26 @@ def test_what_has_ended_otherwise_is_not_said_to_be_done(ask: Ask, client: DataP
     at = f"/v1/groups/{reserve(ask, sample_ids=['b'])}"
     assert ask("POST", f"{at}/abort", {}).status == 200
     assert ask("POST", f"{at}/finish", {}).error == (409, "GROUP_FENCED")
+
+
+def test_what_was_given_up_without_an_answer_is_given_up_again(
+    server: ServerThread, client: DataPlaneClient, partition: str
+) -> None:
+    proxy = FaultProxy(server.addresses[0])
+    with running_gateway(proxy.address) as gateway, ThreadPoolExecutor() as threads:
+        ask = ask_at(gateway)
+        put(ask, "a", "b")
+        group = ask("POST", "/v1/partitions/p/groups", {"group_id": "g", "sample_ids": ["c"]}).body["reservation_id"]
+        ends = [(f"/v1/claims/{claim(ask, 2)}/release", {"reason": "why"}), (f"/v1/groups/{group}/abort", {})]
+        proxy.swallow = {"answers"}
+        lost = list(threads.map(lambda end: ask("POST", *end).status, ends))
+        eventually(
+            lambda: not client.partition("p").task("train").claimed_rows and not client.partition("p").open_groups
+        )
+        proxy.reset_connections()
+        assert {503, 504}.issuperset(lost)
+        assert [ask("POST", *end).body for end in ends] == [{"rows": 2}, {"rows": 1}]
+    proxy.close()
 
 
 async def test_of_a_request_whose_claim_is_lost_nothing_is_kept_but_why() -> None:

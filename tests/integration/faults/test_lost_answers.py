@@ -12,7 +12,7 @@ from tests.integration.faults.proxy import FaultProxy
 from tests.waiting import eventually
 
 from dataplane_client.client import Claim, DataPlaneClient
-from dataplane_client.errors import ClaimTimeoutError, DeadlineError, UnavailableError
+from dataplane_client.errors import ClaimTimeoutError, DeadlineError, NotFoundError, UnavailableError
 
 T = TypeVar("T")
 LoseAnswer = Callable[[Callable[[], T], Callable[[], object], Callable[[], object]], T]
@@ -95,6 +95,28 @@ def test_a_commit_that_was_not_answered_in_time_can_be_made_again(
                 held.commit(timeout_s=0.5)
     proxy.reset_connections()
     assert (claim.commit(), claim.state, group.commit(), group.state) == (2, "committed", 1, "committed")
+
+
+def test_giving_up_that_was_not_answered_in_time_can_be_done_again(
+    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: FaultProxy
+) -> None:
+    claim, group = shaky.claim("p", "train", ["a"], 2), shaky.reserve_group("p", "g", ["n"])
+    partial = shaky.reserve_group("p", "partial", ["k", "l", "m"])
+    ends: list[Callable[[float], int]] = [
+        lambda timeout_s: claim.release(reason="why", delay_s=1.0, timeout_s=timeout_s),
+        lambda timeout_s: group.abort("why", timeout_s=timeout_s),
+        lambda timeout_s: partial.fail(["l", "m"], "why", timeout_s=timeout_s),
+    ]
+    proxy.swallow = {"answers"}
+    while flow.partition("p").task("train").claimed_rows or flow.partition("p").rows != 5:
+        for end in ends:
+            with pytest.raises((DeadlineError, UnavailableError)):
+                end(0.5)
+    proxy.reset_connections()
+    assert [end(120.0) for end in ends] == [2, 1, 2]
+    assert (claim.state, group.state, partial.meta.sample_ids) == ("released", "aborted", ["k"])
+    with pytest.raises(NotFoundError):
+        partial.fail(["l"], "why")
 
 
 def test_a_clear_does_not_hit_rows_that_were_put_meanwhile(

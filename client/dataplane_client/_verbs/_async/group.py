@@ -205,8 +205,7 @@ class AsyncGroup(AsyncHandle):
             return 0
         request = self._give_up_request(reason)
         request.sample_ids.extend(names)
-        with self._watch_for_fence():
-            response = await self._session.transport.unary("AbortGroup", request, timeout_s)
+        response = await self._give_up_rows(request, timeout_s)
         with _growing:
             self.meta = _without_rows(self.meta, names)
         if response.ended:  # the meta does not tell: other processes may have added rows

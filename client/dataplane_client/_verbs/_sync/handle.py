@@ -40,7 +40,7 @@ class Handle(ABC):
     _give_up_verb: ClassVar[str]
     _given_up_state: ClassVar[Any]
     _commit_id = ""  # of every commit of this object: one that was not answered is repeated, and takes effect once
-
+    _unanswered: Any = None  # the last request to give rows up, likewise
     _give_up_by: Deadline | None = None  # when a block that failed ends, though the rows are not given up yet
 
     def __init__(self, session: Session, label: str, *, gives_back: bool = True) -> None:
@@ -96,9 +96,20 @@ class Handle(ABC):
     def _give_up_request(self, reason: str) -> Any: ...
 
     def _give_up(self, request: Any, timeout_s: float | None) -> Any:
+        response = self._give_up_rows(request, timeout_s)
+        self.state = self._given_up_state
+        return response
+
+    def _give_up_rows(self, request: Any, timeout_s: float | None) -> Any:
+        """Give rows up, under the request_id of the last time if that asked for the same and was not answered."""
+        last, own_id, self._unanswered = self._unanswered, request.request_id, request
+        if last is not None:
+            request.request_id = last.request_id
+            if request != last:
+                request.request_id = own_id
         with self._watch_for_fence():
             response = self._session.transport.unary(self._give_up_verb, request, timeout_s)
-        self.state = self._given_up_state
+        self._unanswered = None
         return response
 
     def _check_open(self) -> None:
