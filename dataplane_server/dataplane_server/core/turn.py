@@ -35,6 +35,7 @@ from dataplane_server.core.calls.answers import (
     Granted,
     GroupAborted,
     PutResult,
+    ReadPlan,
     ReleaseResult,
     Reservation,
     Reserved,
@@ -109,7 +110,7 @@ class Turn:
             requests.ShareReservation: lambda call, now: v.writes.share(call.ticket),
             requests.AbortWrite: lambda call, now: v.writes.abort(call.ticket),
             requests.GiveUpWrite: self._give_up_write,
-            requests.BeginRead: lambda call, now: v.reads.begin(call),
+            requests.BeginRead: self._begin_read,
             requests.EndRead: lambda call, now: v.reads.end(call.ticket),
             requests.GiveUpClaim: self._give_up_claim,
             requests.AbandonClaim: self._abandon_claim,
@@ -155,6 +156,7 @@ class Turn:
             return remembered
         if supersede is not None and supersede(request_id):
             self._follow_up(now)
+            at_hand = None  # rows may have gone for calls that waited, as in `Writes.store`
         try:
             answer = change(call, now) if at_hand is None else self._verbs.writes.store(at_hand, now)
         finally:
@@ -266,6 +268,12 @@ class Turn:
                 self._state.effects.append(Granted(ticket, grant))
 
     # -- calls that involve several verbs, or the answer of another call -----------------------------------------------
+
+    def _begin_read(self, call: requests.BeginRead, now: float) -> ReadPlan:
+        """Nothing else follows: the log of a data directory lacks most reads."""
+        plan = self._verbs.reads.begin(call)
+        self._state.partition(call.partition_id).figures = None
+        return plan
 
     def _finish_write(self, call: requests.FinishWrite, now: float) -> PutResult | CommitResult:
         """The answer belongs to the request that began the write."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,13 @@ from tests.core.machine.clients import Clients
 
 from dataplane_server.core.calls.answers import Reservation, Waiting
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.filters import Term
+from dataplane_server.core.calls.flow import FlowPolicy
 from dataplane_server.core.calls.life_calls import LetGo, Recover
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.requests import (
+    Advance,
     BeginRead,
     Call,
     ClearSamples,
@@ -32,8 +35,9 @@ from dataplane_server.core.calls.requests import (
     PutSamples,
     RegisterPartition,
     SetPolicies,
+    StoreValues,
 )
-from dataplane_server.core.calls.values import Definition
+from dataplane_server.core.calls.values import Definition, Run
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.core.rows.shared_payloads import DIGEST_SIZE
 from dataplane_server.core.stats.digest import digest
@@ -203,6 +207,74 @@ def test_reads_are_not_in_the_log_until_a_row_that_they_pin_is_given_up(tmp_path
     life.plane.apply(EndRead(plan.ticket), 4.0)
     assert life.log.next_record == before + 3
     life.arena.close()
+
+
+def test_a_read_lets_no_put_in_that_waits_until_rows_are_old_enough_to_go(tmp_path: Path) -> None:
+    """It is not in the log, so the next life would not know which rows went for the put."""
+    life = begin(tmp_path)
+    life.plane.apply(REGISTER, 0.0)
+    put(life.plane, "s1", 8)
+    put(life.plane, "s2", 8)
+    old = (Term(">", "age_s", of_row=True, values=(10,)),)
+    life.plane.apply(SetPolicies("s", "p", (), flow=FlowPolicy(2, when_full="evict", evict_where=old)), 0.0)
+    assert isinstance(life.plane.apply(put_of("s3", 8), 1.0), Waiting)
+    life.plane.apply(EndRead(life.plane.apply(BeginRead("p", ["s2"], ["a"]), 20.0).ticket), 20.0)
+    replica = Replica(tmp_path)
+    replica.catch_up()
+    assert rows_of(replica.plane) == rows_of(life.plane)
+    life.plane.apply(Advance(), 20.0)
+    assert rows_of(life.plane) == ["s2"]
+    life.arena.close()
+
+
+def rows_of(plane: DataPlane) -> list[str]:
+    rows = plane.partitions["p"].rows
+    return rows.ids(rows.all_slots())
+
+
+def test_a_put_overwrites_what_it_evicts_once_that_is_in_the_log(tmp_path: Path) -> None:
+    """Before that the next life may have the evicted row, whose bytes must still be there."""
+    life = begin(tmp_path)
+    life.plane.apply(REGISTER, 0.0)
+    life.plane.apply(SetPolicies("s", "p", (), flow=FlowPolicy(2, when_full="evict")), 0.0)
+    for sample_id in ("s1", "s2", "s3"):
+        store(life, sample_id, 8, 0.0)
+    assert rows_of(life.plane) == ["s2", "s3"]
+    life.arena.close()
+
+
+def test_a_repeated_put_overwrites_what_went_for_others_once_that_is_in_the_log(tmp_path: Path) -> None:
+    life = begin(tmp_path)
+    life.plane.apply(REGISTER, 0.0)
+    put(life.plane, "s1", 32)
+    old = (Term(">", "age_s", of_row=True, values=(10,)),)
+    policy = FlowPolicy(max_bytes=48, when_full="evict", evict_where=old)
+    life.plane.apply(SetPolicies("s", "p", (), flow=policy), 0.0)
+    assert isinstance(life.plane.apply(put_of("s2", 16), 0.0), Reservation)
+    assert isinstance(life.plane.apply(put_of("s3", 20), 0.0), Waiting)
+    store(life, "s2", 16, 20.0)
+    assert rows_of(life.plane) == ["s2"]
+    life.arena.close()
+
+
+def store(life: Life, sample_id: str, size: int, now: float) -> None:
+    """Put values that are at hand. They go where the log, as it is, has no value of a row."""
+
+    def fill(runs: Sequence[Run]) -> None:
+        replica = Replica(life.folder)
+        replica.catch_up()
+        rows = rows_of(replica.plane)
+        kept = replica.plane.apply(BeginRead("p", rows, ["a"]), 0.0).runs if rows else ()
+        assert not places(kept) & places(runs)
+
+    answer = life.plane.store(StoreValues(put_of(sample_id, size), size), now, fill)
+    if isinstance(answer, Reservation):
+        fill(answer.runs)
+        life.plane.apply(FinishWrite(answer.ticket), now)
+
+
+def places(runs: Sequence[Run]) -> set[int]:
+    return {place for run in runs for place in range(run.offset, run.offset + run.size_bytes)}
 
 
 async def test_a_call_that_comes_after_the_end_is_refused_and_no_failure_of_the_log(tmp_path: Path) -> None:

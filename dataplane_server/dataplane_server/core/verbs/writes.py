@@ -105,7 +105,8 @@ class Writes:
 
     def store(self, at_hand: StoreValues, now: float) -> Stored | Reservation | Waiting | CommitResult:
         """As `begin`, and apply the write as well. Not if it has to wait, or declares another size, or if more has to
-        be done with its values than to keep them: digests of those put once, copies of what rows of an append have.
+        be done with its values than to keep them: digests of those put once, copies of what rows of an append have. Nor
+        if rows went for it: it may get their bytes, which must stay until the log says that they are gone.
         """
         call = at_hand.write
         if (isinstance(call, PutSamples) and (call.once or call.append)) or not call.columns:
@@ -117,7 +118,8 @@ class Writes:
             if asks and not self._enters(ticket, begun, checked.new_rows, now):
                 return self._hold(ticket, begun, checked, None)
             reservation = self._admitted(ticket, begun, now)
-            if reservation is None or begun.columns.size_bytes != at_hand.size_bytes:
+            overwrites = self._state.space.freed
+            if reservation is None or overwrites or begun.columns.size_bytes != at_hand.size_bytes:
                 if not asks:  # it counts as coming, for a policy that is set meanwhile
                     self._enters(ticket, begun, checked.new_rows, now)
                 return self._hold(ticket, begun, checked, reservation)
