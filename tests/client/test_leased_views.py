@@ -90,8 +90,9 @@ def test_columns_whose_rows_adjoin_are_views_of_their_bytes(arena: RecordedArena
         ([jagged(3, 4)], [100, 90], [3, 4]),
         ([jagged(3, 4), jagged(1, 1)], [100, 200, 300], [7, 1, 1]),
         ([jagged(2, 2, dtype="int16")], [101], [8]),
+        ([jagged(0, 0)], [], []),
     ],
-    ids=["a gap", "in the other order", "one of two columns", "not as its items want it"],
+    ids=["a gap", "in the other order", "one of two columns", "not as its items want it", "no bytes"],
 )
 def test_what_torch_cannot_view_is_not_viewed(
     arena: RecordedArena, layouts: list[ColumnLayout], offsets: list[int], sizes: list[int]

@@ -1,5 +1,5 @@
-"""An append whose node copies what its row has: where it copies to is the append's until the node has answered. And a
-read for which the coordinator fetches.
+"""An append whose node copies what its row has: where it copies to is the append's until the node has answered. And
+reads for which the coordinator fetches.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from dataplane_server.cluster.coordinator.home_arena import HomeArena
 from dataplane_server.cluster.coordinator.remote_values import ClusterValues
 from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
-from dataplane_server.core.calls.refusal import Refusal
+from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.requests import FinishWrite, PutSamples, RegisterPartition
 from dataplane_server.core.calls.values import Definition, Run, Runs
 from dataplane_server.core.rows.regions import NODE_SHIFT
+from dataplane_server.service.messages.frames import MAX_MESSAGE_BYTES
+from rl_dataplane.v1 import data_plane_pb2 as pb
 
 ActorUnavailableError = pytest.importorskip("ray.exceptions").ActorUnavailableError
 
@@ -124,4 +126,18 @@ async def test_a_read_has_the_bytes_of_its_own_node_although_that_gets_another_a
     assert bytes(found[0]) == b"\1\1"
     with pytest.raises(Refusal, match="node 1 is not there"):
         values.places([Run(8 + (1 << NODE_SHIFT), 2)])
+    await values.close()
+
+
+@pytest.mark.parametrize("size_bytes", [0, 64])
+async def test_a_read_over_grpc_whose_lengths_exceed_a_message_is_refused(tmp_path: Path, size_bytes: int) -> None:
+    nodes, home = Nodes(), HomeArena()
+    values = ClusterValues(nodes.shell, nodes.members, nodes.mirrors, home)
+    (tmp_path / "1").write_bytes(bytes(64))
+    home.map(tmp_path / "1", 1 << NODE_SHIFT, 64)
+    runs = Runs.of([Run(1 << NODE_SHIFT, size_bytes)] if size_bytes else [])
+    header = pb.ReadColumnsHeader(sequence_lengths=bytes(MAX_MESSAGE_BYTES))
+    with pytest.raises(Refusal, match="read fewer rows") as refused:
+        await anext(values.frames(header, runs))
+    assert refused.value.reason is Reason.LIMIT_REACHED
     await values.close()

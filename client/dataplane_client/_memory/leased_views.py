@@ -25,8 +25,8 @@ def leased_columns(
     offsets: Int64Array,
     sizes: Int64Array,
 ) -> list[PlacedColumn] | None:
-    """The columns as views, if the rows of each adjoin in order and are aligned as torch needs, and can be mapped once
-    more; otherwise None.
+    """The columns as views, if the rows of each adjoin in order and are aligned as torch needs, and there are bytes,
+    which can be mapped once more; otherwise None.
 
     The views then own the lease under handle. Raises ValueError when the runs do not fit the layouts, or lie outside
     the arena.
@@ -34,7 +34,9 @@ def leased_columns(
     spans = _spans(layouts, n_rows, offsets, sizes)
     if spans is None or any(at % layout.item_size for (at, _), layout in zip(spans, layouts, strict=True)):
         return None
-    low, high = min(at for at, end in spans if at < end), max(end for _, end in spans)
+    low, high = min([at for at, end in spans if at < end], default=0), max(end for _, end in spans)
+    if low == high:  # a mapping needs a byte
+        return None
     try:
         view = arena.private_view(low, high)
     except OSError:  # as of `can_write`; what is mapped already can still be read

@@ -24,7 +24,7 @@ from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.requests import ShareReservation
 from dataplane_server.core.calls.values import Int64Array, Run, Runs
 from dataplane_server.core.rows.regions import WITHIN_NODE, node_of
-from dataplane_server.service.messages.frames import SENT_CHUNK_BYTES
+from dataplane_server.service.messages.frames import SENT_CHUNK_BYTES, in_message
 from dataplane_server.service.shell import Shell
 from dataplane_server.service.values import Values
 from dataplane_server.storage.arena import in_chunks
@@ -104,10 +104,10 @@ class ClusterValues(Values):
             for piece in await self._bytes_of(window):
                 for start in range(0, len(piece), SENT_CHUNK_BYTES):
                     chunk = piece[start : start + SENT_CHUNK_BYTES]
-                    yield b"".join((frame_prefix(head, offset, len(chunk)), chunk))
+                    yield in_message(b"".join((frame_prefix(head, offset, len(chunk)), chunk)))
                     offset, head = offset + len(chunk), None
         if head is not None:
-            yield pb.ReadColumnsResponse(header=header).SerializeToString()
+            yield in_message(pb.ReadColumnsResponse(header=header).SerializeToString())
 
     async def _bytes_of(self, runs: Runs) -> list[memoryview]:
         pieces = {run: self._home.view(run) for run in runs if self._home.has(run)}

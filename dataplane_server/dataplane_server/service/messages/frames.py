@@ -142,14 +142,15 @@ def read_frames(header: pb.ReadColumnsHeader, chunks: Iterable[list[memoryview]]
     offset = 0
     for pieces in chunks:
         size = sum(map(len, pieces))
-        yield _sent(b"".join((frame_prefix(head, offset, size), *pieces)))
+        yield in_message(b"".join((frame_prefix(head, offset, size), *pieces)))
         head = None
         offset += size
     if head is not None:
-        yield _sent(pb.ReadColumnsResponse(header=header).SerializeToString())
+        yield in_message(pb.ReadColumnsResponse(header=header).SerializeToString())
 
 
-def _sent(frame: bytes) -> bytes:
+def in_message(frame: bytes) -> bytes:
+    """The first frame of a read. Refusal LIMIT_REACHED if it exceeds a message."""
     if len(frame) > MAX_MESSAGE_BYTES:
         message = f"the lengths of the rows, with the first values, take {len(frame)} bytes"
         message += f", the limit is {MAX_MESSAGE_BYTES}: read fewer rows or fields at a time"
