@@ -356,6 +356,9 @@ async def _serve(config: ServerConfig) -> None:
                 direct=server.direct_address,
                 standby=True,  # one that stands by may come first
             )
+            del server, life
+            gc.unfreeze()  # the state of before is garbage, which the next life would freeze for ever
+            gc.collect()
     finally:
         await probes.stop()
 

@@ -31,7 +31,7 @@ from tests.simulate.disk import Died, Disk, in_memory
 from dataplane_server.collection import without_collection
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.plane import DataPlane
-from dataplane_server.durability import life, standby
+from dataplane_server.durability import life, replica, standby
 from dataplane_server.durability.call_codec import decode_record
 from dataplane_server.durability.checkpointer import remove_history
 from dataplane_server.durability.group_commit import GroupCommit
@@ -476,12 +476,13 @@ class Simulation:
             monotonic=lambda: float(self._clock_s), time=lambda: 0.0, time_ns=lambda: _FIRST_GENERATION
         )
         ids = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex="simulatedlife"))
-        collector = SimpleNamespace(freeze=lambda: None)
+        collector = SimpleNamespace(freeze=lambda: None, unfreeze=lambda: None, collect=lambda: None)
         with (
             mock.patch.object(life, "time", clock),
             mock.patch.object(life, "uuid", ids),
             mock.patch.object(life, "new_incarnation", return_value=f"simulated.{16 * '5e'}"),
             mock.patch.object(life, "gc", collector),
+            mock.patch.object(replica, "gc", collector),
             mock.patch.object(standby, "gc", collector),
             mock.patch.object(Arena, "holders", lambda arena: self._holders),  # noqa: PT008  # a method
             mock.patch.object(arena_file, "can_guard", lambda: False),  # it starts a thread to find out  # noqa: PT008  # a function

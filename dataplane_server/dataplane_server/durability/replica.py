@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -128,6 +129,8 @@ class Replica:
         later = [path for number, path in found if number >= record]
         if later and (found[-1][0] >= record or dict(found).get(record)):
             self._begin(later, from_first=False)
+            gc.unfreeze()  # the state of before is garbage, and a standby has frozen it
+            gc.collect()
             return True
         return False
 

@@ -64,6 +64,8 @@ class _Standby:
             return 0 if self.replica is None else self.replica.advance()
         except RecordMissingError:
             self.replica = None
-            return 1
         except (DamagedCheckpointError, LogDamagedError, LogFormatError, ValueError) as error:
             raise RecoveryError(str(error)) from error
+        gc.unfreeze()  # what the replica had is garbage
+        gc.collect()
+        return 1

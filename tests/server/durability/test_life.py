@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -48,7 +49,7 @@ from dataplane_server.durability.life import DataDirDurability, Life, RecoveryEr
 from dataplane_server.durability.log_writer import LogWriter
 from dataplane_server.durability.logged_plane import LoggedPlane
 from dataplane_server.durability.replica import Replica
-from dataplane_server.durability.standby import take_over
+from dataplane_server.durability.standby import _Standby, take_over
 from dataplane_server.version import VERSION
 
 LIMITS = Limits(memory_bytes=4096)
@@ -183,6 +184,27 @@ def test_a_standby_that_cannot_follow_the_log_says_why(tmp_path: Path) -> None:
     checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
     with pytest.raises(RecoveryError, match=f"{checkpoint} cannot be used"):
         take_over(terms, threading.Event(), lambda: None)
+    life.arena.close()
+
+
+def test_a_standby_that_begins_again_keeps_nothing_of_its_former_state(tmp_path: Path) -> None:
+    terms = Terms(tmp_path, LIMITS, False, "process", raised, segment_bytes=1400)
+    life, standby = begin_life(terms), _Standby(terms)
+    life.plane.apply(REGISTER, 0.0)
+    while standby.advance():
+        pass
+    assert standby.replica is not None
+    former = weakref.ref(standby.replica.plane.partitions["p"].rows)
+    for number in range(12):
+        put(life.plane, f"s{number}", 8)
+    replica = Replica(tmp_path)
+    replica.catch_up()
+    replica.write_checkpoint(tmp_path)
+    remove_history(tmp_path, 0)
+    while standby.advance():
+        pass
+    assert standby.replica.plane.digest() == replica.plane.digest()
+    assert former() is None
     life.arena.close()
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import os
 import shutil
+import signal
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,11 +22,13 @@ import pytest
 import torch
 from tests.integration.faults.proxy import FaultProxy
 from tests.integration.histories.mortal_server import MortalServer
-from tests.server.durability.test_life import LIMITS, REGISTER, begin, put_of
+from tests.server.durability.test_life import LIMITS, REGISTER, begin, put_of, raised
 from tests.server.durability.test_life import put as put_row
 from tests.waiting import eventually
 
 from dataplane_client import ClaimNotFoundError, DataPlaneClient, InvalidArgumentError, PreconditionError, connect
+from dataplane_server.cli import _serve
+from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.answers import Reservation
 from dataplane_server.core.calls.life_calls import Restored
 from dataplane_server.core.calls.refusal import Refusal
@@ -32,9 +37,11 @@ from dataplane_server.core.calls.values import Definition
 from dataplane_server.durability import snapshot
 from dataplane_server.durability.checkpoint import checkpoints
 from dataplane_server.durability.life import Life, Terms, begin_life
+from dataplane_server.durability.logged_plane import LoggedPlane
 from dataplane_server.durability.replica import Replica
 from dataplane_server.durability.restore import Prepared, Source, prepare
 from dataplane_server.durability.snapshot import Manifest, SnapshotError, verify_snapshot, write_snapshot
+from dataplane_server.durability.standby import _Standby
 from dataplane_server.observe.metrics import Metrics
 from dataplane_server.service import snapshots
 from dataplane_server.service.shell import Shell
@@ -111,6 +118,45 @@ def test_rows_cursors_and_claims_are_those_of_the_moment_of_the_snapshot(server:
         assert values_of(client, ["r7"]) == [7]
         client.restore_snapshot("b", timeout_s=600.0)
         assert client.server_status().rows == 0
+
+
+async def test_a_restore_leaves_nothing_of_the_former_state_in_memory(tmp_path: Path) -> None:
+    others = planes()
+    address = f"unix://{tmp_path}/s"
+    flags = ServerConfig((address,), limits=LIMITS, http=None, data_dir=tmp_path / "data")
+    serving = asyncio.create_task(_serve(flags))
+
+    def restore() -> None:
+        with connect(address, connect_timeout_s=200.0) as client:
+            client.create_snapshot("a", timeout_s=600.0)
+            for _ in range(2):
+                client.restore_snapshot("a", timeout_s=600.0)
+
+    await asyncio.to_thread(restore)
+    assert len([plane for plane in planes() if plane not in others]) == 1
+    os.kill(os.getpid(), signal.SIGTERM)
+    await serving
+
+
+async def test_a_standby_that_goes_on_from_a_snapshot_keeps_nothing_of_the_state_before(tmp_path: Path) -> None:
+    life = begin(tmp_path / "d")
+    life.plane.apply(REGISTER, life.now())
+    prepared, standby = await prepared_in(tmp_path, life), _Standby(Terms(life.folder, LIMITS, True, "process", raised))
+    while standby.advance():
+        pass
+    assert standby.replica is not None
+    former = weakref.ref(standby.replica.plane.partitions["p"].rows)
+    await life.leave_for(prepared)
+    standby.replica.catch_up()
+    assert standby.replica.restored == "s"
+    assert former() is None
+    life.arena.close()
+
+
+def planes() -> list[LoggedPlane]:
+    """All that were not collected."""
+    gc.unfreeze()  # what is frozen is not listed
+    return [each for each in gc.get_objects() if type(each) is LoggedPlane]
 
 
 def test_a_restore_whose_answer_was_lost_ends_when_the_next_life_answers(tmp_path: Path) -> None:
