@@ -36,6 +36,34 @@ def test_ending_a_read_twice_or_one_that_never_began_changes_nothing(three: Call
     assert three.used == 11
 
 
+@pytest.mark.parametrize("once", [False, True], ids=["a value", "a value that is put once"])
+def test_what_a_row_gives_up_is_free_when_those_who_read_it_before_have_ended(caller: Caller, once: bool) -> None:
+    """Else a row that is replaced again and again, and always read by somebody, would fill the memory."""
+    caller.register()
+
+    def put(letter: bytes) -> None:
+        if once:
+            caller.put_once({"s1": letter * 8})
+        else:
+            caller.put_rows(["s1"], "a", size=8)
+
+    put(b"0")
+    last = caller.read(["s1"], "a")
+    for letter in (b"1", b"2", b"3"):
+        put(letter)
+        assert caller.used == 16
+        caller.apply(EndRead(caller.read(["s1"], "a").ticket))
+        assert caller.used == 16
+        reading = caller.read(["s1"], "a")
+        caller.apply(EndRead(last.ticket))
+        assert caller.used == 8
+        last = reading
+    caller.clear(["s1"])
+    assert caller.used == 8
+    caller.apply(EndRead(last.ticket))
+    assert caller.used == 0
+
+
 @pytest.mark.parametrize(
     ("starts", "ends", "reason", "words"),
     [

@@ -110,7 +110,7 @@ class World(CheckedPlane):
         super().check()
         memory = self.life.arena.memory
         rows = [row for partition in self.model.partitions.values() for row in partition.rows]
-        for value in values_of([*rows, *(row for former in self.model.former for row in former)]):
+        for value in values_of([*rows, *(row for read in self.model.former for row in read.rows)]):
             for offset, size in value.pieces:
                 assert memory[offset : offset + size] == value.data, "a value of a row is not what was put"
         for read in self.model.reads.values():
@@ -187,7 +187,7 @@ _EMPTY: dict[type, Callable[[Any, Any, Callable[[Any], Any]], object]] = {
 def values_of(rows: Iterable[Row]) -> Iterable[Value]:
     for row in rows:
         yield from row.values.values()
-        yield from row.owed
+        yield from (owed.value for owed in row.owed)
 
 
 def without_reads(outcome: object) -> object:

@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dataplane_server.core.rows.group_table import Terms
+from dataplane_server.core.rows.owed import Owed
 from dataplane_server.core.state.delays import Deadlines
 from dataplane_server.core.tasks.task_states import TASK_STATES
 from dataplane_server.core.tasks.views import Views
+from dataplane_server.core.verbs.reads import _Pinned
 from dataplane_server.durability.graph import Differences
 
 Parts = Mapping[str, Any]
@@ -41,9 +43,10 @@ def _none() -> None:
 
 def _since_november(parts: Parts) -> None:
     """Partitions know their ids, tasks which rows were put again and which shards are not committed; views of a task
-    are an object of their own.
+    are an object of their own. Readers do not keep what rows give up before they begin.
     """
     verbs = parts["verbs"]
+    _know_readers(parts)
     of_table = vars(verbs.table)
     of_table["_named"], of_table["_named_rows"] = of_table.pop("_told"), of_table.pop("_told_rows")
     for partition in parts["state"].partitions.values():
@@ -58,6 +61,24 @@ def _since_november(parts: Parts) -> None:
             vars(task.views)["_of_kind"] = of_task.pop("_views")
             task.uncommitted = {number: _uncommitted(step, verbs.table) for number, step in steps.items()}
             _rename_states(task.clock)
+
+
+def _know_readers(parts: Parts) -> None:
+    """Who pins a row now keeps all that it owes."""
+    verbs = parts["verbs"]
+    reads = vars(verbs.reads)
+    for name in ("_former", "_of_snapshot"):
+        reads[name] = [_Pinned(partition, slots, -1) for partition, slots in reads[name]]
+    pinned = reads["_pinned"].items()
+    reads["_pinned"] = {ticket: _Pinned(partition, slots, -1) for ticket, (partition, slots) in pinned}
+    for partition in {id(p): p for p in (*parts["state"].partitions.values(), *verbs.reads.partitions())}.values():
+        rows = partition.rows
+        for part, name in ((rows, "_owed"), (rows.payloads, "_held_by")):
+            pieces = vars(part).pop(name)
+            owed: Owed[Any] = Owed()
+            vars(part)["_owed"] = owed
+            for slot, what in ((slot, what) for slot, given_up in pieces.items() for what in given_up):
+                owed.add(slot, what, 0, int(rows["pins"][slot]))
 
 
 def _uncommitted(step: Any, table: Any) -> int:

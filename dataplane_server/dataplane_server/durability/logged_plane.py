@@ -5,9 +5,8 @@ refusal may end an earlier attempt of its request.
 
 Reads are not logged: a read changes nothing but the pins of its rows, and pins matter only for bytes and slots that a
 call gives up while their rows are pinned. Just before such a call is logged, the reads that are under way are, with
-their tickets, so the replayed core pins the same rows when it applies that call. Until the last of these reads has
-ended, new ones are logged when they begin, since they may pin the same rows. So are reads while clients of a former
-server may hold rows. The ends of logged reads are logged, too.
+their tickets, so the replayed core pins the same rows when it applies that call. Later reads keep nothing of what it
+gave up (see `core.rows.owed`). The ends of logged reads are logged, too.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from dataplane_server.core.calls.answers import CommitResult, PutResult, ReadPlan, Reservation, Stored, Waiting
-from dataplane_server.core.calls.life_calls import LetGo, Recover
+from dataplane_server.core.calls.answers import CommitResult, PutResult, Reservation, Stored, Waiting
 from dataplane_server.core.calls.refusal import server_ended
 from dataplane_server.core.calls.requests import BeginRead, Call, EndRead, FinishWrite, StoreValues
 from dataplane_server.core.calls.values import Run
@@ -48,8 +46,6 @@ class LoggedPlane(DataPlane):
         self._memory = memory
         self._failed = failed
         self._unlogged: dict[int, BeginRead] = {}  # reads under way, by ticket
-        self._logged: set[int] = set()
-        self._held = False  # by clients of a former server
 
     def apply(self, call: Call[A], now: float) -> A:
         if self._log is None:
@@ -57,11 +53,11 @@ class LoggedPlane(DataPlane):
         if self._ended:
             raise server_ended()
         if isinstance(call, BeginRead):
-            return self._begin_read(call, now)  # type: ignore[return-value]  # it is answered with a ReadPlan
-        if isinstance(call, EndRead):
-            if self._unlogged.pop(call.ticket, None) is not None:
-                return super().apply(call, now)  # type: ignore[return-value]
-            self._logged.discard(call.ticket)
+            plan = super().apply(call, now)
+            self._unlogged[plan.ticket] = call
+            return plan  # type: ignore[return-value]  # it is answered with a ReadPlan
+        if isinstance(call, EndRead) and self._unlogged.pop(call.ticket, None) is not None:
+            return super().apply(call, now)  # type: ignore[return-value]
         if isinstance(call, FinishWrite) and self._memory is not None and (layout := self.layout(call.ticket)):
             call = replace(call, checksums=checksums_of(self._memory, *layout))  # type: ignore[assignment]  # a FinishWrite
         withheld = self._state.space.withheld
@@ -69,8 +65,6 @@ class LoggedPlane(DataPlane):
             return super().apply(call, now)
         finally:
             self._append_after(withheld, call, now)
-            if isinstance(call, (Recover, LetGo)):
-                self._held = isinstance(call, Recover) and call.held
 
     def store(
         self, call: StoreValues, now: float, fill: Callable[[Sequence[Run]], None]
@@ -95,23 +89,12 @@ class LoggedPlane(DataPlane):
         """Refuse every later call: the log ends here."""
         self._ended = True
 
-    def _begin_read(self, call: BeginRead, now: float) -> ReadPlan:
-        plan = super().apply(call, now)
-        self._unlogged[plan.ticket] = call
-        if self._logged or self._held:
-            self._log_reads(now)
-        return plan
-
-    def _log_reads(self, now: float) -> None:
-        for ticket, call in self._unlogged.items():
-            self._append(replace(call, ticket=ticket), now)
-        self._logged.update(self._unlogged)
-        self._unlogged.clear()
-
     def _append_after(self, withheld: int, call: Call[Any], now: float) -> None:
         """Log a call that was carried out. withheld: how often reads had kept bytes or slots before it."""
         if self._state.space.withheld != withheld:
-            self._log_reads(now)
+            for ticket, read in self._unlogged.items():
+                self._append(replace(read, ticket=ticket), now)
+            self._unlogged.clear()
         self._append(call, now)
 
     def _append(self, call: Call[Any], now: float) -> None:

@@ -361,9 +361,8 @@ class CheckedPlane:
             data += b"".join(part for _, part in cuts)
         assert outcome.sequence_lengths.tolist() == [row.length for row in rows]
         assert outcome.size_bytes == sum(run.size_bytes for run in outcome.runs) == len(data)
-        for row in rows:
-            row.readers += 1
         self.model.reads[outcome.ticket] = Read(rows, outcome.runs, data)
+        self.model.reads[outcome.ticket].begin()
         return outcome
 
     def end_read(self, ticket: int) -> None:

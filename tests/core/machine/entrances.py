@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tests.core.machine.draws import Draw
 from tests.core.machine.partition import PartitionModel
 from tests.core.machine.refusals import No, refuse_if
-from tests.core.machine.things import Group, Row, Value, Write
+from tests.core.machine.things import Group, Owed, Row, Write
 from tests.core.machine.writes import Writes
 
 from dataplane_server.core.calls.flow import FlowPolicy
@@ -328,9 +328,5 @@ class Entrances(Writes):
     def _bytes(self, gone: list[Row]) -> int:
         """What is free once rows are gone: values that no other row has."""
         values = {value for row in gone for value in row.values.values()}
-        others = {value for value in values for one in value.holders if self._has(one, value) and one not in gone}
+        others = {v for v in values for one in v.holders if not isinstance(one, Owed) and one not in gone}
         return sum(len(value.data) for value in values - others)
-
-    def _has(self, holder: Row | Group, value: Value) -> bool:
-        """Whether it is not only read."""
-        return value in (holder.values if isinstance(holder, Row) else holder.shared).values()

@@ -43,7 +43,7 @@ class Facts:
         self.waiting: list[Wait] = []  # longest waiting first
         self.writes: list[Write] = []  # in order of arrival
         self.reads: dict[int, Read] = {}
-        self.former: list[list[Row]] = []  # that clients of a former server may still read
+        self.former: list[Read] = []  # that clients of a former server may still make
         self.arena = Arena(limits.memory_bytes)
         self.draining = False
         self.touched: dict[PartitionModel, None] = {}  # whose rows, tasks or entrance have changed in this turn

@@ -10,14 +10,13 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Literal
 
 from tests.core.machine.claims import order_fits
 from tests.core.machine.entrances import Entrances, Entrant
 from tests.core.machine.partition import PartitionModel
 from tests.core.machine.refusals import No, refuse_if
-from tests.core.machine.things import VERSIONS, Answer, Group, Row, Session
+from tests.core.machine.things import VERSIONS, Answer, Group, Read, Row, Session
 
 from dataplane_server.core.calls.answers import (
     ClearResult,
@@ -43,7 +42,7 @@ from dataplane_server.core.calls.requests import (
     SetPolicies,
     SetWeightVersion,
 )
-from dataplane_server.core.calls.values import Definition
+from dataplane_server.core.calls.values import Definition, Runs
 
 
 class Model(Entrances):
@@ -342,9 +341,7 @@ class Model(Entrances):
         return reasons
 
     def end_read(self, ticket: int) -> None:
-        for row in self.reads.pop(ticket).rows:
-            row.readers -= 1
-            row.lose((), self.arena)
+        self.reads.pop(ticket).end(self.arena)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -361,7 +358,7 @@ class Model(Entrances):
         self.draining = False
         for write in list(self.writes):
             self.discard(write)
-        self.former += [read.rows for read in self.reads.values()]
+        self.former += self.reads.values()
         self.reads.clear()
         for session in self.sessions:
             session.deadline = max(session.deadline, self.now + session.grace_s)
@@ -369,14 +366,12 @@ class Model(Entrances):
             self.let_go()
             return
         resident = [row for partition in self.partitions.values() for row in partition.rows]
-        self.former.append(resident)
-        for row in resident:
-            row.readers += 1
+        self.former.append(Read(resident, Runs.of([]), b""))
+        self.former[-1].begin()
 
     def let_go(self) -> None:
-        for row in chain.from_iterable(self.former):
-            row.readers -= 1
-            row.lose((), self.arena)
+        for read in self.former:
+            read.end(self.arena)
         self.former.clear()
 
     # -- sessions ------------------------------------------------------------------------------------------------------

@@ -23,9 +23,9 @@ VERSIONS = range((1 << 31) - 1)
 
 @dataclass(eq=False)
 class Value:
-    """Bytes of one field, and where they lie. holders: rows that have them, or lost them while they were read, and the
-    group whose rows share them, while it is reserved. kept: how many of the bytes its row had before an append. once:
-    whether it was put so that equal values become it.
+    """Bytes of one field, and where they lie. holders: rows that have them, what rows owe of them, and the group whose
+    rows share them, while it is reserved. kept: how many of the bytes its row had before an append. once: whether it
+    was put so that equal values become it.
     """
 
     data: bytes
@@ -33,13 +33,21 @@ class Value:
     kept: int = 0
     once: bool = False
     pieces: list[Run] = field(default_factory=list)
-    holders: set[Row | Group] = field(default_factory=set)
+    holders: set[Row | Owed | Group] = field(default_factory=set)
 
-    def let_go(self, holder: Row | Group, arena: Arena) -> None:
+    def let_go(self, holder: Row | Owed | Group, arena: Arena) -> None:
         """One holder less. The last one frees the bytes."""
         self.holders.discard(holder)
         if not self.holders:
             arena.free(self.pieces)
+
+
+@dataclass(eq=False)
+class Owed:
+    """A value that its row has lost while it was read, as long as one of these reads has not ended."""
+
+    value: Value
+    reads: set[Read]
 
 
 @dataclass(eq=False)
@@ -62,10 +70,10 @@ class Row:
     group: Group | None = None
     generation: int = 0
     resident: bool = True
-    readers: int = 0
+    reads: set[Read] = field(default_factory=set)  # that have not ended
     revision: int = 0  # how often per-token values were written
     draws: int = 0
-    owed: list[Value] = field(default_factory=list)
+    owed: list[Owed] = field(default_factory=list)
 
     version: int | None = None  # of weights, by its tags
 
@@ -79,18 +87,31 @@ class Row:
         self.version = version if type(version) is int and version in VERSIONS else None
 
     def get(self, name: str, value: Value, arena: Arena) -> None:
-        self.owed += [self.values.pop(name)] if name in self.values else []
+        before = self.values.pop(name, None)
         self.values[name] = value
         value.holders.add(self)
-        self.lose((), arena)
+        if before is not None:
+            self._let_go(before, arena)
 
     def lose(self, names: Iterable[str], arena: Arena) -> None:
-        """Values go. Their bytes are free at once, or when the last reader of the row is done."""
-        self.owed += [self.values.pop(name) for name in names if name in self.values]
-        if not self.readers:
-            for value in {*self.owed} - {*self.values.values()}:  # it may have got again what it lost
-                value.let_go(self, arena)
-            self.owed = []
+        """Values go. Their bytes are free at once, or when the last of those who read the row now is done."""
+        for value in [self.values.pop(name) for name in names if name in self.values]:
+            self._let_go(value, arena)
+
+    def _let_go(self, value: Value, arena: Arena) -> None:
+        if self.reads:
+            self.owed.append(Owed(value, {*self.reads}))
+            value.holders.add(self.owed[-1])
+        if value not in self.values.values():  # it may have got again what it lost
+            value.let_go(self, arena)
+
+    def end_read(self, read: Read, arena: Arena) -> None:
+        self.reads.discard(read)
+        for owed in self.owed:
+            owed.reads.discard(read)
+            if not owed.reads:
+                owed.value.let_go(owed, arena)
+        self.owed = [owed for owed in self.owed if owed.reads]
 
 
 @dataclass(eq=False)
@@ -246,6 +267,14 @@ class Read:
     rows: list[Row]
     runs: Runs
     data: bytes
+
+    def begin(self) -> None:
+        for row in self.rows:
+            row.reads.add(self)
+
+    def end(self, arena: Arena) -> None:
+        for row in self.rows:
+            row.end_read(self, arena)
 
 
 @dataclass(eq=False)

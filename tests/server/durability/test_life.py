@@ -21,7 +21,7 @@ from dataplane_server.core.calls.answers import Reservation, Waiting
 from dataplane_server.core.calls.columns import ColumnSpec, Shape
 from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.flow import FlowPolicy
-from dataplane_server.core.calls.life_calls import LetGo, Recover
+from dataplane_server.core.calls.life_calls import BeginSnapshot, EndSnapshot, LetGo, Recover
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.core.calls.refusal import Refusal
 from dataplane_server.core.calls.requests import (
@@ -228,6 +228,32 @@ def test_reads_are_not_in_the_log_until_a_row_that_they_pin_is_given_up(tmp_path
     assert life.log.next_record == before + 2
     life.plane.apply(EndRead(plan.ticket), 4.0)
     assert life.log.next_record == before + 3
+    life.arena.close()
+
+
+@pytest.mark.parametrize(
+    ("pins", "unpins"),
+    [(BeginSnapshot("a"), EndSnapshot()), (Recover(True), LetGo())],
+    ids=["a snapshot", "a recovery"],
+)
+def test_a_row_gets_the_same_place_in_the_next_life_although_a_read_is_not_in_the_log(
+    tmp_path: Path, pins: Call[None], unpins: Call[None]
+) -> None:
+    life = begin(tmp_path)
+    life.plane.apply(REGISTER, 0.0)
+    put(life.plane, "s1", 8)
+    life.plane.apply(pins, 0.0)
+    again = life.plane.apply(replace(put_of("s1", 8), request_id="again"), 0.0)
+    assert isinstance(again, Reservation)
+    life.plane.apply(FinishWrite(again.ticket), 0.0)
+    read = life.plane.apply(BeginRead("p", ["s1"], ["a"]), 0.0)
+    life.plane.apply(unpins, 0.0)
+    put(life.plane, "s2", 8)
+    life.plane.apply(EndRead(read.ticket), 0.0)
+    replica = Replica(tmp_path)
+    replica.catch_up()
+    s2 = BeginRead("p", ["s2"], ["a"])
+    assert list(replica.plane.apply(s2, 0.0).runs) == list(life.plane.apply(s2, 0.0).runs)
     life.arena.close()
 
 

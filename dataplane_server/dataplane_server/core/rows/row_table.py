@@ -11,7 +11,8 @@ or a view of one, over `create`: it would point to freed memory. Only `Partition
 
 The tag "weight_version" (an int) is special: the weight-version lag of a row is computed from it.
 
-Reads pin slots. A pinned row that is removed keeps bytes and slot until the last unpin; no call waits for that.
+Reads pin slots. A pinned row that is removed keeps its slot until the last unpin; what it or a write gives up stays
+until the last reader that may need it has ended, see `rows.owed`. No call waits for that.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import BoolArray, Epochs, Int64Array, Slots, Tags
 from dataplane_server.core.rows.bookkeeping import DIGEST_BYTES, ROW_BYTES, Bookkeeping, id_bytes
 from dataplane_server.core.rows.generations import GenerationClock
+from dataplane_server.core.rows.owed import Owed
 from dataplane_server.core.rows.places import Places
 from dataplane_server.core.rows.regions import AnySpace
 from dataplane_server.core.rows.shared_payloads import SharedPayloads
@@ -89,7 +91,7 @@ class RowTable:
         self._tags: list[Tags] = []  # by slot, up to the last slot that ever had tags
         self._tag_pool = TagPool()
         self._tag_columns = TagColumns()
-        self._owed: dict[int, list[tuple[Int64Array, Int64Array]]] = {}  # slot -> offsets, bytes to free once unpinned
+        self._owed: Owed[tuple[Int64Array, Int64Array]] = Owed()  # offsets, bytes
         self._in_limbo = 0  # removed slots that are still pinned
         self._capacity = 0
         self._columns: dict[str, npt.NDArray[Any]] = {}
@@ -371,21 +373,25 @@ class RowTable:
     # -- bytes and pins ------------------------------------------------------------------------------------------------
 
     def release_bytes(self, slots: Slots, offsets: Int64Array, sizes: Int64Array) -> None:
-        """Free ranges of rows (an array row for each field), at once or when the row is unpinned."""
-        pinned = self._columns["pins"][slots] > 0
+        """Free ranges of rows (an array row for each field), at once or when the readers of the row have ended."""
+        pins = self._columns["pins"][slots]
+        pinned = pins > 0
         if pinned.any():
             self._space.withheld += 1
             owing = np.flatnonzero(pinned & sizes.any(axis=0))
-            for slot, *owed in zip(slots[owing].tolist(), offsets.T[owing], sizes.T[owing], strict=True):
-                self._owed.setdefault(slot, []).append((owed[0], owed[1]))
+            of_rows = zip(slots[owing].tolist(), pins[owing].tolist(), offsets.T[owing], sizes.T[owing], strict=True)
+            for slot, readers, *owed in of_rows:
+                self._owed.add(slot, (owed[0], owed[1]), self._space.withheld, readers)
             offsets, sizes = offsets[:, ~pinned], sizes[:, ~pinned]
         self._space.release_rows(offsets.ravel(), sizes.ravel())
 
-    def pin(self, slots: Slots) -> None:
+    def pin(self, slots: Slots) -> int:
+        """Keep the slots and all that they have now. Returns what to give to `unpin`."""
         self._columns["pins"][slots] += 1
+        return self._space.withheld
 
-    def unpin(self, slots: Slots) -> None:
-        """Undo one `pin`. Frees the bytes that are owed by rows that are no longer pinned."""
+    def unpin(self, slots: Slots, began: int) -> None:
+        """Undo one `pin`. Frees what it was the last one to keep. began: what it has returned."""
         pins = self._columns["pins"]
         left = pins[slots] - 1
         pins[slots] = left
@@ -394,12 +400,10 @@ class RowTable:
             freed = loose[~self._columns["alive"][loose]].tolist()
             self._free.extend(freed)
             self._in_limbo -= len(freed)
-        self.payloads.unpinned(loose)
-        if self._owed:
-            paid = [piece for slot in loose.tolist() for piece in self._owed.pop(slot, ())]
-            if paid:
-                offsets, sizes = zip(*paid, strict=True)
-                self._space.release_rows(np.concatenate(offsets), np.concatenate(sizes))
+        self.payloads.unpin(slots, began)
+        if paid := self._owed.end(slots, began):
+            offsets, sizes = zip(*paid, strict=True)
+            self._space.release_rows(np.concatenate(offsets), np.concatenate(sizes))
 
     @property
     def counted_bytes(self) -> int:
@@ -412,12 +416,11 @@ class RowTable:
     @property
     def owed_bytes(self) -> int:
         """Bytes of removed or overwritten rows that readers still pin."""
-        return self.payloads.owed_bytes + sum(int(s.sum()) for pieces in self._owed.values() for _, s in pieces)
+        return self.payloads.owed_bytes + sum(int(sizes.sum()) for _, sizes in self._owed)
 
-    def owed_by(self, slots: Slots) -> int:
-        """The part of `owed_bytes` that these slots hold."""
-        owing = np.intersect1d(np.fromiter(self._owed, np.int64, len(self._owed)), slots).tolist() if self._owed else ()
-        return self.payloads.owed_by(slots) + sum(int(s.sum()) for slot in owing for _, s in self._owed[slot])
+    def owed_by(self, slots: Slots, began: int) -> int:
+        """The part of `owed_bytes` that a `pin` of these slots keeps."""
+        return self.payloads.owed_by(slots, began) + sum(int(sizes.sum()) for _, sizes in self._owed.by(slots, began))
 
     # -- slots ---------------------------------------------------------------------------------------------------------
 

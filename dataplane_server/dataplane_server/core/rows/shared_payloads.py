@@ -1,7 +1,7 @@
 """Values that several rows share: those of a group, such as its prompt, and equal values that are put `once`.
 
 The words of these rows name the same bytes, so reads are as usual. A group that is still reserved has them as well, for
-rows that are yet to be added. The bytes are freed when no row and no group has them and no reader pins a row that had
+rows that are yet to be added. The bytes are freed when no row and no group has them and no reader has begun to read
 them. So each payload counts its owners, and the pinned rows that gave it up.
 
 A value that is put `once` is known by the index of its field, its size and its digest, as long as a row has it. A field
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dataplane_server.core.calls.values import BoolArray, Int64Array
+from dataplane_server.core.calls.values import Int64Array
+from dataplane_server.core.rows.owed import Owed
 from dataplane_server.core.rows.regions import AnySpace
 
 DIGEST_SIZE = 16
@@ -39,7 +40,7 @@ class SharedPayloads:
     def __init__(self, space: AnySpace) -> None:
         self._space = space
         self._at: dict[int, Payload] = {}  # by offset
-        self._held_by: dict[int, list[Payload]] = {}  # pinned slot -> payloads that it gave up
+        self._owed: Owed[Payload] = Owed()
         self.known: dict[Key, Payload] = {}
 
     def __len__(self) -> int:
@@ -81,13 +82,15 @@ class SharedPayloads:
         """A group has a payload no longer. Returns the bytes that nothing has now."""
         return self._lose(self._at[offset], 1)
 
-    def give_up(self, offsets: Int64Array, slots: Int64Array, pinned: BoolArray) -> int:
+    def give_up(self, offsets: Int64Array, slots: Int64Array, pins: Int64Array) -> int:
         """Take payloads, by offset, from rows. Returns the bytes of payloads that nothing has now. They are freed when
-        no reader holds them.
+        no reader holds them. pins: of the slots.
         """
+        pinned = pins > 0
         self._space.withheld += int(pinned.any())
-        for offset, slot in zip(offsets[pinned].tolist(), slots[pinned].tolist(), strict=True):
-            self._held_by.setdefault(slot, []).append(self._at[offset])
+        of_rows = (array[pinned].tolist() for array in (offsets, slots, pins))
+        for offset, slot, readers in zip(*of_rows, strict=True):
+            self._owed.add(slot, self._at[offset], self._space.withheld, readers)
             self._at[offset].held += 1
         found = zip(*(array.tolist() for array in np.unique(offsets, return_counts=True)), strict=True)
         return sum([self._lose(self._at[offset], rows) for offset, rows in found])
@@ -99,24 +102,20 @@ class SharedPayloads:
         self._free_if_unused(payload)
         return 0 if payload.owners else payload.size_bytes
 
-    def unpinned(self, slots: Int64Array) -> None:
-        """No reader pins these slots any more."""
-        for slot in slots.tolist() if self._held_by else ():
-            for payload in self._held_by.pop(slot, ()):
-                payload.held -= 1
-                self._free_if_unused(payload)
+    def unpin(self, slots: Int64Array, began: int) -> None:
+        """As of RowTable."""
+        for payload in self._owed.end(slots, began):
+            payload.held -= 1
+            self._free_if_unused(payload)
 
     @property
     def owed_bytes(self) -> int:
         """Bytes that only readers still hold."""
         return sum(payload.size_bytes for payload in self if not payload.owners)
 
-    def owed_by(self, slots: Int64Array) -> int:
-        """The part of `owed_bytes` that readers of these slots hold."""
-        if not self._held_by:
-            return 0
-        holding = np.intersect1d(np.fromiter(self._held_by, np.int64, len(self._held_by)), slots).tolist()
-        held = {payload.offset: payload for slot in holding for payload in self._held_by[slot]}
+    def owed_by(self, slots: Int64Array, began: int) -> int:
+        """The part of `owed_bytes` that a `pin` of these slots keeps."""
+        held = {payload.offset: payload for payload in self._owed.by(slots, began)}
         return sum([payload.size_bytes for payload in held.values() if not payload.owners])
 
     def _free_if_unused(self, payload: Payload) -> None:

@@ -175,7 +175,7 @@ class StoredValues:
             sharing = (rows["shared"][slots] & field.bit) != 0
             if sharing.any():
                 of_rows[sharing] = 0
-                given_up = rows.payloads.give_up(at[sharing], slots[sharing], rows["pins"][slots[sharing]] > 0)
+                given_up = rows.payloads.give_up(at[sharing], slots[sharing], rows["pins"][slots[sharing]])
                 field.size_bytes -= given_up
                 lost += given_up
         rows["shared"][slots] &= ~np.uint64(mask_of(fields))

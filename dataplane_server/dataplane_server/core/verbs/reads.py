@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,14 @@ _FORMER = "clients of the former server"
 _OF_SNAPSHOT = "the snapshot that is being written"
 
 
+class _Pinned(NamedTuple):
+    """Rows that stay readable as they were. began: see `RowTable.pin`."""
+
+    partition: Partition
+    slots: Slots
+    began: int
+
+
 class Reads:
     """Reads that have begun and not ended, by ticket. Tickets of reads are numbers of their own."""
 
@@ -32,10 +41,10 @@ class Reads:
         self._state = state
         self._begun = 0
         self._rows = 0
-        self._pinned: dict[int, tuple[Partition, Slots]] = {}
+        self._pinned: dict[int, _Pinned] = {}
         self._readers: dict[int, tuple[str, int]] = {}  # the caller, and the bytes that it reads
-        self._former: list[tuple[Partition, Slots]] = []  # that clients of a former server may still read
-        self._of_snapshot: list[tuple[Partition, Slots]] = []
+        self._former: list[_Pinned] = []  # that clients of a former server may still read
+        self._of_snapshot: list[_Pinned] = []
         self._snapshot = ""  # the one that is under way
 
     def begin(self, call: BeginRead) -> ReadPlan:
@@ -57,9 +66,8 @@ class Reads:
         check_checks(partition.definition, call)
         columns, pieces, digests = _plan(partition, slots, call.fields, tokens)
         self._check_pieces(call, len(pieces[0]))
-        partition.rows.pin(slots)
         ticket = self._begun = max(call.ticket, self._begun + 1)
-        self._pinned[ticket] = (partition, slots)
+        self._pinned[ticket] = _pin(partition, slots)
         self._rows += max(len(slots), _LEAST_ROWS)
         lengths = partition.rows["sequence_length"][slots].astype("int64")
         size_bytes = int(pieces[1].sum())
@@ -71,10 +79,9 @@ class Reads:
         """Unpin the rows. Unknown tickets are ignored."""
         pinned = self._pinned.pop(ticket, None)
         if pinned is not None:
-            partition, slots = pinned
             del self._readers[ticket]
-            partition.rows.unpin(slots)
-            self._rows -= max(len(slots), _LEAST_ROWS)
+            _unpin([pinned])
+            self._rows -= max(len(pinned.slots), _LEAST_ROWS)
 
     def recover(self, *, held: bool) -> None:
         """End all reads and the snapshot. held: all rows, and what reads have kept of others, stay readable until
@@ -105,11 +112,8 @@ class Reads:
         self._snapshot = ""
         _unpin(self._of_snapshot)
 
-    def _pin_all(self) -> list[tuple[Partition, Slots]]:
-        pinned = [(partition, partition.rows.all_slots()) for partition in self._state.partitions.values()]
-        for partition, slots in pinned:
-            partition.rows.pin(slots)
-        return pinned
+    def _pin_all(self) -> list[_Pinned]:
+        return [_pin(partition, partition.rows.all_slots()) for partition in self._state.partitions.values()]
 
     def _check_room(self, rows: int) -> None:
         """Refusal LIMIT_REACHED if reads under way, leases included, have too many rows."""
@@ -131,21 +135,29 @@ class Reads:
 
     def held(self) -> Iterator[Holder]:
         """What each read under way holds; then what clients of a former server, and a snapshot, may still read."""
-        for (partition, slots), (caller, size_bytes) in zip(self._pinned.values(), self._readers.values(), strict=True):
-            yield Holder(caller, 0, size_bytes, partition.rows.owed_by(slots))
+        for pinned, (caller, size_bytes) in zip(self._pinned.values(), self._readers.values(), strict=True):
+            yield Holder(caller, 0, size_bytes, _owed_by(pinned))
         for name, reads in ((_FORMER, self._former), (_OF_SNAPSHOT, self._of_snapshot)):
-            yield from (Holder(name, owed_bytes=partition.rows.owed_by(slots)) for partition, slots in reads)
+            yield from (Holder(name, owed_bytes=_owed_by(pinned)) for pinned in reads)
 
     def partitions(self) -> list[Partition]:
         """Partitions with pinned rows, each once. They may have been dropped."""
         pinned = (*self._pinned.values(), *self._former, *self._of_snapshot)
-        return list({id(partition): partition for partition, _ in pinned}.values())
+        return list({id(each.partition): each.partition for each in pinned}.values())
 
 
-def _unpin(pinned: list[tuple[Partition, Slots]]) -> None:
+def _pin(partition: Partition, slots: Slots) -> _Pinned:
+    return _Pinned(partition, slots, partition.rows.pin(slots))
+
+
+def _unpin(pinned: list[_Pinned]) -> None:
     while pinned:
-        partition, slots = pinned.pop()
-        partition.rows.unpin(slots)
+        partition, slots, began = pinned.pop()
+        partition.rows.unpin(slots, began)
+
+
+def _owed_by(pinned: _Pinned) -> int:
+    return pinned.partition.rows.owed_by(pinned.slots, pinned.began)
 
 
 def _token_range(call: BeginRead) -> tuple[Int64Array, Int64Array] | None:
