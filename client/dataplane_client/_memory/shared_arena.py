@@ -44,6 +44,10 @@ _CREDENTIALS = struct.Struct("=3I")  # process, user, group
 _OTHERS_WRITE = 0o022
 _NOBODY = (ConnectionRefusedError, FileNotFoundError)
 """Errors of a socket at which nothing listens."""
+_MOST_VIEWS = 512
+"""Private views that live at a time: each has a descriptor, and many systems allow a process 1,024."""
+_POPULATE_WRITE = 23
+"""MADV_POPULATE_WRITE of Linux 5.14, which Python does not name: have pages as if they had been written to."""
 
 
 class SharedArena:
@@ -65,6 +69,7 @@ class SharedArena:
         self._lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._descriptors: list[int] = []
         weakref.finalize(self, _close, self._lifeline, self._descriptors).atexit = False  # daemon threads may use it
+        _arenas[id(self)] = self
         self._lifeline.settimeout(max(timeout_s, 1e-3))
         server_user = _connect(self._lifeline, address)
         response = self._attach(token)
@@ -128,14 +133,17 @@ class SharedArena:
     def private_view(self, start: int, end: int) -> ByteArray:
         """Bytes start to end of the arena in a mapping of their own. Writing to them changes this view only.
 
-        Raises ValueError for bytes outside the arena.
+        Raises ValueError for bytes outside the arena, and OSError if this process cannot have another mapping.
         """
         if not 0 <= start <= end <= self._size:
             raise ValueError(f"bytes {start} to {end} are outside the arena of {self._size} bytes")
+        if len(_views) >= _MOST_VIEWS:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         first = start - start % mmap.ALLOCATIONGRANULARITY
         rights = mmap.PROT_READ | mmap.PROT_WRITE
         flags = mmap.MAP_PRIVATE
         mapping = mmap.mmap(self._descriptors[0], end - first, flags=flags, prot=rights, offset=first)
+        _views[id(mapping)] = mapping
         return np.frombuffer(mapping, np.uint8, end - start, start - first)
 
     # -- handles -------------------------------------------------------------------------------------------------------
@@ -251,3 +259,30 @@ def _close(lifeline: socket.socket, descriptors: Sequence[int]) -> None:
     lifeline.close()
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+# -- forks -------------------------------------------------------------------------------------------------------------
+
+_arenas: weakref.WeakValueDictionary[int, SharedArena] = weakref.WeakValueDictionary()
+_views: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
+"""By their ids: all that live, to be found at a fork without a lock, which another thread might have then."""
+
+
+def _keep_views() -> None:
+    """Before a fork, copy what is viewed, once for both processes. The child's views outlive the leases, which end when
+    the parent lets go of its own; then other rows get the bytes. An older Linux copies nothing.
+    """
+    for view in _views.valuerefs():
+        if (mapping := view()) is not None:
+            with contextlib.suppress(OSError):
+                mapping.madvise(_POPULATE_WRITE)
+
+
+def _leave_sessions() -> None:
+    """In a forked child: a session ends with its parent, and not when the child does, too."""
+    for arena in _arenas.valuerefs():
+        if (attached := arena()) is not None:
+            attached._lifeline.close()  # noqa: SLF001  # this process's descriptor of it
+
+
+os.register_at_fork(before=_keep_views, after_in_child=_leave_sessions)

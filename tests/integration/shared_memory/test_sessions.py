@@ -6,20 +6,24 @@ import asyncio
 import contextlib
 import gc
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
+from tests.forked import FORKS, forking
 from tests.integration.shared_memory.conftest import stalled
 from tests.waiting import eventually, soon
 
 from dataplane_client import aio
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_client.errors import ClosedError, DataPlaneError
+from dataplane_client.records.meta import KVBatchMeta
 from dataplane_server.testing import ServerThread
 
 Start = Callable[..., ServerThread]
@@ -87,6 +91,36 @@ def test_a_closed_client_leaves_no_descriptor(server: ServerThread, listen: str)
     del client
     gc.collect()
     eventually(lambda: descriptors() <= before)  # the server's ends too
+
+
+@FORKS
+def test_a_session_ends_with_its_client_although_a_child_that_it_has_forked_lives_on(client: DataPlaneClient) -> None:
+    client.put_samples(["s"], "p", {"x": torch.nested.nested_tensor([rows_of(1)[0]], layout=torch.jagged)})
+    context = forking()
+    ours, theirs = context.Pipe()
+    process = context.Process(target=leave_a_child, args=(client.target, theirs))
+    process.start()
+    try:
+        assert ours.poll(200)
+        process.join(200)
+        assert process.exitcode == -signal.SIGKILL
+        client.clear_samples(None, "p")
+        eventually(lambda: used(client) == 0)
+    finally:
+        ours.send("end")
+
+
+def leave_a_child(target: str, ours: Connection) -> None:
+    """Be killed with a view and with a forked child, which waits until it is told to end."""
+    client = connect(target, transport="shm")
+    meta = KVBatchMeta(partition_id="p", task_name=None, sample_ids=["s"], fields=None)
+    view = client.read_columns(meta, ("x",), layout="jagged")["x"]
+    assert view.is_nested
+    if os.fork() == 0:
+        ours.send("forked")
+        ours.recv()
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_client_that_is_dropped_open_leaves_no_session_and_warns_of_nothing(

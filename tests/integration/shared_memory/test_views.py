@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -203,3 +204,33 @@ def test_a_forked_child_that_ends_takes_nothing_from_its_parent(client: DataPlan
     assert used(client) == sent.numpy().nbytes
     fill_the_arena(client)
     assert bits(batch["x"]).tobytes() == sent.numpy().tobytes()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_view_stays_right_in_a_forked_child_when_its_parent_lets_go_of_it(
+    client: DataPlaneClient, sent: torch.Tensor
+) -> None:
+    batch = read(client)
+    wait_for, go_on = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go_on)
+        os.read(wait_for, 1)
+        os._exit(0 if bits(batch["x"]).tobytes() == sent.numpy().tobytes() else 1)
+    os.close(wait_for)
+    try:
+        del batch
+        gc.collect()
+        client.clear_samples(None, "p")
+        eventually(lambda: used(client) == 0)
+        fill_the_arena(client)
+    finally:
+        os.close(go_on)
+        ended = os.waitpid(child, 0)[1]
+    assert ended == 0
+
+
+def test_a_client_that_keeps_many_batches_has_descriptors_left(client: DataPlaneClient, sent: torch.Tensor) -> None:
+    batches = [read(client) for _ in range(600)]
+    assert len(list(Path("/proc/self/fd").iterdir())) < 600
+    assert all(bits(batch["x"]).tobytes() == sent.numpy().tobytes() for batch in batches)

@@ -257,7 +257,8 @@ class SampleVerbs:
         layout "jagged": ragged fields are torch.jagged nested tensors. If memory is shared with the server and the rows
         adjoin there in this order (as those of one put do), nothing is copied: the tensors are views of the server's
         memory, at the cost of one call whatever their size. As long as a view lives, the rows stay as they were read
-        and their bytes count against the server's budget. Writing to a view changes that view only.
+        and their bytes count against the server's budget. Writing to a view changes that view only. A fork copies what
+        the process views. While the views of 512 reads live, further reads copy.
 
         layout "auto": as "jagged", but a ragged field of which all rows read have one length is dense, (N, length,
         ...).
