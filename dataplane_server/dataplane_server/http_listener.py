@@ -18,7 +18,7 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -42,6 +42,7 @@ _BACKLOG = 128
 _PAUSE_S = 0.02
 _HANDSHAKE_S = 5.0
 _PATIENCE_S = 1.0
+_PORTS_TRIED = 16
 _NOT_OF_THIS_HOST = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 """A name may have such addresses, as localhost has ::1 in a container without IPv6."""
 
@@ -69,20 +70,10 @@ class HttpListener:
         self._runner = web.AppRunner(app, access_log=None, logger=_RequestLog("dataplane_server.http"))
         await self._runner.setup()
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        missing = None
-        for family, *_, address in dict.fromkeys(found):
-            try:
-                listener = _listener(family, (str(address[0]), port))
-            except OSError as error:
-                if error.errno not in _NOT_OF_THIS_HOST:
-                    raise
-                missing = error
-                continue
-            port = listener.getsockname()[1]
-            self._accepting.append(accepting(listener, "http", self._serve))
-        if missing is not None and not self._accepting:
-            raise missing
-        return port
+        listeners = _listeners([(family, str(address[0])) for family, *_, address in dict.fromkeys(found)], port)
+        self._accepting += [accepting(listener, "http", self._serve) for listener in listeners]
+        chosen: int = listeners[0].getsockname()[1]
+        return chosen
 
     async def stop(self) -> None:
         await _cancelled(self._accepting)
@@ -170,6 +161,29 @@ def only(response: R) -> R:
     """A response that ends its connection."""
     response.force_close()
     return response
+
+
+def _listeners(
+    places: Sequence[tuple[socket.AddressFamily, str]], port: int, tries: int = _PORTS_TRIED
+) -> list[socket.socket]:
+    """One at each address that this host has, all at the same port. OSError."""
+    opened: list[socket.socket] = []
+    missing = None
+    for family, host in places:
+        try:
+            opened.append(_listener(family, (host, opened[0].getsockname()[1] if opened else port)))
+        except OSError as error:  # noqa: PERF203  # two at most, as a rule
+            if error.errno in _NOT_OF_THIS_HOST:
+                missing = error
+                continue
+            for listener in opened:
+                listener.close()
+            if opened and not port and error.errno == errno.EADDRINUSE and tries > 1:
+                return _listeners(places, port, tries - 1)  # what the system chose is free at the first address only
+            raise
+    if missing is not None and not opened:
+        raise missing
+    return opened
 
 
 def _listener(family: socket.AddressFamily, address: tuple[str, int]) -> socket.socket:

@@ -29,7 +29,7 @@ from dataplane_client.errors import InvalidArgumentError, OutOfSpaceError, Parti
 from dataplane_client.options import TransportChoice
 from dataplane_client.records import flow
 from dataplane_client.records.tasks import TaskPolicy
-from dataplane_server.core.calls.answers import Admitted, Answered, Failed, Stored, Waiting
+from dataplane_server.core.calls.answers import Admitted, Answered, Failed, Reservation, Waiting
 from dataplane_server.core.calls.filters import Term
 from dataplane_server.core.calls.flow import DrawBand
 from dataplane_server.core.calls.refusal import Reason
@@ -367,7 +367,8 @@ def test_a_row_that_a_put_evicts_and_creates_again_takes_its_own_place_before_th
     caller.set_version(1)
     caller.set_policy(1, rows_per_version=1)
     caller.set_flow(max_versions=1, when_full="evict")
-    caller.answer(Stored, StoreValues(new(caller, ["old", "y"]), 2))
+    begun = caller.answer(Reservation, StoreValues(new(caller, ["old", "y"]), 2))
+    caller.finish(begun.ticket)
     assert rows(caller) == "oldy"
     waits(caller, "z")
 

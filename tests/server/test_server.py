@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import socket
@@ -14,6 +15,8 @@ from typing import Any
 import grpc
 import pytest
 
+from dataplane_server import http_listener
+from dataplane_server.accepting import tcp_listener
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
 from dataplane_server.service import sidecar
@@ -124,6 +127,23 @@ def test_a_name_is_reached_by_the_last_of_its_addresses(
 
     monkeypatch.setattr(socket, "getaddrinfo", named)
     assert_reached("localhost:0", addresses[-1])
+
+
+@NO_IPV6
+def test_a_port_that_is_in_use_at_another_address_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = list[socket.socket]()
+
+    def listen(family: socket.AddressFamily, address: tuple[str, int], backlog: int) -> socket.socket:
+        if address[1] and not taken:
+            taken.append(socket.create_server(address))
+        return tcp_listener(family, address, backlog)
+
+    monkeypatch.setattr(http_listener, "tcp_listener", listen)
+    places = [(socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1")]
+    with contextlib.ExitStack() as opened:
+        ports = [opened.enter_context(each).getsockname()[1] for each in http_listener._listeners(places, 0)]
+        assert len(ports) == 2
+        assert len({*ports, opened.enter_context(taken[0]).getsockname()[1]}) == 2
 
 
 @NO_IPV6

@@ -22,7 +22,6 @@ import struct
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -66,30 +65,32 @@ class SharedArena:
         self._unsent = bytearray()  # frames not fully sent yet; protected by _sending
         self._sending = threading.Lock()
         self._lock = threading.Lock()
-        self._lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._descriptors: list[int] = []
-        weakref.finalize(self, _close, self._lifeline, self._descriptors).atexit = False  # daemon threads may use it
+        self._lifeline: list[int] = []  # a descriptor: a socket would warn at the interpreter's exit that it is open
+        weakref.finalize(self, _close, self._descriptors, self._lifeline).atexit = False  # daemon threads may use it
         _arenas[id(self)] = self
-        self._lifeline.settimeout(max(timeout_s, 1e-3))
-        server_user = _connect(self._lifeline, address)
-        response = self._attach(token)
-        self._lifeline.setblocking(False)
-        self.token = response.session
-        self.traces = response.traces  # whether requests may carry a trace context
-        self._size = response.arena_bytes
-        self.calls_at = (response.calls_host, response.calls_port) if response.calls_port else None
-        self.inline_bytes = 0 if response.bare_messages else INLINE_BYTES
-        for descriptor in self._descriptors:
-            if memory_nonce(response.proof, descriptor) != nonce:
-                raise RefusedError("the socket's memory is not that of the server")
-        _check_size(self._descriptors[0], self._size, server_user)
-        self.readable: ByteArray = np.frombuffer(self._map(self._descriptors[0], mmap.PROT_READ), np.uint8)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lifeline:
+            lifeline.settimeout(max(timeout_s, 1e-3))
+            server_user = _connect(lifeline, address)
+            response = self._attach(lifeline, token)
+            lifeline.setblocking(False)
+            self.token = response.session
+            self.traces = response.traces  # whether requests may carry a trace context
+            self._size = response.arena_bytes
+            self.calls_at = (response.calls_host, response.calls_port) if response.calls_port else None
+            self.inline_bytes = 0 if response.bare_messages else INLINE_BYTES
+            for descriptor in self._descriptors:
+                if memory_nonce(response.proof, descriptor) != nonce:
+                    raise RefusedError("the socket's memory is not that of the server")
+            _check_size(self._descriptors[0], self._size, server_user)
+            self.readable: ByteArray = np.frombuffer(self._map(self._descriptors[0], mmap.PROT_READ), np.uint8)
+            self._lifeline.append(lifeline.detach())
         self._writable: ByteArray | None = None
 
-    def _attach(self, token: str) -> pb.AttachResponse:
+    def _attach(self, lifeline: socket.socket, token: str) -> pb.AttachResponse:
         with contextlib.suppress(BrokenPipeError):  # the server has refused this process, and says so
-            self._lifeline.sendall(request_frame(pb.LOCAL_METHOD_ATTACH, pb.AttachRequest(token=token)))
-        data, descriptors, flags, _ = socket.recv_fds(self._lifeline, 4096, 2)
+            lifeline.sendall(request_frame(pb.LOCAL_METHOD_ATTACH, pb.AttachRequest(token=token)))
+        data, descriptors, flags, _ = socket.recv_fds(lifeline, 4096, 2)
         self._descriptors.extend(descriptors)
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)  # recv_fds ignores MSG_CMSG_CLOEXEC
@@ -165,13 +166,17 @@ class SharedArena:
             finally:
                 self._sending.release()
 
+    def leave(self) -> None:
+        """In a forked child: have the session end with the parent."""
+        _close(self._lifeline)
+
     def _flush(self) -> bool:
         """Send the next frame of released handles. Returns False if the socket is full."""
         handles = [self._released.popleft() for _ in range(min(len(self._released), _HANDLES_PER_FRAME))]
         if handles:
             self._unsent += request_frame(pb.LOCAL_METHOD_LET_GO, pb.LetGoRequest(handles=handles))
         try:
-            sent = self._lifeline.send(self._unsent)
+            sent = os.write(self._lifeline[0], self._unsent)
         except BlockingIOError:
             return False
         except OSError:  # the server is gone, and with it all handles
@@ -255,10 +260,10 @@ def _seals(descriptor: int) -> int:
         return 0
 
 
-def _close(lifeline: socket.socket, descriptors: Sequence[int]) -> None:
-    lifeline.close()
-    for descriptor in descriptors:
-        os.close(descriptor)
+def _close(*descriptors: list[int]) -> None:
+    for each in descriptors:
+        while each:
+            os.close(each.pop())
 
 
 # -- forks -------------------------------------------------------------------------------------------------------------
@@ -282,7 +287,7 @@ def _leave_sessions() -> None:
     """In a forked child: a session ends with its parent, and not when the child does, too."""
     for arena in _arenas.valuerefs():
         if (attached := arena()) is not None:
-            attached._lifeline.close()  # noqa: SLF001  # this process's descriptor of it
+            attached.leave()
 
 
 os.register_at_fork(before=_keep_views, after_in_child=_leave_sessions)

@@ -154,8 +154,7 @@ class Turn:
             if isinstance(remembered, Abandoned):
                 raise superseded()
             return remembered
-        if supersede is not None and supersede(request_id):
-            self._follow_up(now)
+        if supersede is not None and supersede(request_id) and self._follow_up(now):
             at_hand = None  # rows may have gone for calls that waited, as in `Writes.store`
         try:
             answer = change(call, now) if at_hand is None else self._verbs.writes.store(at_hand, now)
@@ -167,11 +166,11 @@ class Turn:
 
     # -- follow up -----------------------------------------------------------------------------------------------------
 
-    def _follow_up(self, now: float) -> None:
-        """Do what follows from a change."""
+    def _follow_up(self, now: float) -> bool:
+        """Do what follows from a change. Returns whether the history of any row has more since."""
         changes = self._state.changes
         if not changes and not self._state.space.freed:
-            return
+            return False
         self._state.version += 1
         while self._settle(now):
             pass
@@ -180,10 +179,12 @@ class Turn:
             for partition in changes.partitions:
                 partition.figures = None
             changes.partitions.clear()
-        if changes.facts:
-            for fact in changes.facts:
-                self._history.note(fact, now)
-            changes.facts.clear()
+        if not changes.facts:
+            return False
+        for fact in changes.facts:
+            self._history.note(fact, now)
+        changes.facts.clear()
+        return True
 
     def _settle(self, now: float) -> bool:
         """Remove the rows that no task wants; then serve the calls that wait for room, for space and for rows. Returns
