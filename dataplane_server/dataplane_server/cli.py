@@ -342,8 +342,13 @@ async def _serve(config: ServerConfig) -> None:
         loop.add_signal_handler(number, stop)
     probes = HealthListener()
     health_address = None if config.health is None else await probes.start(config.health)
+    is_first = True
     try:
         while (life := await next_life(config, stopped)) is not None or config.data_dir is None:
+            if not is_first:  # this life has frozen what the former server left, which is garbage by now
+                gc.unfreeze()
+                gc.collect()
+                gc.freeze()
             server = Server(config, life, probes)
             server.health_address = health_address
             if not await _serve_life(server, stopping):
@@ -357,8 +362,7 @@ async def _serve(config: ServerConfig) -> None:
                 standby=True,  # one that stands by may come first
             )
             del server, life
-            gc.unfreeze()  # the state of before is garbage, which the next life would freeze for ever
-            gc.collect()
+            is_first = False
     finally:
         await probes.stop()
 

