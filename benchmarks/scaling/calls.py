@@ -90,7 +90,7 @@ class NodeClient:
         """End the client's session."""
         for connection in self._sockets:
             connection.close()
-        self._arena._lifeline.close()  # noqa: SLF001  # at once, whatever still refers to it
+        self._arena.leave()  # at once, whatever still refers to it
 
     def _next_handle(self) -> int:
         return next(self._handles)

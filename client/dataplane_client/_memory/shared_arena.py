@@ -167,7 +167,7 @@ class SharedArena:
                 self._sending.release()
 
     def leave(self) -> None:
-        """In a forked child: have the session end with the parent."""
+        """Close this process's end of the session's line; the session ends with the last one of them."""
         _close(self._lifeline)
 
     def _flush(self) -> bool:
@@ -179,7 +179,7 @@ class SharedArena:
             sent = os.write(self._lifeline[0], self._unsent)
         except BlockingIOError:
             return False
-        except OSError:  # the server is gone, and with it all handles
+        except (OSError, IndexError):  # the server is gone, or the session was left, and with it all handles
             self._unsent.clear()
             return True
         del self._unsent[:sent]

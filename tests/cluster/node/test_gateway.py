@@ -94,7 +94,7 @@ async def test_the_coordinator_learns_that_a_client_is_gone(node: Node) -> None:
     client, other = await node.attach(), await node.attach()
     await client.unary("GetServerStatus", STATUS, 20.0)
     await client.close()
-    arena_of(client)._lifeline.close()
+    arena_of(client).leave()
     await soon(lambda: node.sessions == 1)
     assert (node.orphans, node.gateway.clients, node.gateway.former_clients) == ((), 1, 0)
     await other.unary("GetServerStatus", STATUS, 20.0)
@@ -116,7 +116,7 @@ async def test_a_client_that_is_gone_holds_no_memory_of_its_node(node: Node) -> 
         return node.server.plane.nodes()[1].used
 
     assert used() == 8000
-    arena_of(client)._lifeline.close()
+    arena_of(client).leave()
     await soon(lambda: not used())
 
 
@@ -230,7 +230,7 @@ async def test_what_a_client_reads_stays_until_it_lets_it_go(node: Node, produce
 async def test_a_client_that_dies_holds_nothing(node: Node) -> None:
     client = await node.attach()
     view = await read(client, 0, views=True)
-    arena_of(client)._lifeline.close()
+    arena_of(client).leave()
     await soon(lambda: not any(copy.users for copy in node.cache._known.values()))
     assert len(view)
 
@@ -272,7 +272,7 @@ async def test_attached_clients_outlive_the_coordinator_as_former_ones(node: Nod
     with pytest.raises(UnavailableError):
         await client.unary("GetServerStatus", STATUS, 20.0)
     assert np.array_equal(view, rows()[0].numpy())
-    arena_of(other)._lifeline.close()
+    arena_of(other).leave()
     await soon(lambda: node.gateway.former_clients == 1)
     del view  # a former client lets go of what it read
     await soon(lambda: not any(copy.users for copy in node.cache._known.values()))
@@ -305,7 +305,7 @@ async def test_a_line_that_breaks_ends_calls_but_not_what_clients_hold(node: Nod
     assert np.array_equal(await read(again, 1), rows()[1].numpy())
     assert node.gateway.has(token)
     del view
-    arena_of(client)._lifeline.close()
+    arena_of(client).leave()
     await soon(lambda: not node.gateway.has(token))
     assert node.orphans == (token,)
     node.server._endpoint.release_orphans(node.orphans)
