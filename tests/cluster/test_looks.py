@@ -190,7 +190,7 @@ async def registered(
     """What nodes were told: that of the coordinator, and `there`, which is on another machine."""
     monkeypatch.setattr(module, "_NODE_S", 0.1)
     monkeypatch.setattr(module, "RETURN_S", float("inf"))
-    coordinator._nodes.alive = lambda silent: ["here", "there"]
+    monkeypatch.setattr(coordinator._nodes, "alive", lambda silent: ["here", "there"])
     answers, arenas = list[Registered](), list[Arena]()
     for ray_node, host in (("here", socket.gethostname()), ("there", "another machine")):
         (folder := tmp_path / ray_node).mkdir()

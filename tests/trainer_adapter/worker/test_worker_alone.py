@@ -106,7 +106,9 @@ def test_padding_counts_for_nothing_whatever_token_mask_says_of_it(make_worker: 
     reports = []
     for behind in (0.0, 1.0):
         is_token = torch.arange(worker_cases.WIDTH) < rows["input_lengths"][:, None]
-        marked = BatchedDataDict({**rows, "token_mask": rows["token_mask"].where(is_token, behind)})
+        marked: BatchedDataDict[Any] = BatchedDataDict(
+            {**rows, "token_mask": rows["token_mask"].where(is_token, behind)}
+        )
         reports.append(worker.train(marked, ClippedPolicyGradientLoss(), eval_mode=True))
     without, having = reports
     assert torch.equal(having["global_loss"], without["global_loss"])

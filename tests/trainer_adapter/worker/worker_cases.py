@@ -216,7 +216,8 @@ def too_long(setting: str, stage: str) -> Case:
         given = config(folder / "model", Layout(dp=2), setting.partition("_")[0])
         given[setting][f"{stage}_mb_tokens"] = 20
         with worker(given, init_reference_model=False) as made:
-            ask = {"logprob": made.get_logprobs, "train": partial(made.train, loss_fn=loss, gbs=2)}[stage]
+            train = partial(made.train, loss_fn=loss, gbs=2)
+            ask: Callable[[BatchedDataDict[Any]], object] = train if stage == "train" else made.get_logprobs
             with pytest.raises((RuntimeError, ValueError, AssertionError)) as refusal:
                 ask(rows)
             ask(rows.slice(3, 4))
