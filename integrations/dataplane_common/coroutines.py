@@ -13,10 +13,12 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from dataplane_client.client import DataPlaneClient
 from dataplane_client.records.meta import KVBatchMeta
+
+if TYPE_CHECKING:
+    from dataplane_client.client import DataPlaneClient  # which imports torch and gRPC
 
 P = ParamSpec("P")
 T = TypeVar("T")
