@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import threading
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -191,6 +192,8 @@ def test_no_more_than_prefetch_batches_are_claimed_ahead(client: DataPlaneClient
     rows = iter(loader(4, prefetch=3))
     most = 0
     eventually(lambda: claimed(client) == 12)
+    time.sleep(1.0)  # a loader that claims more would do it now
+    assert claimed(client) == 12
     for _ in range(3):
         next(rows)
         eventually(lambda: claimed(client) == 12 + 4)
