@@ -112,8 +112,9 @@ def _array(name: str, numbers: Sequence[Any], dtype: str) -> np.ndarray[Any, Any
             array = np.array(numbers, _DTYPES[dtype])
     except OverflowError:
         raise _mismatch(name, f"a number that {dtype} does not hold") from None
-    held = zip(numbers, array.tolist(), strict=True)
-    if int in found and any(type(number) is int and number != stored for number, stored in held):
+    if int in found and any(
+        type(number) is int and number != held for number, held in zip(numbers, array.tolist(), strict=True)
+    ):
         raise _mismatch(name, f"a number that {dtype} does not hold")  # before NumPy 2, small types wrap around
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise _mismatch(name, f"a number that {dtype} does not hold; numbers must be finite")

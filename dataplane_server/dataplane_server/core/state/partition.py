@@ -352,6 +352,12 @@ class Partition:
         self.groups.forget(group)
         return lost
 
+    def by_why(self, slots: Slots, why: str) -> list[tuple[str, Slots]]:
+        """Rows that are to go, by what they are counted as: why or, if no consumer could have them yet, rolled back."""
+        hidden = self.rows["hidden"][slots]
+        parts = [("rolled_back", slots[hidden]), (why, slots[~hidden])]
+        return [(counted, part) for counted, part in parts if len(part)]
+
     def _count_removed(self, slots: Slots, why: str | None) -> None:
         consumed = 0
         if why is None and self.tasks:

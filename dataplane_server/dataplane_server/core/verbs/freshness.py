@@ -86,10 +86,8 @@ class Freshness:
             if group.reservation_id:  # it never had a row
                 partition.roll_back(group)
         slots = partition.rows.all_slots()
-        old = slots[partition.rows["weight_version"][slots] < oldest]
-        hidden = partition.rows["hidden"][old]
-        self._remove(partition, old[hidden], "rolled_back", reason)  # no consumer could have them
-        self._remove(partition, old[~hidden], "retired", reason)
+        for why, old in partition.by_why(slots[partition.rows["weight_version"][slots] < oldest], "retired"):
+            self._remove(partition, old, why, reason)
         return Retired(before - len(partition.rows), len(groups))
 
     # -- what follows --------------------------------------------------------------------------------------------------

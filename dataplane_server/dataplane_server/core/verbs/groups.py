@@ -185,9 +185,7 @@ class Groups:
         """Remove the rows of all reserved groups, whose producers have not failed."""
         for partition in self._state.partitions.values():
             for group in list(partition.groups.reserved.values()):
-                slots = partition.groups.members(group.number)
-                self._report("rolled_back", partition, slots, self._holder(group), reason)
-                partition.roll_back(group)
+                self._roll_back(partition, group, self._holder(group), reason, tried=False)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 

@@ -76,11 +76,9 @@ def _lose_rows(state: State, partition: Partition, number: int) -> int:
     reason = f"node {number} left the cluster"
     for group in groups:
         state.note_ended(group.reservation_id, f"group {group.group_id!r} was lost: {reason}")
-    hidden = rows["hidden"][lost]
-    for what, slots in (("rolled_back", lost[hidden]), ("lost", lost[~hidden])):
-        if len(slots):
-            state.report(Fact(what, partition.partition_id, rows.ids(slots), reason=reason))
-            partition.clear(slots, what)
+    for why, slots in partition.by_why(lost, "lost"):
+        state.report(Fact(why, partition.partition_id, rows.ids(slots), reason=reason))
+        partition.clear(slots, why)
     for group in groups:
         if group.reservation_id:  # rows are left, or it never had one
             partition.roll_back(group)
