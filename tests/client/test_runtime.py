@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -83,28 +83,33 @@ async def test_work_begins_while_all_threads_of_the_loop_wait_for_it() -> None:
         assert await waiting == 5
 
 
-async def test_a_cancellation_drops_work_that_has_not_begun() -> None:
-    go_on, begun = threading.Event(), threading.Event()
+@contextlib.asynccontextmanager
+async def no_free_thread() -> AsyncIterator[None]:
+    """A block during which all threads are at work; all of them are free at its end."""
+    go_on = threading.Event()
     busy = [_threads().submit(go_on.wait, 200) for _ in range(_threads()._max_workers)]
-    task = asyncio.ensure_future(run_in_thread(begun.set))
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    yield
     assert not any(one.done() for one in busy)
     go_on.set()
     await run_in_thread(lambda: [one.result() for one in busy])
+
+
+async def test_a_cancellation_drops_work_that_has_not_begun() -> None:
+    begun = threading.Event()
+    async with no_free_thread():
+        task = asyncio.ensure_future(run_in_thread(begun.set))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
     assert not begun.is_set()
 
 
 async def test_work_for_which_no_thread_is_free_in_time_is_dropped() -> None:
-    go_on, begun = threading.Event(), threading.Event()
-    busy = [_threads().submit(go_on.wait, 200) for _ in range(_threads()._max_workers)]
-    with pytest.raises(NoThreadError):
-        await run_in_thread(begun.set, timeout_s=0.01)
-    assert not any(one.done() for one in busy)
-    go_on.set()
-    await run_in_thread(lambda: [one.result() for one in busy])
+    begun = threading.Event()
+    async with no_free_thread():
+        with pytest.raises(NoThreadError):
+            await run_in_thread(begun.set, timeout_s=0.01)
     assert not begun.is_set()
 
 
