@@ -22,7 +22,7 @@ _OF_ONE_MACHINE = {
 
 
 class _Unnamed(str):
-    """A durability by default, which nobody has named. It stays one in copies of the settings."""
+    """The default durability. Its type tells it from one that was named, also in copies of the settings."""
 
     __slots__ = ()
 

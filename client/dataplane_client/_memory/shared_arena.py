@@ -274,8 +274,8 @@ _views: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionar
 
 
 def _keep_views() -> None:
-    """Before a fork, copy what is viewed, once for both processes. The child's views outlive the leases, which end when
-    the parent lets go of its own; then other rows get the bytes. An older Linux copies nothing.
+    """Before a fork, copy the viewed pages, once for both processes. Otherwise the child's views would change once the
+    parent has dropped its own: the leases end then, and the server reuses the bytes. Linux before 5.14 cannot do this.
     """
     for view in _views.valuerefs():
         if (mapping := view()) is not None:
@@ -284,7 +284,7 @@ def _keep_views() -> None:
 
 
 def _leave_sessions() -> None:
-    """In a forked child: a session ends with its parent, and not when the child does, too."""
+    """In a forked child: the parent's sessions end with the parent, even if the child lives on."""
     for arena in _arenas.valuerefs():
         if (attached := arena()) is not None:
             attached.leave()

@@ -127,7 +127,7 @@ class Gate:
         """The name of the caller that got a proof. Refusal UNAUTHENTICATED if it is none."""
         code, name = proof[:_PROOF_BYTES], proof[_PROOF_BYTES:]
         if not hmac.compare_digest(code, hmac.digest(self._secret, name, "sha256")):
-            raise Refusal(Reason.UNAUTHENTICATED, "this is no proof of a caller by this run of the server")
+            raise Refusal(Reason.UNAUTHENTICATED, "the caller proof was not made by this run of the server")
         return name.decode()
 
     def unix_sockets_write(self) -> bool:

@@ -328,7 +328,7 @@ class AsyncBatching:
                 return
             if put.unit is None or len(put.unit.puts) == 1:
                 put.deadline = Deadline(put.timeout_s)
-            elif not put.deadline.left_s:  # its call has rows of others, who were told that it failed
+            elif not put.deadline.left_s:  # its call would also repeat puts that have failed
                 put.fail(DeadlineError(f"put_samples into {put.rows.partition_id!r}: no answer before the deadline"))
                 return
             if put.turn.done():
