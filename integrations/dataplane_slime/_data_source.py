@@ -47,7 +47,7 @@ from dataplane_client.client import Claim, DataPlaneClient, connect
 from dataplane_client.codec import object_array
 from dataplane_client.errors import (
     ClaimNotFoundError,
-    ClaimTimeoutError,
+    DeadlineError,
     InvalidArgumentError,
     NotFoundError,
     PreconditionError,
@@ -315,7 +315,7 @@ class DataPlaneDataSource:
 
     def _next(self, deadline: float, missing: int) -> list[Any]:
         while self._prompts is not None and time.monotonic() < deadline:
-            with contextlib.suppress(ClaimTimeoutError):
+            with contextlib.suppress(DeadlineError):  # also where a busy server has not answered in two seconds
                 return self._draw(0.0)
             with self._prompting:
                 if not self._unput:

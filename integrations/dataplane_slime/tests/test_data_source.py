@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError, OutOfSpaceError
+from dataplane_client.errors import ClaimTimeoutError, DeadlineError, InvalidArgumentError, OutOfSpaceError
 from dataplane_slime import DataPlaneDataSource, convert_samples_to_train_data, note_rollout
 from dataplane_slime.tests.samples import Prompts, Sample, Status, generated
 
@@ -238,6 +238,21 @@ def test_prompts_that_could_not_be_put_come_again(new_source: NewSource, monkeyp
     failures.append(OutOfSpaceError("full"))
     with pytest.raises(OutOfSpaceError):
         source.save(0)  # the source of prompts would go on behind it
+    assert prompts_of(source.get_samples(2)) == ["p0", "p1"]
+
+
+def test_a_draw_that_a_busy_server_does_not_answer_in_time_is_made_again(
+    new_source: NewSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = new_source()
+    claim, failures = source._client.claim, [DeadlineError("no answer before the deadline")] * 2
+
+    def may_fail(*args: Any, **settings: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return claim(*args, **settings)
+
+    monkeypatch.setattr(source._client, "claim", may_fail)
     assert prompts_of(source.get_samples(2)) == ["p0", "p1"]
 
 
