@@ -20,9 +20,13 @@ def chosen_device(request: pytest.FixtureRequest) -> None:
     choose_device(torch.device("cuda", 0) if is_for_gpu else torch.device("cpu"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def rank_pool() -> Iterator[RankPool]:
-    """Ranks on the CPU. Tests that use them belong into the xdist group "ranks": one pool for all."""
+    """Ranks on the CPU, for the tests of a module. They belong into the xdist group "ranks".
+
+    Ranks of all modules would end with threads by the hundred that wake up every 10 ms: torch's caches keep the process
+    groups of former plays. That others are forked costs next to nothing.
+    """
     pool = RankPool()
     yield pool
     pool.close()
