@@ -22,7 +22,7 @@ _OF_ONE_MACHINE = {
 
 
 class _Unnamed(str):
-    """The default durability. Its type tells it from one that was named, also in copies of the settings."""
+    """The default durability, in a type of its own: copies of the settings still tell it from one that was named."""
 
     __slots__ = ()
 

@@ -315,7 +315,7 @@ class DataPlaneDataSource:
 
     def _next(self, deadline: float, missing: int) -> list[Any]:
         while self._prompts is not None and time.monotonic() < deadline:
-            with contextlib.suppress(DeadlineError):  # also where a busy server has not answered in two seconds
+            with contextlib.suppress(DeadlineError):  # also if a busy server has not answered within two seconds
                 return self._draw(0.0)
             with self._prompting:
                 if not self._unput:

@@ -188,7 +188,7 @@ def test_a_server_that_hangs_is_given_up_at_the_deadline_and_by_verbs_that_wait_
         assert len(later.result(120)) == 1
     assert took[0] >= 0.1
     assert took[1] >= 2.1
-    assert "caller_refused" not in caplog.text  # the server comes to the calls that were given up
+    assert "caller_refused" not in caplog.text  # by now the server has come to the calls that were given up
 
 
 def test_a_session_that_the_server_refuses_is_refused_in_its_words(start_server: Callable[..., ServerThread]) -> None:

@@ -24,8 +24,8 @@ def chosen_device(request: pytest.FixtureRequest) -> None:
 def rank_pool() -> Iterator[RankPool]:
     """Ranks on the CPU, for the tests of a module. They belong into the xdist group "ranks".
 
-    Ranks of all modules would end with threads by the hundred that wake up every 10 ms: torch's caches keep the process
-    groups of former plays. That others are forked costs next to nothing.
+    Ranks that serve every module gather more than a hundred threads that wake up every 10 ms, because torch's caches
+    keep the process groups of former plays. Forking new ranks costs next to nothing.
     """
     pool = RankPool()
     yield pool

@@ -78,7 +78,7 @@ def test_a_row_that_is_removed_before_it_is_read_costs_the_others_no_delivery(
     client.clear_samples(["a"], "p")
     client.clear_samples(["b"], "p")
     client.put_samples(["b"], "p", {"x": torch.zeros(1, 2 * SHORT_BYTES, dtype=torch.uint8)})
-    proxy.reset_connections()  # a read that has begun before would still be answered with the former rows
+    proxy.reset_connections()  # a read that began before would still get the former rows
     proxy.cuts_left = 0
     batch = next_when_read(batches)
     assert (sorted(batch.meta.sample_ids), batch.deliveries) == (["b", "c"], [1, 1])

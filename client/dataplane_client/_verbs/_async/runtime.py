@@ -73,7 +73,7 @@ async def run_in_thread(
                 raise NoThreadError("no thread was free before the deadline")
         except asyncio.CancelledError as error:
             if running.cancel() or not to_its_end:
-                waiting.cancel()  # or asyncio would log that nobody retrieved its error
+                waiting.cancel()  # otherwise asyncio logs that its error was never retrieved
                 raise
             cancelled = error
             interrupt()

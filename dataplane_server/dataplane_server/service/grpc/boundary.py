@@ -144,13 +144,15 @@ class Boundary(grpc.aio.ServerInterceptor):
         return request
 
     def _caller(self, context: Context) -> Caller:
-        """Who calls. Refusal UNAUTHENTICATED before anything of the request is read; CancelledError if it is over."""
+        """Who calls. Raises, before anything of the request is read, Refusal UNAUTHENTICATED, or CancelledError if the
+        call has ended.
+        """
         gate = self._gate
         if gate.is_open:
             return EVERYTHING
         peer, token = context.peer(), bearer_token(_header(context, "authorization"))
         if not peer:
-            raise asyncio.CancelledError  # the call has ended, at its deadline for one, and gRPC knows no more of it
+            raise asyncio.CancelledError  # gRPC forgets the peer of a call that has ended, at its deadline for example
         if peer.startswith("unix"):
             return gate.at_unix_socket(token)
         return gate.at_port(Credentials(peer, token, _certificate(context) if gate.asks_for_credentials else None))
