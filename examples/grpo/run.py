@@ -120,11 +120,13 @@ class Run:
         with step_display.progress(self._console) as bars:
             while True:
                 try:
-                    _start_workers(self._processes, self._run_dir, self._model_dir, step, self._args)
+                    _start_trainer(self._processes, self._run_dir, self._model_dir, step, self._args)
+                    if step is not None:  # before, the server may still have the end of the data
+                        self._processes.first_lines("trainer", checkpoints.RESUMED, _START_S)
+                    _start_generators(self._processes, self._run_dir, self._model_dir, self._args)
                     if step is None:
                         self._warm_up(bars)
                     else:
-                        self._processes.first_lines("trainer", checkpoints.RESUMED, _START_S)
                         self._controller.resume()
                         bars.console.print(f"all go on from checkpoint {step}")
                     self._learn(bars)
@@ -234,12 +236,10 @@ def http_url(processes: Processes) -> str:
     return f"http://{serving['http']}"
 
 
-def _start_workers(
+def _start_trainer(
     processes: Processes, run_dir: Path, model: Path, step: int | None, args: argparse.Namespace
 ) -> None:
-    """Start the trainer, from a checkpoint if there is one, and the generators that do not run."""
-    settings = GrpoSettings()
-    common = ["--server", _address(run_dir, args), "--model", model, "--weights", run_dir / "weights"]
+    """Start the trainer, from a checkpoint if there is one."""
     layout = ["--backend", args.backend, "--packing", args.packing, "--tp", args.tp, "--dp", args.dp]
     extent = ["--steps", args.steps, *(["--no-warmup"] if args.model is not None else [])]
     saved = ["--checkpoints", run_dir / "checkpoints", *([] if step is None else ["--resume", step])]
@@ -247,13 +247,23 @@ def _start_workers(
     ranks = args.tp * args.dp
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
     launcher = torchrun if args.backend == "torchrun" else []
+    common = _common(run_dir, model, args)
     processes.start("trainer", [*launcher, HERE / "trainer.py", *common, *layout, *extent, *saved])
+
+
+def _start_generators(processes: Processes, run_dir: Path, model: Path, args: argparse.Namespace) -> None:
+    """Start those that do not run."""
+    settings, common = GrpoSettings(), _common(run_dir, model, args)
     for index in range(GENERATORS):
         sampling = ["--group-size", settings.group_size, "--temperature", settings.temperature]
         batch = 1 if args.reproducible else settings.prompts_per_step // GENERATORS
         limits = ["--max-new-tokens", settings.max_new_tokens, "--batch", batch, "--seed", args.seed]
         command = [HERE / "generator.py", *common, *sampling, *limits, "--name", f"generator{index}"]
         processes.start(f"generator{index}", command, again=bool(args.checkpoint_every))
+
+
+def _common(run_dir: Path, model: Path, args: argparse.Namespace) -> list[object]:
+    return ["--server", _address(run_dir, args), "--model", model, "--weights", run_dir / "weights"]
 
 
 def make_model(folder: Path, problems: list[Problem], seed: int) -> Path:
@@ -284,6 +294,10 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     args.cluster |= args.ray_address is not None
     if args.cluster and (args.checkpoint_every or args.resume):
         parser.error("a cluster takes no snapshots: leave out --checkpoint-every and --resume")
+    if args.resume and not args.checkpoint_every:
+        parser.error(
+            "--resume needs the rows of the run, which the server keeps with --checkpoint-every alone: give both"
+        )
     if args.cluster:
         args.backend = "ray"
     return args

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None, kind: Callable[[Path, dict[str,
     run_dir: Path = args.out.resolve()
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.mkdir(parents=True)
-    model = args.model or run.make_model(run_dir / "model", load_problems(args.prompts), args.seed)
+    model = (args.model or run.make_model(run_dir / "model", load_problems(args.prompts), args.seed)).resolve()
     with kind(run_dir, run.environment()) as processes:
         address = f"unix://{run_dir}/dataplane.sock"
         run.start_server(processes, address, args.http)

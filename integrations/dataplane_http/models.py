@@ -105,7 +105,7 @@ class Claim(Body):
 class Commit(Body):
     """samples: none, or all rows of the claim in its order, whose fields are written in the same step."""
 
-    samples: Annotated[list[SampleFields], FailFast(), Field(max_length=MAX_CLAIMED)] = []
+    samples: Annotated[list[SampleFields], FailFast(), Field(max_length=MAX_ROWS), BeforeValidator(_counted)] = []
     dtypes: DTypes = {}
 
 

@@ -65,10 +65,22 @@ class WithOneKill(MortalProcesses):
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_generator_that_is_killed_leaves_the_account_in_balance_and_no_row_is_trained_too_stale(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, problems = make_task(tmp_path)
-    task = ["--model", model, "--prompts", problems, "--dp", 1, "--steps", STEPS, "--out", tmp_path / "run"]
+    monkeypatch.chdir(tmp_path)
+    task = [
+        "--model",
+        model.relative_to(tmp_path),
+        "--prompts",
+        problems,
+        "--dp",
+        1,
+        "--steps",
+        STEPS,
+        "--out",
+        tmp_path / "run",
+    ]
     assert run_async.main([str(word) for word in task], WithOneKill) == 0
     assert WithOneKill.killed is not None
     summary = json.loads((tmp_path / "run" / SUMMARY).read_text())

@@ -75,8 +75,10 @@ def status(
       3  reachable but not healthy, because
            - the server is draining,
            - its memory is over 95 % full and puts wait for space,
-           - a put has waited for space for more than 30 seconds, or
-           - the server holds 99 % of the rows that it may hold.
+           - a put has waited for space for more than 30 seconds,
+           - clients hold more than half of its memory, which no clear frees,
+           - the server holds 99 % of the rows that it may hold, or
+           - a node of its cluster does not answer.
 
     Waiting claims do not make a server unhealthy: a trainer that is faster than its rollouts waits.
 
@@ -339,7 +341,10 @@ def drop(
     server: Address = "",
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
-    """Remove a partition with its rows, claims and definition."""
+    """Remove a partition with its rows, claims and definition.
+
+    Asks before, unless --yes, which it needs where there is no terminal.
+    """
     from dataplane_client.cli._rows import drop_partition
 
     drop_partition(partition, server, timeout, sure=yes)
@@ -389,7 +394,8 @@ def restore(
     """Make a server go on from one of its snapshots.
 
     What came after the snapshot is lost, and all sessions end: rows that were claimed are untaken again. Clients
-    connect again by themselves. If the snapshot cannot be used, nothing changes. Asks on a terminal, unless --yes.
+    connect again by themselves. If the snapshot cannot be used, nothing changes. Asks before, unless --yes,
+    which it needs where there is no terminal.
     """
     from dataplane_client.cli._snapshots import restore_snapshot
 

@@ -29,10 +29,12 @@ while (true) {
     wait_timeout: { seconds: 30 },
     session_id: plane.sessionId,
   }).catch((error: ServiceError) => {
+    if (error.code === status.DEADLINE_EXCEEDED) return undefined; // none came meanwhile
     if (error.code === status.OUT_OF_RANGE) return null; // END_OF_DATA
     throw error;
   });
-  if (!claim) break;
+  if (claim === null) break;
+  if (claim === undefined) continue;
   const { claim_id, sample_ids, generations, groups } = claim;
   const fields = await plane.read({ partition_id: PARTITION, sample_ids, generations, fields: ["input_ids"] });
   const rewards = fields.get("input_ids")!.map((tokens) => rate(Array.from(tokens, Number)));

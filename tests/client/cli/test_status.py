@@ -13,6 +13,7 @@ from tests.client.cli.reading import DATAPLANE, read, run, run_json
 from tests.waiting import eventually
 
 from dataplane_client import OutOfSpaceError, connect
+from dataplane_server.observe.verdict import AILMENTS
 from dataplane_server.testing import running_server
 
 
@@ -174,3 +175,8 @@ def test_a_malformed_address_is_a_usage_error(command: str) -> None:
 def test_the_server_may_be_named_before_and_after_the_command(address: str, arguments: list[str]) -> None:
     code, text = run(*(word.format(address) for word in arguments), DATAPLANE_SERVER="127.0.0.1:1")
     assert (code, text.split()[0]) == (0, f"{address}:")
+
+
+def test_its_help_lists_everything_that_makes_a_server_unhealthy() -> None:
+    _, text = run("status", "--help")
+    assert sum(line.strip().startswith("- ") for line in text.splitlines()) == len(AILMENTS)

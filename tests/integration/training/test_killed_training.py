@@ -62,6 +62,12 @@ def lost_or_doubled(ledger: Ledger) -> Ledger:
     ]
 
 
+def test_a_run_is_resumed_only_where_its_rows_were_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run.main(["--resume"])
+    assert "--checkpoint-every" in capsys.readouterr().err.splitlines()[-1]
+
+
 @pytest.mark.long
 def test_two_kills_change_nothing(tmp_path: Path, task: list[object]) -> None:
     plain = trained(tmp_path / "plain", task, 4)
@@ -72,6 +78,9 @@ def test_two_kills_change_nothing(tmp_path: Path, task: list[object]) -> None:
     figures = [json.loads(line) for line in (tmp_path / "plain" / "figures.jsonl").read_text().splitlines()]
     assert [line["step"] for line in figures] == [entry["step"] for entry in plain if entry["rows"]]
     assert all(line["dataplane/logprobs/count"] > 0 for line in figures)
+    further = trained(tmp_path / "plain", task, 6)  # the server of a run that has ended says so to generators
+    assert lost_or_doubled(further) == []
+    assert further[: len(plain)] == plain
 
 
 @pytest.mark.soak
