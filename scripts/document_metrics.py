@@ -21,8 +21,10 @@ _HEAD = """\
 
 The server answers `GET /metrics` on `--http` (127.0.0.1:9464 by default). It also exports the usual metrics of its
 process (`process_*`) and interpreter (`python_*`). Times are in seconds, sizes in bytes. Counters start at 0 with the
-server. Label values that callers choose are the ids of partitions and the names of tasks that are registered: at most
-1,024 partitions of at most 64 tasks.
+server, but for those of partitions, tasks and sessions with `--data-dir`: they go on after a restart (those of reads
+may go back), and go back when a snapshot is restored. Prometheus takes a counter that went back for one that began at
+0, so for a few minutes rates are too high, and alerts on them may fire. Label values that callers choose are the ids of
+partitions and the names of tasks that are registered: at most 1,024 partitions of at most 64 tasks.
 """
 
 

@@ -47,6 +47,7 @@ FACTS = (
 SAMPLE, LABEL = re.compile(r"\{([^}]*alertname[^}]*)\}"), re.compile(r'(\w+)="([^"]*)"')
 """As promtool prints them."""
 SECONDS = "dataplane_task_state_seconds_total"
+DRAWN = "dataplane_drawn_rows_total"
 
 
 @pytest.fixture
@@ -164,9 +165,21 @@ def test_call_page_metric_and_alert_name_the_party(
     assert "DataplaneTrainerStarved" not in {name for name, _ in ringing}
 
 
+def test_rows_that_are_drawn_need_no_consumer(lab: Lab, tmp_path: Path) -> None:
+    lab.put("ab")
+    lab.client("learner").draw_samples("p", ["x"], 1, task_name="train", seed=0)
+    (drawn,) = samples(lab.server, DRAWN)
+    assert (drawn.value, drawn.labels["partition"]) == (1, "p")
+    promtool = find_command("promtool")
+    if promtool is None:
+        pytest.skip("there is no promtool on PATH or in the environment: what would ring is not looked at")
+    assert alerts(lab.server, promtool, tmp_path) == []
+
+
 def alerts(server: ServerThread, promtool: Path, folder: Path) -> list[tuple[str, dict[str, str]]]:
     """The alerts that ring if the server's series go on for 15 minutes as now, with the labels that name a party."""
     values = [(one.name, one.labels, f"{one.value:.0f}x20") for name in FACTS for one in samples(server, name)]
+    values += [(one.name, one.labels, f"0+{one.value:.0f}x20") for one in samples(server, DRAWN)]
     before = {one.labels["state"]: one.value for one in samples(server, SECONDS)}
     spent = [(one.value - before[one.labels["state"]], one.labels) for one in samples(server, SECONDS)]
     now = max(spent, key=lambda pair: pair[0])[1]["state"]

@@ -44,7 +44,7 @@ _T = ("partition", "task")
 
 SERVER = (
     MetricSpec("dataplane_build_info", "gauge", "Always 1; the label is the server's version.", ("version",)),
-    MetricSpec("dataplane_serving", "gauge", "1 while the server accepts calls, 0 while it starts or drains."),
+    MetricSpec("dataplane_serving", "gauge", "1 while the server accepts calls, 0 while it drains."),
     MetricSpec(
         "dataplane_unhealthy",
         "gauge",
@@ -142,7 +142,8 @@ CALLS = (
     MetricSpec(
         "dataplane_put_wait_seconds",
         "histogram",
-        "How long puts and commits waited for space, if they had to, including those refused in the end.",
+        "How long puts and commits waited, for space or for room in their partition, if they had to, including those "
+        "refused in the end.",
         (),
         CALL_SECONDS,
     ),
@@ -207,6 +208,9 @@ PARTITIONS = (
         "dataplane_read_rows_total", "counter", "Rows read; a row counts each time it is read.", _P, figures="read_rows"
     ),
     MetricSpec("dataplane_read_bytes_total", "counter", "Bytes of values read.", _P, figures="read_bytes"),
+    MetricSpec(
+        "dataplane_drawn_rows_total", "counter", "Rows drawn; a row counts each time.", _P, figures="drawn_rows"
+    ),
     MetricSpec("dataplane_clears_total", "counter", "Clears applied.", _P, figures="clears"),
     MetricSpec(
         "dataplane_groups_ended_total",

@@ -33,6 +33,7 @@ PARTITION_FIGURES: tuple[str, ...] = (
     "weight_version",
     "open_groups",
     "rows_put",
+    "drawn_rows",
     *(f"removed_{why}" for why in REASONS),
     *_OF_PARTITION,
 )
@@ -115,6 +116,7 @@ def compute_figures(partition: Partition) -> tuple[float | None, ...]:
         partition.rows.weight_version,
         len(partition.groups.reserved),
         partition.rows_put_total,
+        partition.entrance.drawn_rows,
         *(partition.removed[why] for why in REASONS),
         *attrgetter(*_OF_PARTITION)(partition.counters),
     )
