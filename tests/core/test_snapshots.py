@@ -64,3 +64,13 @@ def test_a_restored_state_counts_no_attempt_of_a_group_that_was_being_filled(cal
         event = caller.plane.sample("p", row).events[-1]
         assert (event.what, event.reason) == ("rolled_back", "a snapshot was restored")
         caller.reserve(row, [row], max_regenerations=0)
+
+
+@pytest.mark.parametrize("waits", ["put", "claim"])
+def test_a_restored_state_serves_no_call_that_waited(caller: Caller, waits: str) -> None:
+    caller.set_flow(max_rows=1, when_full="evict")
+    caller.take("a", session_id=caller.open_session(10.0))
+    caller.wait(caller.put_call(["s2"], {"a": [8]}) if waits == "put" else caller.claim_call("a", consume=True))
+    caller.apply(Restored("another", 1000))
+    caller.plane.take_effects()
+    assert caller.take("a").sample_ids == ("s1",)

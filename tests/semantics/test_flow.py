@@ -140,6 +140,25 @@ def test_nothing_but_new_rows_is_held_up(caller: Caller) -> None:
     assert caller.plane.partition_info("p").rows == 4
 
 
+def test_rows_that_come_while_a_put_waits_are_not_new(caller: Caller) -> None:
+    caller.put_rows(["x", "y"], "a")
+    caller.set_flow(max_rows=2)
+    first, second = waits(caller, "u", "v"), caller.wait(caller.put_call(["u", "v"], {"b": [1, 1]}))
+    caller.clear(["x", "y"])
+    assert [admitted(caller), admitted(caller)] == [[first], [second]]
+
+
+def test_nothing_is_evicted_for_rows_that_have_come_while_their_put_waited(caller: Caller) -> None:
+    caller.put_rows(["x", "y"], "a")
+    caller.set_flow(max_rows=2, when_full="evict")
+    claims = [caller.take("a"), caller.take("a")]
+    first, second = waits(caller, "u"), caller.wait(caller.put_call(["u"], {"b": [1]}))
+    caller.release(claims[0].claim_id)
+    assert [admitted(caller), admitted(caller)] == [[first], [second]]
+    caller.release(claims[1].claim_id)
+    assert rows(caller) == "yu"
+
+
 @pytest.mark.parametrize(
     ("flow", "words"),
     [

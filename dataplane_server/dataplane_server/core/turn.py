@@ -352,6 +352,8 @@ class Turn:
             self._state.space.settle(self._state.space.releases)
 
     def _restored(self, call: life_calls.Restored, now: float) -> None:
+        self._verbs.queue.fail_all(server_ended())  # what is released below is for no call that waited at that time
+        self._verbs.writes.recover(server_ended(), held=True)
         self._verbs.groups.end_all("a snapshot was restored")
         for session in list(self._state.sessions):
             self._verbs.expiry.close(requests.CloseSession(session.session_id), now)

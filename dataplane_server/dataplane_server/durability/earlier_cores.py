@@ -139,6 +139,7 @@ EARLIER = {
                     "groups_late": int,
                 },
                 "state.entrance.Entrance": {"begun_at": int},
+                "state.entrance.Entry": {"counted_at": int},
                 "state.sessions.Session": {"owner": str, "number": int},
                 "state.state.State": {"version": int, "deadlines": Deadlines, "ended_groups": dict},
                 "tasks.task_states.TaskCounters": {"versions_behind": int, "versioned": int},

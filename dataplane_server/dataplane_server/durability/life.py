@@ -256,6 +256,8 @@ def _next(terms: Terms, arena: Arena, marks: Marks | None, replica: Replica | No
     log = _new_log(terms, replica.reader.next_record, _header(origin, terms, lives + 1, replica.at), marks)
     plane, offset, held = replica.plane, replica.at - time.monotonic(), bool(arena.holders())
     commits = _logged(terms, plane, arena, log)
+    if damaged:  # a call that waited in the former life is not to get the room of their rows
+        plane.apply(Recover(held, _RECONNECT_S, defer_frees=commits is not None), replica.at)
     _clear(plane, damaged, replica.at)
     seconds = round(time.monotonic() - began, 3)
     recovery = Recovery(

@@ -508,7 +508,7 @@ class _RowFactEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RowFact.Value
     ROW_FACT_STALENESS: _RowFact.ValueType  # 2
     """How many versions the row is behind the partition's weight version; null if either is unknown."""
     ROW_FACT_AGE_S: _RowFact.ValueType  # 3
-    """Seconds since the row was put. Not in the filter of a claim."""
+    """Seconds since the row was put, without those in which no server ran. Not in the filter of a claim."""
 
 class RowFact(_RowFact, metaclass=_RowFactEnumTypeWrapper):
     """What the server knows of a row beside its tags."""
@@ -520,7 +520,7 @@ ROW_FACT_SEQUENCE_LENGTH: RowFact.ValueType  # 1
 ROW_FACT_STALENESS: RowFact.ValueType  # 2
 """How many versions the row is behind the partition's weight version; null if either is unknown."""
 ROW_FACT_AGE_S: RowFact.ValueType  # 3
-"""Seconds since the row was put. Not in the filter of a claim."""
+"""Seconds since the row was put, without those in which no server ran. Not in the filter of a claim."""
 Global___RowFact: _TypeAlias = RowFact  # noqa: Y015
 
 class _WhenStale:

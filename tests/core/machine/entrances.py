@@ -230,6 +230,11 @@ class Entrances(Writes):
         if isinstance(entrant.call, DrawSamples):
             band = partition.flow.band
             return band is None or partition.surplus() - entrant.call.batch_size >= band.least
+        if entrant.write is not None:  # what others have put meanwhile is not new
+            named = entrant.call.sample_ids  # type: ignore[union-attr]
+            entrant.rows = min(entrant.rows, len(named) - len(partition.found(named)))
+            if not entrant.rows:
+                return True
         if self._is_paced(entrant):
             return False
         evicts = not self.draining and partition.flow.when_full == "evict"

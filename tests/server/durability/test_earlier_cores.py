@@ -97,7 +97,7 @@ def check_flow(client: DataPlaneClient) -> None:
 
 
 def test_a_group_that_waited_in_an_earlier_version_has_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One without a session waits on after the restore."""
+    """One without a session is in the snapshot, too."""
     earlier, *others = (each.differences for each in EARLIER.values())
     assert not others
     names = ("request_id", "partition_id", "group_id", "sample_ids", "session_id", "weight_version")

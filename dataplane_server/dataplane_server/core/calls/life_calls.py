@@ -44,9 +44,9 @@ class LeaveFor(Call[None]):
 
 @dataclass(frozen=True, slots=True)
 class Restored(Call[None]):
-    """This state is that of a snapshot, and clients may know of another one that came after it. All sessions end, and
-    what they held is released as not used; reserved groups are removed, whoever has reserved them. New claims, sessions
-    and rows get ids that the other state has not given.
+    """This state is that of a snapshot, and clients may know of another one that came after it. Calls that waited and
+    writes that were under way end. All sessions end, and what they held is released as not used; reserved groups are
+    removed, whoever has reserved them. New claims, sessions and rows get ids that the other state has not given.
     """
 
     incarnation: str

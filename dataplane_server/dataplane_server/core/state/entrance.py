@@ -19,13 +19,15 @@ from dataplane_server.core.calls.values import Int64Array
 @dataclass(slots=True)
 class Entry:
     """New rows. rows: with those that leave for a put and that it creates again. size_bytes: of their values as far as
-    they are known. since: when they came, monotonic, s.
+    they are known. since: when they came, monotonic, s. counted_at: how many rows the partition had been given when it
+    was last seen which of them had come meanwhile.
     """
 
     call: PutSamples | ReserveGroup
     rows: int
     size_bytes: int
     since: float
+    counted_at: int = 0
 
 
 class Entrance:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import itemgetter
 
+import numpy as np
+
 from dataplane_server.core.calls.filters import asks, filter_bytes
 from dataplane_server.core.calls.refusal import Reason, Refusal, draining, superseded
 from dataplane_server.core.calls.requests import DrawSamples, PutSamples, ReserveGroup
@@ -101,6 +103,8 @@ class Flow:
         return False
 
     def _has_room(self, partition: Partition, entry: Entry, now: float) -> bool:
+        if self._has_come(partition, entry):
+            return True
         if paced(partition, entry.rows):
             return False
         if not over_budget(partition, entry.rows, entry.size_bytes):
@@ -113,6 +117,15 @@ class Flow:
         ):
             return True  # the group or a row of it has come meanwhile: it is refused, and no row has to go for it
         return evict(self._state, partition, entry, now)
+
+    @staticmethod
+    def _has_come(partition: Partition, entry: Entry) -> bool:
+        """Whether all rows of a put exist, since others have put them meanwhile. Those that exist are no new ones."""
+        if isinstance(entry.call, PutSamples) and entry.counted_at != partition.rows_put_total:
+            entry.counted_at = partition.rows_put_total
+            missing = np.count_nonzero(partition.rows.find_existing(entry.call.sample_ids) < 0)
+            entry.rows = min(entry.rows, int(missing))
+        return not entry.rows
 
     def _comes(self, partition: Partition, ticket: int, entry: Entry) -> None:
         partition.entrance.coming[ticket] = entry
@@ -156,7 +169,7 @@ class Flow:
                     return ticket, draw
             elif self._has_room(partition, entry, now):
                 self.leave(ticket)
-                if isinstance(entry.call, PutSamples):
+                if isinstance(entry.call, PutSamples) and entry.rows:
                     self._comes(partition, ticket, entry)
                 return ticket, entry.call
         return None

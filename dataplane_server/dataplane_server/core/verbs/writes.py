@@ -184,8 +184,9 @@ class Writes:
         """Whether a write need not wait for room in its partition."""
         if not new_rows or not isinstance(begun.call, PutSamples) or begun.call.reservation_id:
             return True
-        entry = Entry(begun.call, new_rows, begun.columns.size_bytes, now)
-        return self._flow.enter_put(self._state.partition(begun.partition_id), ticket, entry)
+        partition = self._state.partition(begun.partition_id)
+        entry = Entry(begun.call, new_rows, begun.columns.size_bytes, now, partition.rows_put_total)
+        return self._flow.enter_put(partition, ticket, entry)
 
     def let_in(self, ticket: int, now: float) -> None:
         """A put that waited has room in its partition, and now asks for space."""
