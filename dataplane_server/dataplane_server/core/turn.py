@@ -343,8 +343,7 @@ class Turn:
 
     def _recover(self, call: life_calls.Recover, now: float) -> None:
         self._state.draining = False
-        self._verbs.queue.fail_all(server_ended())
-        self._verbs.writes.recover(server_ended(), held=call.held)
+        self._end_calls(held=call.held)
         self._verbs.reads.recover(held=call.held)
         self._state.sessions.renew(now + call.reconnect_s)
         self._state.space.defer_frees = call.defer_frees
@@ -352,13 +351,17 @@ class Turn:
             self._state.space.settle(self._state.space.releases)
 
     def _restored(self, call: life_calls.Restored, now: float) -> None:
-        self._verbs.queue.fail_all(server_ended())  # what is released below is for no call that waited at that time
-        self._verbs.writes.recover(server_ended(), held=True)
+        self._end_calls(held=True)  # what is released below is for none that waited at that time
         self._verbs.groups.end_all("a snapshot was restored")
         for session in list(self._state.sessions):
             self._verbs.expiry.close(requests.CloseSession(session.session_id), now)
         self._state.incarnation = self._state.sessions.incarnation = call.incarnation
         self._state.generations.next = max(self._state.generations.next, call.first_generation)
+
+    def _end_calls(self, *, held: bool) -> None:
+        """End those that wait, and the writes under way, of a server that has ended."""
+        self._verbs.queue.fail_all(server_ended())
+        self._verbs.writes.recover(server_ended(), held=held)
 
     def _let_go(self, call: life_calls.LetGo, now: float) -> None:
         self._verbs.writes.let_go()

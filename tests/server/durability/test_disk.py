@@ -11,12 +11,23 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.server.durability.test_life import LIMITS, REGISTER, begin, put, put_of, raised
 
 from dataplane_server.core.calls.answers import Reservation, Reserved, Waiting
+from dataplane_server.core.calls.columns import ColumnSpec, Shape
+from dataplane_server.core.calls.flow import FlowPolicy
 from dataplane_server.core.calls.life_calls import Recover, Settle
-from dataplane_server.core.calls.requests import AbortWrite, ClearSamples, FinishWrite, PutSamples, ReserveGroup
+from dataplane_server.core.calls.requests import (
+    AbortWrite,
+    ClaimSamples,
+    ClearSamples,
+    FinishWrite,
+    PutSamples,
+    ReserveGroup,
+    SetPolicies,
+)
 from dataplane_server.core.plane import DataPlane
 from dataplane_server.durability import life as lives
 from dataplane_server.durability.life import DataDirDurability, Life, RecoveryError, Terms, begin_life
@@ -254,6 +265,23 @@ def test_more_lost_rows_than_a_call_may_name_are_cleared_if_the_loss_is_accepted
     (tmp_path / "arena").unlink()
     life = begin(tmp_path, limits=limits, accept_loss=True)
     assert (life.recovery and life.recovery.damaged, life.plane.totals().rows) == (3, 0)
+    life.arena.close()
+
+
+def test_a_call_that_waited_does_not_get_the_room_of_lost_rows(tmp_path: Path) -> None:
+    """It would have another row evicted for itself."""
+    life = begin(tmp_path)
+    life.plane.apply(REGISTER, life.now())
+    lost, _ = put(life.plane, "lost", 100), put(life.plane, "kept", 100)
+    life.plane.apply(ClaimSamples("c", "p", "t", ("a",), 1, 1, consume=False), life.now())
+    life.plane.apply(SetPolicies("f", "p", (), FlowPolicy(max_rows=2, when_full="evict")), life.now())
+    column = ColumnSpec("a", Shape("jagged", "uint8", ()), np.array([1, 1]))
+    assert isinstance(life.plane.apply(PutSamples("w", "p", ("x", "y"), (column,)), life.now()), Waiting)
+    life.arena.view(lost.runs[0])[7] ^= 1
+    life.arena.close()
+    life = begin(tmp_path, accept_loss=True)
+    life.resume()
+    assert life.plane.list_samples("p", "", [], (), 100, life.now()).sample_ids == ("kept",)
     life.arena.close()
 
 
