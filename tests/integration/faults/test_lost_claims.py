@@ -82,18 +82,6 @@ async def test_rows_of_a_claim_that_is_cancelled_go_back(
     assert await held.commit() == 1
 
 
-def test_what_cannot_be_said_to_the_server_is_said_later(
-    flow: DataPlaneClient, shaky: DataPlaneClient, proxy: FaultProxy
-) -> None:
-    shaky.claim("p", "train", ["a"], 1).commit()
-    proxy.swallow = {"answers", "requests"}
-    with pytest.raises(DataPlaneError):
-        shaky.claim("p", "train", ["a"], 2, timeout_s=0.1)
-    proxy.reset_connections()
-    claim = shaky.claim("p", "train", ["a"], 2, timeout_s=120.0)
-    assert claim.commit() == 2
-
-
 async def test_a_reservation_that_is_cancelled_is_no_failed_generation(
     flow: DataPlaneClient, async_shaky: aio.AsyncDataPlaneClient, proxy: FaultProxy
 ) -> None:
