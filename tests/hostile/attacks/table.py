@@ -10,20 +10,22 @@ from tests.hostile.attacks import http2, local, remote
 from tests.hostile.crowded import SERVICE
 from tests.hostile.target import Target
 
+from dataplane_client.errors import DataPlaneError
+
 _PATH = f"/{SERVICE}/GetPartition"
 
 
 @dataclass(frozen=True)
 class Attack:
     """run: goes on until it is closed, a step at a time; the first prepares what the others need. memory_mib: that the
-    server may take beside what it had. flags: of the server. refuses: whether calls of others may fail meanwhile, or
-    read what the attacker has written over their values, as documented.
+    server may take beside what it had. flags: of the server. fails: what the lives of others may raise meanwhile, as
+    documented: an error of a call, or that a read has what the attacker has written over their values.
     """
 
     run: Callable[[Target], Iterator[None]]
     memory_mib: int = 128
     flags: tuple[str, ...] = ()
-    refuses: bool = False
+    fails: tuple[type[Exception], ...] = ()
 
 
 _FRUGAL = ("--bookkeeping", "32MiB")
@@ -40,7 +42,7 @@ ATTACKS: dict[str, Attack] = {
     "no descriptors": Attack(remote.no_descriptors),
     "lent room": Attack(local.lent_room),
     "slow put": Attack(remote.slow_puts),
-    "memory overwritten": Attack(local.overwritten_memory, refuses=True),
+    "memory overwritten": Attack(local.overwritten_memory, fails=(DataPlaneError, AssertionError)),
     "malformed requests": Attack(remote.malformed_requests),
     "overload": Attack(remote.overload, 256),
     "waiting claims": Attack(remote.many_views, 256),
@@ -50,9 +52,9 @@ ATTACKS: dict[str, Attack] = {
     "settings": Attack(partial(remote.http2, data=http2.SETTINGS)),
     "resets": Attack(partial(remote.http2, data=http2.resets(_PATH))),
     "endless headers": Attack(partial(remote.http2, data=http2.endless_headers(_PATH)), 256),
-    "tags": Attack(partial(remote.keep, what="tags"), flags=_FRUGAL, refuses=True),
-    "ids": Attack(partial(remote.keep, what="ids"), flags=_FRUGAL, refuses=True),
-    "enums": Attack(partial(remote.keep, what="enums"), flags=_FRUGAL, refuses=True),
+    "tags": Attack(partial(remote.keep, what="tags"), flags=_FRUGAL, fails=(DataPlaneError,)),
+    "ids": Attack(partial(remote.keep, what="ids"), flags=_FRUGAL, fails=(DataPlaneError,)),
+    "enums": Attack(partial(remote.keep, what="enums"), flags=_FRUGAL, fails=(DataPlaneError,)),
     "released claims": Attack(remote.released_claims, 256),
     "scattered reads": Attack(remote.scattered_reads, 384),
     "scrapes": Attack(remote.scrapes, 384),
