@@ -272,8 +272,8 @@ def server_on_loopback() -> Iterator[ServerThread]:
         server.stop()
 
 
-def went_through(server: ServerThread, way: str, attempts: int) -> int:
-    """How many attempts of another user the server has carried out."""
+def went_through(server: ServerThread, way: str, attempts: int, uid: int = STRANGER) -> int:
+    """How many attempts of a user the server has carried out."""
     found = server.server
     addresses = (*found.addresses, found.http_address, found.http_door_address, found.direct_address)
     at = [int(str(address).rpartition(":")[2]) for address in addresses]
@@ -283,7 +283,7 @@ def went_through(server: ServerThread, way: str, attempts: int) -> int:
         to = (at[0], other.getsockname()[1])
         lines = [[owners.enter_context(_line(port)).getsockname()[1] for port in to] for _ in range(attempts)]
         ports = [Ports(*at, *line) for line in lines]
-        answered: int = user(STRANGER).run(_try, way, ports)
+        answered: int = user(uid).run(_try, way, ports)
     with contextlib.closing(HTTPConnection(_HOST, at[2], timeout=_TIMEOUT_S)) as door:
         door.request("GET", "/v1/partitions/train")  # behind what the door has been sent
         door.getresponse().read()
