@@ -41,10 +41,6 @@ LIGHT = {
         ("rl_dataplane.v1.data_plane_pb2_grpc", "torch dataplane_server"),
     ],
     "server": [
-        (
-            "dataplane_server.core.plane",
-            "torch grpc asyncio google.protobuf dataplane_server.service rl_dataplane.v1.data_plane_pb2",
-        ),
         ("rl_dataplane.v1.data_plane_pb2_grpc", "torch dataplane_client dataplane_server.service"),
         ("dataplane_server.service.server", "torch tensordict dataplane_client trainer_adapter ray"),
         # they fit one major version of protobuf
