@@ -7,7 +7,7 @@ Only our packages are instrumented. Each minute has a process of its own, becaus
 execution of instrumented code (10 KB for a request). What libFuzzer finds on its way is in build/fuzz/NAME, and later
 minutes begin with it. An input that shows a defect, takes 10 s or needs 1 GiB ends the run and becomes a file of the
 corpus, `crash-...`, so `make test` knows it from then on. The last lines of a minute tell its executions
-(stat::number_of_executed_units), coverage (cov), and peak of memory (stat::peak_rss_mb).
+(stat::number_of_executed_units) and coverage (cov).
 """
 
 from __future__ import annotations

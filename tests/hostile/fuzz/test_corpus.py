@@ -67,6 +67,14 @@ def test_an_input_that_costs_too_much_is_a_defect() -> None:
         target(b"123456")
 
 
+def test_an_input_that_takes_too_much_memory_is_a_defect_also_after_one_that_took_more() -> None:
+    target = bounded(lambda data: (bytearray(b"x") * (len(data) << 26)).clear())
+    target(b"1234")
+    target(b"1")
+    with pytest.raises(TooExpensiveError, match="2 bytes cost"):
+        target(b"12")
+
+
 def test_edits_of_an_input_do_what_they_say() -> None:
     edits = edit(OVERWRITE, 1, content=b"XY") + edit(INSERT, 0, content=b">") + edit(DELETE, 4, 2)
     assert damaged(b"abcdef", edits) == b">aXYf"
