@@ -114,6 +114,16 @@ def sharded(folder: Path) -> Any:
     return {**policy_config(folder), "precision": "bfloat16", "sequence_packing": {"enabled": True}}
 
 
+def test_the_most_that_a_block_holds_is_what_its_tensors_take_at_once() -> None:
+    with HeldBytes() as held:
+        for _ in range(3):
+            torch.zeros(1000)
+        kept = [torch.zeros(1000), torch.ones(1000)[:, None]]
+        kept.clear()
+        torch.zeros(1000)
+    assert (held.peak, held.held) == (8000, 0)
+
+
 @pytest.mark.usefixtures("only_rank")
 @pytest.mark.long
 def test_a_step_holds_logits_and_their_gradient_in_the_models_precision(large: Path) -> None:
@@ -121,7 +131,8 @@ def test_a_step_holds_logits_and_their_gradient_in_the_models_precision(large: P
     with set_up(sharded(large)) as state:
         run(state.model, loss(), [microbatch([8])])
         few, held = (run(state.model, loss(), [microbatch(lengths)] * 2).peak for lengths in ([8], SHORTER))
-    assert held - few < LOGITS + 2 * PIECE  # logits and gradient of half as many tokens, and two pieces
+    # logits and gradient of half as many tokens, and two pieces
+    assert LOGITS / 2 < held - few < LOGITS + 2 * PIECE
 
 
 @pytest.mark.usefixtures("only_rank")
@@ -129,14 +140,14 @@ def test_loading_files_makes_no_second_model(large: Path) -> None:
     """Not even one whose memory is never touched: hosts that do not overcommit refuse it."""
     with HeldBytes() as held, set_up(sharded(large), init_optimizer=False) as state:
         sizes = [parameter.numel() * parameter.element_size() for parameter in state.model.parameters()]
-    assert held.peak < 1.1 * max(sizes)
+    assert max(sizes) <= held.peak < 1.1 * max(sizes)
 
 
 @pytest.mark.parametrize("kind", [LogprobsPostProcessor, TopkLogitsPostProcessor])
 def test_inference_holds_logits_once_and_a_piece_of_float32(kind: Any) -> None:
     given = {"k": 4} if kind is TopkLogitsPostProcessor else {}
     held = run(Model(), kind(**LAYOUT, **given), [microbatch(LENGTHS)], forward_only=True)
-    assert held.peak < LOGITS + 3 * PIECE
+    assert LOGITS <= held.peak < LOGITS + 3 * PIECE
 
 
 @pytest.mark.parametrize("kind", [LossPostProcessor, LogprobsPostProcessor])
