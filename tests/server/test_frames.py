@@ -63,9 +63,9 @@ async def test_a_large_stream_has_more_time() -> None:
         yield chunk(0, b"", HEADER).SerializeToString()
         for number in range(8):
             await asyncio.sleep(0.3)
-            yield chunk(number << 13, bytes(1 << 13)).SerializeToString()
+            yield chunk(number << 17, bytes(1 << 17)).SerializeToString()
 
-    assert len(await received(reader_of(slow(), stall_timeout_s=2.0), 1 << 16)) == 1 << 16
+    assert len(await received(reader_of(slow(), stall_timeout_s=2.0), 1 << 20)) == 1 << 20
 
 
 class Message(bytes):
