@@ -238,8 +238,9 @@ async def test_a_mirror_whose_node_stays_silent_is_forgotten(mirrored: Nodes) ->
 
 
 async def test_after_a_lost_call_a_mirror_is_asked_again_only_once_its_node_has_registered_again(
-    mirrored: Nodes,
+    mirrored: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "_PATIENCE_S", 200.0)
     mirrored.actor(3).will("follow", RayError("the actor died"))
     following = mirrored.follow(1)
     await soon(lambda: mirrored.asked("follow"))
@@ -260,11 +261,17 @@ async def test_a_write_is_refused_if_its_node_died_before_its_mirror_had_the_byt
     assert mirrored.mirror(1), "it has what was finished before"
 
 
-async def test_a_mirror_that_cannot_reach_a_node_that_lives_is_forgotten(mirrored: Nodes) -> None:
+async def test_a_mirror_that_cannot_reach_a_node_that_lives_is_forgotten(
+    mirrored: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PATIENCE_S", 200.0)
     mirrored.actor(3).will("follow", *[Mirrored.NO_SOURCE] * 99)
-    await mirrored.follow(1)
+    following = mirrored.follow(1)
+    await soon(lambda: len(mirrored.asked("follow")) > 1)
+    assert mirrored.mirror(1)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: float("inf")))  # which ends its patience
+    await following
     assert mirrored.mirror(1) is None
-    assert len(mirrored.asked("follow")) > 1
 
 
 # -- nodes that come and go --------------------------------------------------------------------------------------------
