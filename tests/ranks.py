@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, TypeAlias
 
@@ -29,6 +29,14 @@ def free_port() -> int:
             listener.bind(("127.0.0.1", port))
             return port
     raise AssertionError("there is no free port")
+
+
+@contextlib.contextmanager
+def refused_port() -> Iterator[int]:
+    """Of 127.0.0.1. Bound, so that nobody else gets it, and never listening."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def environment(rank: int, world_size: int, port: int) -> dict[str, str]:

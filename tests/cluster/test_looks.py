@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from tests.cluster.node.conftest import registration
+from tests.ranks import refused_port
 from tests.waiting import soon
 
 from dataplane_server.cluster.coordinator import actor as module
@@ -68,10 +69,12 @@ async def test_a_look_that_fails_ends_nothing(tmp_path: Path, monkeypatch: pytes
 
 
 def test_nodes_that_do_not_answer_keep_a_look_waiting_for_a_second_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    local = ("127.0.0.1", 0)
-    with socket.create_server(local, backlog=0) as full, socket.create_connection(full.getsockname()):  # it takes one
-        with socket.create_server(local) as ended:
-            ports = {"ended": ended.getsockname()[1], **{str(i): full.getsockname()[1] for i in range(30)}}
+    with (
+        refused_port() as ended,
+        socket.create_server(("127.0.0.1", 0), backlog=0) as full,
+        socket.create_connection(full.getsockname()),  # it takes one
+    ):
+        ports = {"ended": ended, **{str(i): full.getsockname()[1] for i in range(30)}}
         nodes = [
             {"NodeID": name, "Alive": True, "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": port}
             for name, port in ports.items()

@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 import pytest
 import torch
+from tests.ranks import refused_port
 from tests.waiting import eventually
 
 from dataplane_client import aio
@@ -56,10 +57,9 @@ def greet(peer: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def refused_port() -> Iterator[str]:
-    with socket.socket() as holder:  # bound, so that nobody else gets the port, and never listening
-        holder.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{holder.getsockname()[1]}"
+def refused_address() -> Iterator[str]:
+    with refused_port() as port:
+        yield f"127.0.0.1:{port}"
 
 
 @contextlib.contextmanager
@@ -91,7 +91,7 @@ ONE_ATTEMPT: dict[str, Any] = {"connect_timeout_s": 60.0, "first_backoff_s": 200
 START = 'Start a server with "dataplane-server --listen {address}"'
 DOCTOR = '"dataplane doctor --server {address}"'
 PLACES: dict[str, tuple[Callable[[], AbstractContextManager[str]], type[DataPlaneError], list[str]]] = {
-    "nothing listens": (refused_port, UnavailableError, ["nothing listens there", START]),
+    "nothing listens": (refused_address, UnavailableError, ["nothing listens there", START]),
     "no socket file": (lambda: socket_path("none"), UnavailableError, ["there is no socket file /tmp/", START]),
     "stale socket file": (lambda: socket_path("stale"), UnavailableError,
         ["nothing listens on the socket file /tmp/", "a server that was killed", START]),

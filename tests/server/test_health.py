@@ -10,6 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tests.ranks import free_port
 
 from dataplane_server.config import ServerConfig
 from dataplane_server.core.calls.limits import Limits
@@ -104,8 +105,7 @@ async def test_a_watch_sees_readiness_come_and_go_and_then_the_end(listener: Hea
 def test_the_address_is_free_again_when_another_listener_fails() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            health = f"127.0.0.1:{free.getsockname()[1]}"
+        health = f"127.0.0.1:{free_port()}"
         with pytest.raises(OSError, match=str(taken)):
             ServerThread(ServerConfig(listen=(taken,), health=health, limits=Limits(memory_bytes=1 << 20)))
     again = ServerThread(config(health))

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tests.cluster.node.conftest import MIB, Node, arena_of, read, rows
 from tests.integration.wire.local_peer import HEAD, Lifeline, Peer, claim, framed
+from tests.ranks import refused_port
 from tests.waiting import soon
 
 from dataplane_client._connect.deadline import Deadline
@@ -58,10 +59,10 @@ async def test_a_client_gets_the_memory_of_its_node_and_calls_the_coordinator(no
 
 async def test_a_client_that_cannot_reach_the_coordinator_finds_that_at_once(node: Node) -> None:
     arena = await node.map()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        arena.calls_at = server.getsockname()[:2]
-    with pytest.raises(ConnectionRefusedError):
-        await AsyncFrameCalls("node 1", AsyncArenaCarrier(arena)).reach(20.0)
+    with refused_port() as port:
+        arena.calls_at = ("127.0.0.1", port)
+        with pytest.raises(ConnectionRefusedError):
+            await AsyncFrameCalls("node 1", AsyncArenaCarrier(arena)).reach(20.0)
 
 
 async def test_a_call_whose_connection_broke_does_not_keep_the_memory_mapped(node: Node) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tests.cluster.node.conftest import MIB, cluster_server, registration
+from tests.ranks import refused_port
 from tests.waiting import soon
 
 from dataplane_client import Credentials, aio
@@ -177,9 +177,9 @@ async def test_a_client_that_cannot_reach_the_coordinator_uses_grpc(cluster: Clu
     await cluster.put(0, "s", 7)
     node = cluster.nodes[1]
     assert node.gateway.membership is not None
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        node.gateway.membership = replace(node.gateway.membership, port=server.getsockname()[1])
-    async with await node.connect(cluster.server) as client:
-        values = (await client.get_samples(["s"], "p", ["x"], layout="auto"))["x"]
-        assert int(values[0, 0]) == 7
-        assert client.transport == "grpc"
+    with refused_port() as port:
+        node.gateway.membership = replace(node.gateway.membership, port=port)
+        async with await node.connect(cluster.server) as client:
+            values = (await client.get_samples(["s"], "p", ["x"], layout="auto"))["x"]
+            assert int(values[0, 0]) == 7
+            assert client.transport == "grpc"

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.deploy.image.container import GROUP, IMAGE, USER, ServerProcess, run, server, volume
+from tests.ranks import free_port
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.image, pytest.mark.usefixtures("built_root")]
@@ -108,8 +109,7 @@ def test_sigterm_ends_it_within_its_grace_and_its_sockets_are_gone() -> None:
 
 def _free_addresses() -> dict[str, str]:
     """Of this machine, by the flag that takes one."""
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        return {flag: f"127.0.0.1:{s.getsockname()[1]}" for flag, s in (("--http", one), ("--health", other))}
+    return {flag: f"127.0.0.1:{free_port()}" for flag in ("--http", "--health")}
 
 
 def _arguments(addresses: dict[str, str]) -> list[str]:

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import threading
 import time
 import weakref
@@ -22,6 +21,7 @@ import pytest
 import torch
 from tests.integration.faults.proxy import FaultProxy
 from tests.integration.histories.mortal_server import MortalServer
+from tests.ranks import free_port
 from tests.server.durability.test_life import LIMITS, REGISTER, begin, put_of, raised
 from tests.server.durability.test_life import put as put_row
 from tests.waiting import eventually
@@ -161,8 +161,7 @@ def planes() -> list[LoggedPlane]:
 
 
 def test_a_restore_whose_answer_was_lost_ends_when_the_next_life_answers(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        address = f"127.0.0.1:{holder.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     with MortalServer(tmp_path, tmp_path / "data", "--listen", address) as server, connect(server.address) as other:
         taken, proxy = other.create_snapshot("a", timeout_s=600.0), FaultProxy(address)
         with connect(proxy.address, transport="grpc") as client, ThreadPoolExecutor(1) as pool:
