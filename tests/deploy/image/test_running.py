@@ -133,4 +133,4 @@ def _listens(address: str) -> bool:
 def _status(address: str, service: str) -> int:
     with grpc.insecure_channel(address) as channel:
         request = health_pb2.HealthCheckRequest(service=service)
-        return int(health_pb2_grpc.HealthStub(channel).Check(request, timeout=10).status)
+        return int(health_pb2_grpc.HealthStub(channel).Check(request, timeout=120).status)

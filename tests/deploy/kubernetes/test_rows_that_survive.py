@@ -95,7 +95,7 @@ def test_a_server_with_these_arguments_goes_on_with_its_rows_and_answers_what_th
         with grpc.insecure_channel(second.health) as channel:
             for probe in PROBES:
                 request = health_pb2.HealthCheckRequest(service=server_of(overlay).fields[probe]["grpc"]["service"])
-                answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
+                answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=120)
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 

@@ -66,7 +66,7 @@ def test_the_server_continues_the_trace_of_the_caller(
         assert span.status.status_code is StatusCode.UNSET
     assert client_span.start_time is not None
     assert server_span.start_time is not None
-    assert abs(server_span.start_time - client_span.start_time) < 1e9
+    assert abs(server_span.start_time - client_span.start_time) < 60e9
 
 
 def test_a_span_has_the_attributes_of_its_call(
