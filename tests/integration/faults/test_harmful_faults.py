@@ -21,19 +21,22 @@ from dataplane_client.errors import ClaimNotFoundError, DataPlaneError, Deadline
 MIB = 1 << 20
 GRACE_S = 2.0
 TIMEOUT_S = 0.4
+ENOUGH_S = 4.0
+"""For requests to arrive, of which the server carries out none whose caller no longer waits."""
 FOREVER_S = 10_000.0
 
 
 @dataclass(frozen=True)
 class Fault:
     """set_on: a proxy. errors: with which a call may end. succeeds: whether it may also succeed. effects: how often the
-    server may carry it out, if its effect lasts when the caller gets no answer.
+    server may carry it out, if its effect lasts when the caller gets no answer. timeout_s: of the calls.
     """
 
     set_on: Callable[[FaultProxy], None]
     errors: tuple[type[DataPlaneError], ...] = (DeadlineError,)
     succeeds: bool = False
     effects: tuple[int, ...] = (0,)
+    timeout_s: float = TIMEOUT_S
 
 
 def swallow(direction: Direction) -> Callable[[FaultProxy], None]:
@@ -53,7 +56,7 @@ def repeat(direction: Direction) -> Callable[[FaultProxy], None]:
 
 FAULTS = {
     "black hole of requests": Fault(swallow("requests")),
-    "black hole of answers": Fault(swallow("answers"), effects=(1,)),
+    "black hole of answers": Fault(swallow("answers"), effects=(1,), timeout_s=ENOUGH_S),
     "server side closed, client not told": Fault(lambda proxy: proxy.close_silently("server")),
     "1 KB/s": Fault(slow_down, succeeds=True, effects=(0, 1)),
     "requests twice": Fault(repeat("requests"), (UnavailableError, DeadlineError), succeeds=True, effects=(0, 1)),
@@ -106,7 +109,7 @@ def test_a_call_ends_in_time_and_is_carried_out_at_most_once(
     states = {verb: VERBS[verb].before(shaky, verb) for verb, shaky in shaky_clients.items()}
     fault.set_on(proxy)
     for verb, shaky in shaky_clients.items():
-        calls[verb] = threads.submit(ended, VERBS[verb].call, shaky, verb, states[verb], TIMEOUT_S)
+        calls[verb] = threads.submit(ended, VERBS[verb].call, shaky, verb, states[verb], fault.timeout_s)
     ends = {verb: call.result() for verb, call in calls.items()}
     proxy.bytes_per_s, proxy.repeats_left = {}, 0
     proxy.reset_connections()
