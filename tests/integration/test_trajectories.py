@@ -86,7 +86,8 @@ def test_a_trajectory_whose_producer_is_killed_vanishes_and_the_others_reach_the
     transport: TransportChoice,
     threads: ThreadPoolExecutor,
 ) -> None:
-    context, lengths = forking(), {"killed": 4, "short": 2, "long": 7}
+    context = forking()
+    lengths = {"short": 2, "long": 7, "killed": 4}  # the last has a short grace, and is killed when it is in the middle
     pipes = {name: context.Pipe() for name in lengths}
     processes = {
         name: context.Process(target=produce, args=(pipes[name][1], address, transport, name, turns))
