@@ -14,7 +14,6 @@ from tests.integration.wire.local_peer import HEAD, Peer
 from tests.waiting import soon
 
 from dataplane_server.cluster.messages import BytePlace
-from dataplane_server.cluster.node import byte_lines
 from dataplane_server.cluster.node.byte_lines import ByteLines
 from dataplane_server.cluster.node.port import NodePort
 from dataplane_server.core.calls.refusal import Reason, Refusal
@@ -115,16 +114,15 @@ async def test_a_line_that_ended_is_replaced(other: Other) -> None:
     assert await other.read(runs) == other.expected(runs)
 
 
-async def test_a_read_waits_for_a_node_that_hangs_no_longer_than_once(
-    other: Other, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(byte_lines, "_STALL_S", 0.5)
+async def test_a_read_waits_for_a_node_that_hangs_no_longer_than_once(other: Other) -> None:
     runs = Runs.of([Run(0, 8)])
     with socket.create_server(("127.0.0.1", 0)) as listener:
         place = replace(other.place, port=listener.getsockname()[1])
         serving = asyncio.create_task(asyncio.to_thread(_answer_once, listener, 3))
         await asyncio.gather(*(other.lines.read(place, NODE, runs, [memoryview(bytearray(8))]) for _ in range(3)))
         lines = await serving
+        for _, line in other.lines._idle:
+            line.settimeout(0.5)
         with pytest.raises(Refusal, match="does not answer"):
             await other.lines.read(place, NODE, runs, [memoryview(bytearray(8))])
         assert sum(_was_asked(line) for line in lines) == 1, "by the other lines it would wait as long again"
