@@ -244,7 +244,7 @@ def test_a_claim_that_nobody_names_for_its_lease_is_lost_and_says_so(
     ask: Ask, client: DataPlaneClient, partition: str
 ) -> None:
     put(ask, "a", "b")
-    kept, lost = claim(ask, lease_s=2), claim(ask, lease_s=1)
+    kept, lost = claim(ask, lease_s=60), claim(ask, lease_s=1)
 
     def is_back() -> bool:
         assert ask("POST", f"/v1/claims/{kept}/keep").status == 200
