@@ -27,7 +27,8 @@ from dataplane_server.config import ServerConfig
 from dataplane_server.service.grpc.servicer import DataPlaneServicer
 from dataplane_server.testing import ServerThread
 
-GRACE_S = 1.0
+GRACE_S = 4.0
+BEATS = 3
 
 
 @pytest.fixture
@@ -44,12 +45,21 @@ def states(client: DataPlaneClient) -> tuple[int, int, int]:
     return status.untaken_rows, status.claimed_rows, status.consumed_rows
 
 
+def await_beats(client: DataPlaneClient) -> None:
+    """Wait until the server has heard so many heartbeats of the client that holds rows."""
+    heard, before_s = 0, 0.0
+    while heard < BEATS:
+        (silent_s,) = (session.silent_s for session in client.sessions() if session.rows)
+        heard, before_s = heard + (silent_s < before_s), silent_s
+        time.sleep(0.05)
+
+
 async def test_a_claim_lives_while_the_event_loop_of_its_client_stands_still(
     flow: DataPlaneClient, address: str, transport: TransportChoice
 ) -> None:
     async with await aio.connect(address, transport=transport, session_grace_s=GRACE_S) as other:
         claim = await other.claim("p", "train", ["a"], 2)
-        time.sleep(3 * GRACE_S)  # noqa: ASYNC251  # nothing else happens on this loop meanwhile
+        await_beats(flow)  # nothing else happens on this loop meanwhile
         assert states(flow) == (0, 2, 0)
         assert await claim.commit() == 2
 
@@ -69,7 +79,7 @@ def test_a_client_that_is_closed_gives_back_what_it_holds_as_not_used(
 
 def test_a_claim_keeps_the_client_that_made_it(flow: DataPlaneClient, address: str, transport: TransportChoice) -> None:
     claim = connect(address, transport=transport, session_grace_s=GRACE_S).claim("p", "train", ["a"], 2)
-    time.sleep(3 * GRACE_S)
+    await_beats(flow)
     assert claim.commit() == 2
     del claim
     eventually(lambda: flow.server_status().sessions == 0)
