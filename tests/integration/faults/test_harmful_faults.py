@@ -156,8 +156,8 @@ def test_a_client_whose_end_the_server_does_not_see_keeps_its_claim(
 def test_rows_of_a_client_that_the_server_cannot_hear_go_to_another_one_after_its_grace(
     client: DataPlaneClient, holder: DataPlaneClient, proxy: FaultProxy
 ) -> None:
-    claim = holder.claim("p", "train", ["tokens"], 1)
     began = time.monotonic()
+    claim = holder.claim("p", "train", ["tokens"], 1)
     proxy.swallow = {"requests"}
     again = client.claim("p", "train", ["tokens"], 1, timeout_s=FOREVER_S)
     assert time.monotonic() - began > GRACE_S * 0.5
