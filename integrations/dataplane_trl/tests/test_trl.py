@@ -285,7 +285,7 @@ def answer(address: str, dies: bool) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
-    with connect(address, session_grace_s=0.5) as client:
+    with connect(address, session_grace_s=0.5 if dies else 10.0) as client:
         while True:
             answer_prompts(client, die if dies else generate, batch_size=3)
 
