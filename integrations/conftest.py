@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import laws_hold, the_same_draws, three_nodes
+from tests.integration.failpoints.lives import Lives
 
 from dataplane_client.client import DataPlaneClient, connect
 from dataplane_server.testing import running_server
@@ -52,6 +53,14 @@ def address(tmp_path: Path) -> Iterator[str]:
     """A running server."""
     with running_server(listen=f"unix://{tmp_path}/dataplane.sock") as address:
         yield address
+
+
+@pytest.fixture
+def durable(tmp_path: Path) -> Iterator[Lives]:
+    """A running server, whose rows are there again in its next life."""
+    with Lives(tmp_path, tmp_path / "data", "--memory", "64MiB", "--durability", "process") as server:
+        assert server.begin() is None, server.log
+        yield server
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ slime itself is imported for its class of samples and its source of prompts only
   RolloutDataSource"). "": none; another process puts groups with `add_samples`, and drawing waits for them.
 - data_plane_max_staleness (None): groups of which the oldest token is more versions behind the newest token of all are
   removed, and counted as filtered. slime counts versions from 0 in each process; the server goes on counting.
-- data_plane_timeout_s (600): how long drawing waits.
+- data_plane_timeout_s (600): how long drawing waits. 0: it draws the groups that are there, perhaps none.
 """
 
 from __future__ import annotations
@@ -47,10 +47,12 @@ from dataplane_client.client import Claim, DataPlaneClient, connect
 from dataplane_client.codec import object_array
 from dataplane_client.errors import (
     ClaimNotFoundError,
+    ClaimTimeoutError,
     DeadlineError,
     InvalidArgumentError,
     NotFoundError,
     PreconditionError,
+    UnavailableError,
 )
 from dataplane_client.observe import log_event
 from dataplane_client.records.tasks import TaskPolicy
@@ -74,7 +76,9 @@ _OPTIONAL: Final = (
 _SCALED: Final = ("grpo", "gspo", "cispo")
 _CENTRED: Final = (*_SCALED, "reinforce_plus_plus_baseline")
 _TASK: Final = "rollout"
-_RESERVED_S: Final = 0.2
+_AGAIN_S: Final = 0.2
+_AWAY_S: Final = 60.0
+"""How long a draw that does not wait for groups is repeated while the server is away: as long as other calls are."""
 _TELLS: Final = "dataplane_slime.note_rollout"
 _GROUP: Final = "data_plane_group"
 """The key in a sample's metadata of its group's name."""
@@ -180,16 +184,18 @@ class DataPlaneDataSource:
 
     def get_samples(self, num_samples: int) -> list[list[Any]]:
         """Draw groups: those that wait, of the oldest versions first, and then new prompts. Raises ClaimTimeoutError if
-        there are too few within data_plane_timeout_s. Nothing is drawn when it raises.
+        there are too few within data_plane_timeout_s; if that is 0, returns those that are there. Nothing is drawn when
+        it raises.
         """
         deadline = time.monotonic() + self._timeout_s
         groups: list[list[Any]] = []
         try:
             while len(groups) < num_samples:
                 groups.append(self._next(deadline, num_samples - len(groups)))
-        except BaseException:  # also an error of the source of prompts: a save would take them as used
-            self._release([_group_name(group) for group in groups])
-            raise
+        except BaseException as error:  # also one of the source of prompts: a save would take them as used
+            if self._timeout_s or not isinstance(error, ClaimTimeoutError):
+                self._release([_group_name(group) for group in groups])
+                raise
         return groups
 
     def add_samples(self, samples: Iterable[Sequence[Any]]) -> None:
@@ -277,7 +283,7 @@ class DataPlaneDataSource:
         """
         if self._prompts is not None:
             with self._prompting:
-                self._put_new(time.monotonic() + self._timeout_s)
+                self._put_new(time.monotonic() + (self._timeout_s or _AWAY_S))
                 self._prompts.save(rollout_id)
         if not self._is_told:
             self._mark(list(self._drawn), rollout_id)
@@ -314,16 +320,26 @@ class DataPlaneDataSource:
         self._client.close()
 
     def _next(self, deadline: float, missing: int) -> list[Any]:
-        while self._prompts is not None and time.monotonic() < deadline:
-            with contextlib.suppress(DeadlineError):  # also if a busy server has not answered within two seconds
-                return self._draw(0.0)
+        until = deadline if self._prompts is None else 0.0
+        back_by = deadline if self._timeout_s else time.monotonic() + _AWAY_S
+        while True:
+            try:
+                return self._draw(until)
+            except ClaimTimeoutError:
+                if until:
+                    raise
+            except (DeadlineError, UnavailableError):  # the server is busy, or away, and may be back
+                if time.monotonic() >= back_by:
+                    raise
+                time.sleep(_AGAIN_S)
+                continue
             with self._prompting:
                 if not self._unput:
                     self._unput.extend(self._prompts.get_samples(missing))
-                if not self._unput:  # it is at its end, but groups may be given back
-                    break
-                self._put_new(deadline)
-        return self._draw(deadline)
+                is_at_its_end = not self._unput  # but groups may be given back
+                self._put_new(back_by)
+            if is_at_its_end or time.monotonic() >= deadline:
+                until = deadline
 
     def _draw(self, until: float) -> list[Any]:
         """A group that slime has not got."""
@@ -360,7 +376,7 @@ class DataPlaneDataSource:
                 if error.details.get("group_state") == "reserved":
                     if time.monotonic() >= deadline:
                         raise
-                    time.sleep(_RESERVED_S)
+                    time.sleep(_AGAIN_S)
                     continue
             self._unput.popleft()
 

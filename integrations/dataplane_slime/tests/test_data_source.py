@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.integration.failpoints.lives import Lives
 
 from dataplane_client.client import DataPlaneClient, connect
-from dataplane_client.errors import ClaimTimeoutError, DeadlineError, InvalidArgumentError, OutOfSpaceError
+from dataplane_client.errors import (
+    ClaimTimeoutError,
+    DataPlaneError,
+    DeadlineError,
+    InvalidArgumentError,
+    OutOfSpaceError,
+    UnavailableError,
+)
 from dataplane_slime import DataPlaneDataSource, convert_samples_to_train_data, note_rollout
 from dataplane_slime.tests.samples import Prompts, Sample, Status, generated
 
@@ -26,8 +35,8 @@ def new_source(address: str, tmp_path: Path) -> Iterator[NewSource]:
 
     def make(prompts: bool = True, **settings: Any) -> DataPlaneDataSource:
         path = f"{Prompts.__module__}.{Prompts.__name__}" if prompts else ""
-        args = SimpleNamespace(data_plane_address=address, data_plane_prompts=path, save=str(tmp_path), **settings)
-        made.append(DataPlaneDataSource(args, sample_type=Sample))
+        given: dict[str, Any] = {"data_plane_address": address, "data_plane_prompts": path, "save": str(tmp_path)}
+        made.append(DataPlaneDataSource(SimpleNamespace(**{**given, **settings}), sample_type=Sample))
         return made[-1]
 
     yield make
@@ -187,6 +196,24 @@ def test_a_source_without_prompts_waits_for_the_groups_that_others_put(new_sourc
     assert prompts_of(feeder.get_samples(1)) == ["p"]  # it was not kept
 
 
+def test_without_time_to_wait_what_is_there_is_drawn(new_source: NewSource) -> None:
+    source = new_source(prompts=False, data_plane_timeout_s=0)
+    assert source.get_samples(2) == []
+    source.add_samples([[Sample(None, index, "p") for index in range(2)]])
+    assert prompts_of(source.get_samples(2)) == ["p"]
+    assert source.get_samples(1) == []
+    source.save(0)  # the group was drawn, and counts as used
+    assert len(source) == 0
+
+
+def test_without_time_to_wait_a_source_of_prompts_is_asked_once(new_source: NewSource) -> None:
+    source = new_source(data_plane_timeout_s=0)
+    assert prompts_of(source.get_samples(2)) == ["p0", "p1"]
+    left: list[list[list[Sample]]] = [[]]
+    source._prompts = SimpleNamespace(get_samples=lambda _: left.pop())  # IndexError the second time
+    assert source.get_samples(1) == []
+
+
 def test_prompts_that_are_all_there_already_do_not_make_drawing_endless(new_source: NewSource) -> None:
     holder = new_source()
     holder.get_samples(2)
@@ -241,11 +268,12 @@ def test_prompts_that_could_not_be_put_come_again(new_source: NewSource, monkeyp
     assert prompts_of(source.get_samples(2)) == ["p0", "p1"]
 
 
-def test_a_draw_that_a_busy_server_does_not_answer_in_time_is_made_again(
-    new_source: NewSource, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [DeadlineError, UnavailableError])
+def test_a_draw_that_is_not_answered_is_made_again_and_asks_for_no_new_prompts(
+    client: DataPlaneClient, new_source: NewSource, monkeypatch: pytest.MonkeyPatch, error: type[DataPlaneError]
 ) -> None:
     source = new_source()
-    claim, failures = source._client.claim, [DeadlineError("no answer before the deadline")] * 2
+    claim, failures = source._client.claim, [error("no answer before the deadline")] * 2
 
     def may_fail(*args: Any, **settings: Any) -> Any:
         if failures:
@@ -254,6 +282,20 @@ def test_a_draw_that_a_busy_server_does_not_answer_in_time_is_made_again(
 
     monkeypatch.setattr(source._client, "claim", may_fail)
     assert prompts_of(source.get_samples(2)) == ["p0", "p1"]
+    assert client.partition("slime").rows == 4
+
+
+@pytest.mark.parametrize("settings", [{}, {"prompts": False, "data_plane_timeout_s": 0}])
+def test_a_draw_waits_for_the_next_life_of_a_durable_server(
+    durable: Lives, new_source: NewSource, settings: dict[str, Any]
+) -> None:
+    source = new_source(data_plane_address=durable.address, **settings)
+    source.add_samples([[Sample(index=index, prompt="p") for index in range(2)]])
+    durable.end()
+    with ThreadPoolExecutor(1) as threads:
+        drawn = threads.submit(source.get_samples, 1)
+        assert durable.begin() is None, durable.log
+        assert prompts_of(drawn.result(200.0)) == ["p"]
 
 
 def test_a_prompt_that_a_dead_process_has_reserved_is_drawn_when_its_session_is_over(
