@@ -11,18 +11,21 @@ import contextvars
 import functools
 import os
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from dataplane_client.errors import ClaimTimeoutError, DeadlineError, UnavailableError
 from dataplane_client.records.meta import KVBatchMeta
 
 if TYPE_CHECKING:
-    from dataplane_client.client import DataPlaneClient  # which imports torch and gRPC
+    from dataplane_client.client import Claim, DataPlaneClient  # which imports torch and gRPC
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_AGAIN_S = 0.2
 _MOST_THREADS = 1024
 _cancelled: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar("cancelled", default=None)
 """Whether the coroutine that awaits this thread's verb was cancelled; None if there is none."""
@@ -63,15 +66,28 @@ def claim_meta(
     *,
     min_size: int | None = None,
     timeout_s: float,
+    away_s: float = 0.0,
 ) -> KVBatchMeta:
     """Take rows for a task and consume them, as the client's `claim_meta`; at least min_size (None: batch_size). Where
-    the coroutine of the verb was cancelled meanwhile, they return to the task.
+    the coroutine of the verb was cancelled meanwhile, they return to the task. away_s: for how long a claim with a
+    min_size is repeated while the server does not answer, if that is longer than timeout_s.
     """
     cancelled = _cancelled.get()
     if cancelled is None and min_size is None:
         return client.claim_meta(partition_id, task_name, required_fields, batch_size, timeout_s=timeout_s)
     place = (partition_id, task_name, required_fields, batch_size)
-    with client.claim(*place, min_size=min_size, timeout_s=timeout_s) as claim:
+    until = time.monotonic() + away_s
+    claim: Claim | None = None
+    while claim is None:
+        try:
+            claim = client.claim(*place, min_size=min_size, timeout_s=timeout_s)
+        except ClaimTimeoutError:  # noqa: PERF203  # between the tries it sleeps
+            raise
+        except (DeadlineError, UnavailableError):
+            if time.monotonic() >= until or (cancelled is not None and cancelled.is_set()):
+                raise
+            time.sleep(_AGAIN_S)
+    with claim:
         if cancelled is not None and cancelled.is_set():
             claim.release()
     return claim.meta

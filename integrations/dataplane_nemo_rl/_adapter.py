@@ -141,7 +141,8 @@ class DataPlaneAdapter(Interface):
             with contextlib.suppress(ClaimTimeoutError, EndOfDataError):  # of a closed partition the rest comes at once
                 meta = claim_meta(self._rows, *place, timeout_s=timeout_s)
         try:
-            meta = meta or claim_meta(self._rows, *place, min_size=1, timeout_s=0.0)
+            away_s = self._options.timeout_s
+            meta = meta or claim_meta(self._rows, *place, min_size=1, timeout_s=0.0, away_s=away_s)
         except ClaimTimeoutError:
             if blocking:
                 raise

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from dataplane_client.errors import ClaimTimeoutError
+from dataplane_client.errors import DeadlineError, UnavailableError
 from dataplane_transfer_queue._connection import attached
 from dataplane_transfer_queue._rows import TASK
 
@@ -64,7 +64,7 @@ class _Waiting:
         ended = len(buffer.finished_keys[partition_id]) + len(buffer.failure_keys[partition_id])
         rows = attached().rows
         rows.ensure_task(partition_id, TASK)
-        with contextlib.suppress(ClaimTimeoutError):
+        with contextlib.suppress(DeadlineError, UnavailableError):  # the listing waits longer for a server that is away
             rows.client.claim(partition_id, TASK, [], ended + 1, where=_ENDED, timeout_s=self.wait_s).release()
         debugged: float = super()._wait_for_next_poll(partition_id, last_debug_time)  # type: ignore[misc]
         return debugged

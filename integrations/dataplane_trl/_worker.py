@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 from dataplane_client.client import connect
-from dataplane_client.errors import ClaimTimeoutError, InvalidArgumentError, OutOfSpaceError
+from dataplane_client.errors import DeadlineError, InvalidArgumentError, OutOfSpaceError, UnavailableError
 from dataplane_client.records.tasks import TaskPolicy
 from dataplane_trl._feed import Feed
 from dataplane_trl._rollouts import RolloutSample, Sample, put_rollouts, register_rollouts
@@ -163,12 +163,12 @@ class RolloutBuffer:
         self._worker = worker
 
     def get(self, block: bool = True, timeout: float | None = None) -> RolloutSample:
-        """The next sample. Raises queue.Empty if none comes in timeout seconds (None: a minute), EndOfDataError if the
-        partition is closed and no sample is left.
+        """The next sample. Raises queue.Empty if none comes in timeout seconds (None: a minute), also if the server is
+        away, and EndOfDataError if the partition is closed and no sample is left.
         """
         try:
             return self._worker.feed.next((_LONGEST_WAIT_S if timeout is None else timeout) if block else 0.0)
-        except ClaimTimeoutError as error:
+        except (DeadlineError, UnavailableError) as error:  # check_health tells of a server that stays away
             self._worker.why_empty = str(error)
             raise queue.Empty from error
 

@@ -311,6 +311,22 @@ def test_a_checkpoint_has_rows_and_cursors_and_is_loaded_by_a_fresh_client(
             adapter.close()
 
 
+@pytest.mark.parametrize("way", ["shm"])
+def test_a_claim_that_does_not_wait_for_rows_waits_for_the_next_life_of_a_durable_server(
+    durable: MortalServer, way: str
+) -> None:
+    with durable:
+        adapter = DataPlaneAdapter(durable.address, transport=way, timeout_s=600.0)
+        adapter.register_partition("train", ["x"], 2, ["train"])
+        put(adapter, "a", "b")
+        durable.end()
+        with ThreadPoolExecutor(1) as threads:
+            claimed = threads.submit(adapter.claim_meta, "train", "train", ["x"], 3, blocking=False)
+            assert durable.begin() is None, durable.log
+            assert claimed.result(200.0).sample_ids == ["a", "b"]
+        adapter.close()
+
+
 def test_closing_is_idempotent_and_leaves_other_adapters_of_the_process(
     new_adapter: Callable[..., DataPlaneAdapter],
 ) -> None:

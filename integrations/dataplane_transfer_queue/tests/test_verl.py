@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+from tests.integration.failpoints.lives import Lives
+from tests.waiting import eventually
 
 import dataplane_transfer_queue as tq
+from dataplane_client.client import connect
 
 pytestmark = [
     pytest.mark.frameworks,
@@ -69,6 +73,26 @@ def test_a_sample_waits_for_prompts_that_end_and_removes_their_rows(make: Make, 
         meta, figures = sampled.result(60.0)
     assert (sorted(meta.keys), meta.partition_id, figures) == (["a_0_0", "a_1_0", "c_0_0", "c_1_0"], "train", {})
     assert left() == {"b", *meta.keys}
+
+
+def test_a_sample_outlasts_a_durable_server_that_is_away_for_longer_than_a_wait(
+    make: Make, durable: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tq.close()
+    monkeypatch.setenv("DATAPLANE_SERVER", durable.address)
+    tq.init()
+    buffer = make(ASYNC, poll_interval=0.0)
+    buffer.wait_s = 2.0
+    issue("a")
+    with connect(durable.address) as client, ThreadPoolExecutor(1) as threads:
+        sampled = threads.submit(buffer.sample, 3, "train", 1)
+        eventually(lambda: client.server_status().waiting_claims == 1)
+        durable.end()
+        time.sleep(buffer.wait_s + 1.0)
+        assert durable.begin() is None, durable.log
+        issue("a", status="finished")
+        assert sampled.result(200.0)[0].keys == ["a_0_0", "a_1_0"]
+    tq.close()
 
 
 def test_what_is_too_old_is_dropped_and_refilled(make: Make) -> None:

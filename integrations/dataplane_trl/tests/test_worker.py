@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.integration.failpoints.lives import Lives
 
-from dataplane_client.client import Claim, DataPlaneClient
+from dataplane_client.client import Claim, DataPlaneClient, connect
 from dataplane_client.errors import EndOfDataError, InvalidArgumentError, PreconditionError
 from dataplane_client.records.flow import FlowPolicy
-from dataplane_trl import DataPlaneRolloutWorker, add_rollouts, put_rollouts
+from dataplane_trl import DataPlaneRolloutWorker, add_rollouts, put_rollouts, register_rollouts
 from dataplane_trl._feed import Feed
 from dataplane_trl.tests.conftest import sample
 from dataplane_trl.tests.plain_trainer import Loader, PlainTrainer, name_of
@@ -131,6 +132,21 @@ def test_the_buffer_is_a_queue(client: DataPlaneClient, new_worker: NewWorker, p
     client.set_policies("rollouts", flow=FlowPolicy(max_rows=5))
     with pytest.raises(queue.Full):
         buffer.put_nowait(sample("d"))
+
+
+@pytest.mark.parametrize("waits", [{"timeout": 0.5}, {"block": False}])
+def test_the_buffer_is_empty_while_a_durable_server_is_away(durable: Lives, waits: dict[str, Any]) -> None:
+    with connect(durable.address, timeout_s=200.0) as client:
+        register_rollouts(client)
+        put_rollouts(client, "rollouts", [sample("a")])
+        worker = PlainTrainer(DataPlaneRolloutWorker(durable.address, timeout_s=200.0)).worker
+        durable.end()
+        with pytest.raises(queue.Empty):
+            worker.rollout_buffer.get(**waits)
+        worker.check_health(stale_after_s=500.0)
+        assert durable.begin() is None, durable.log
+        assert name_of(worker.rollout_buffer.get(timeout=200.0)) == "a"
+        worker.stop()
 
 
 def test_the_end_of_the_data_is_an_error_since_trl_knows_no_end(client: DataPlaneClient, new_worker: NewWorker) -> None:
