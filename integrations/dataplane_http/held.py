@@ -3,8 +3,9 @@
 The session of the caller's client holds them, and sends heartbeats. So if the gateway dies, the server returns the
 rows. If no request names a claim or group for `lease_s`, the gateway gives it up: the rows of the claim return as a
 failed delivery, the group is removed. A later call in its name gets CLAIM_FENCED or GROUP_FENCED, from the gateway as
-from the server. What has ended is remembered, so that a commit, release, finish or abort that is repeated gets the
-first answer. Another one than that which ended it is refused.
+from the server. But the finish of a group that the server has ended asks the server, which may have committed it at its
+deadline. What has ended is remembered, so that a commit, release, finish or abort that is repeated gets the first
+answer. Another one than that which ended it is refused.
 """
 
 from __future__ import annotations
@@ -77,14 +78,14 @@ class Held(Generic[Handle]):
         self._holds[key] = Hold(handle, lease_s, time.monotonic() + lease_s)
 
     @contextlib.contextmanager
-    def using(self, key: str) -> Iterator[Hold[Handle]]:
+    def using(self, key: str, *, finishes: bool = False) -> Iterator[Hold[Handle]]:
         """A block that needs what is held; its lease begins anew at the end. Raises the error with which it was lost,
-        or ClaimNotFoundError or GroupFencedError.
+        or ClaimNotFoundError or GroupFencedError. finishes: the block finishes a group, perhaps one that was lost.
         """
-        hold = self._holds.get(key)
+        hold, lost = self._holds.get(key), self._ended.get(key)
+        if isinstance(lost, self._fenced) and not (finishes and hold):
+            raise self._fenced(lost.message, reason=lost.reason)
         if hold is None:
-            if isinstance(lost := self._ended.get(key), self._fenced):
-                raise self._fenced(lost.message, reason=lost.reason)
             message = f"the gateway holds no {self._what} {key!r}: it has ended, or the gateway was started since then"
             if self._fenced is ClaimFencedError:
                 raise ClaimNotFoundError(message, reason="CLAIM_NOT_FOUND")
@@ -93,7 +94,10 @@ class Held(Generic[Handle]):
         try:
             yield hold
         except self._fenced as error:
-            self._forget(key, self._fenced(error.message, reason=error.reason))  # without frames, which have the body
+            if key in self._holds and key not in self._ended:
+                self._note(key, self._fenced(error.message, reason=error.reason))  # without frames, which have the body
+            if finishes or self._fenced is ClaimFencedError:  # a group is kept for its finish, which asks the server
+                self._holds.pop(key, None)
             raise
         finally:
             hold.users -= 1
@@ -111,7 +115,7 @@ class Held(Generic[Handle]):
         return await asyncio.shield(task)
 
     async def _end(self, key: str, verb: str, work: Callable[[Handle], Awaitable[int]]) -> int:
-        with self.using(key) as hold:
+        with self.using(key, finishes=verb == "finish") as hold:
             async with hold.ending:
                 if (rows := self._answer(key, verb)) is None:
                     rows = await work(hold.handle)
@@ -124,15 +128,21 @@ class Held(Generic[Handle]):
 
     def _forget(self, key: str, outcome: tuple[str, int] | Fenced) -> None:
         if self._holds.pop(key, None) is not None:
-            self._ended[key] = outcome
-            if len(self._ended) > MAX_ENDED:
-                self._ended.popitem(last=False)
+            self._note(key, outcome)
+
+    def _note(self, key: str, outcome: tuple[str, int] | Fenced) -> None:
+        self._ended[key] = outcome
+        if len(self._ended) > MAX_ENDED:
+            self._ended.popitem(last=False)
 
     async def sweep(self) -> None:
         """Give up what no request has named for its lease. Raises PermissionDeniedError when the caller may not."""
         now = time.monotonic()
         for key, hold in list(self._holds.items()):
             if not hold.users and now >= hold.until:
+                if key in self._ended:  # a group that the server has ended
+                    del self._holds[key]
+                    continue
                 why = f"no request named it for {hold.lease_s:g} s"
                 lost = f"{self._what} {key!r} is lost: {why}, so its rows are given up"
                 self._forget(key, self._fenced(lost, reason=f"{self._what.upper()}_FENCED"))
@@ -140,5 +150,7 @@ class Held(Generic[Handle]):
                     await self._give_up(hold.handle, why)
                 except PermissionDeniedError:
                     raise
-                except DataPlaneError:  # it may have ended
+                except self._fenced as ended:  # the server had ended it before
+                    self._note(key, self._fenced(ended.message, reason=ended.reason))
+                except DataPlaneError:
                     pass

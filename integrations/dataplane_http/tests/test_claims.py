@@ -19,11 +19,11 @@ import pytest
 import torch
 from tests.integration.access.conftest import hashed
 from tests.integration.faults.proxy import FaultProxy
-from tests.waiting import eventually
+from tests.waiting import eventually, soon
 
-from dataplane_client import Credentials, DataPlaneClient, connect
-from dataplane_client.aio import AsyncClaim
-from dataplane_client.errors import ClaimFencedError, OutOfSpaceError
+from dataplane_client import Credentials, DataPlaneClient, aio, connect
+from dataplane_client.aio import AsyncClaim, AsyncGroup
+from dataplane_client.errors import ClaimFencedError, GroupFencedError, OutOfSpaceError
 from dataplane_http import app, columns
 from dataplane_http.__main__ import Gateway
 from dataplane_http.errors import error_answer
@@ -412,9 +412,47 @@ def test_a_group_ends_at_its_deadline_without_samples_that_failed_or_are_late(
         if ask("POST", f"{at}/fail", failed).body == {"rows": 1} and ask("POST", f"{at}/samples", rows).status == 200:
             break
     eventually(lambda: client.partition("p").open_groups == 0)
-    assert ask("POST", f"{at}/samples", {"samples": [{"sample_id": "c"}]}).error == (409, "GROUP_FENCED")
+    for path, body in (("samples", {"samples": [{"sample_id": "c"}]}), ("keep", None), ("abort", {})):
+        answer = ask("POST", f"{at}/{path}", body)
+        assert answer.error == (409, "GROUP_FENCED")
+        assert "committed with 1 rows" in answer.body["error"]["message"]
+    for _ in range(2):
+        assert ask("POST", f"{at}/finish", {}).body == {"rows": 1}
+    assert ask("POST", f"{at}/keep").error == (409, "GROUP_FENCED")
     with client.claim("p", "train", ["reward"], 1, whole_groups=True) as whole:
         assert (whole.meta.sample_ids, whole.tags[0]["missing_rows"]) == (["a"], 2)
         client.clear_samples(["a"], "p")
     again = ask("POST", "/v1/partitions/p/groups", {"group_id": "g", "min_rows": 1})
     assert (again.error, "min_rows" in again.body["error"]["message"]) == ((400, "INVALID_REQUEST"), True)
+
+
+async def with_a_row(caller: aio.AsyncDataPlaneClient, name: str, **terms: Any) -> AsyncGroup:
+    """A reserved group whose row came before its deadline."""
+    while True:
+        group = await caller.reserve_group("p", name, **terms)
+        with contextlib.suppress(GroupFencedError):
+            await group.add([name], {"reward": [1.0]})
+            return group
+
+
+@pytest.mark.parametrize("min_rows", [0, 1])
+async def test_a_group_that_the_server_has_ended_is_held_for_its_lease_and_said_to_have_ended_so(
+    server: ServerThread, client: DataPlaneClient, partition: str, min_rows: int
+) -> None:
+    groups: Held[AsyncGroup] = Held("group", GroupFencedError, lambda group, why: group.abort(why))
+    async with await aio.connect(server.addresses[0], timeout_s=200.0) as caller:
+        for name, lease_s in (("asked", 600.0), ("left", 0.0)):
+            groups.add(name, await with_a_row(caller, name, deadline_s=0.5, min_rows=min_rows or None), lease_s)
+        await soon(lambda: not client.partition("p").open_groups)
+        await groups.sweep()
+        ended = "it was committed with 1 rows" if min_rows else "it has no min_rows"
+        with pytest.raises(GroupFencedError, match=ended), groups.using("left"):
+            pass
+        with pytest.raises(GroupFencedError, match=ended), groups.using("asked") as hold:
+            await hold.handle.add(["late"], {"reward": [1.0]})
+        if min_rows:
+            assert await groups.end("asked", "finish", lambda group: group.commit()) == 1
+        else:
+            with pytest.raises(GroupFencedError, match=ended):
+                await groups.end("asked", "finish", lambda group: group.commit())
+        assert groups.is_empty
