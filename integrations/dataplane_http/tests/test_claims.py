@@ -29,6 +29,7 @@ from dataplane_http.__main__ import Gateway
 from dataplane_http.errors import error_answer
 from dataplane_http.front import MAX_LONG_BODIES, Door
 from dataplane_http.held import MAX_HELD, Held
+from dataplane_http.models import MAX_CLAIMED
 from dataplane_http.tests.asking import Ask, ask_at
 from dataplane_http.tests.conftest import LOOPBACK, running_gateway
 from dataplane_server.config import ServerConfig
@@ -180,6 +181,19 @@ def test_tags_that_are_not_finite_are_null(ask: Ask, client: DataPlaneClient, pa
     client.put_samples(["a"], "p", {"reward": [1.0]}, [{"std": float("nan"), "least": float("-inf")}])
     claimed = ask("POST", CLAIMS, {"fields": ["reward"], "batch_size": 1}).body
     assert claimed["samples"][0]["tags"] == {"std": None, "least": None}
+
+
+def test_fields_of_whole_groups_are_committed_however_many_rows_they_have(
+    ask: Ask, client: DataPlaneClient, partition: str
+) -> None:
+    names = [f"{number}" for number in range(MAX_CLAIMED + 2)]
+    halves = names[: len(names) // 2], names[len(names) // 2 :]
+    for group, half in zip("ab", halves, strict=True):
+        client.put_group("p", group, half, {"reward": torch.zeros(len(half))})
+    at = f"/v1/claims/{claim(ask, 2, whole_groups=True)}"
+    samples = [{"sample_id": name, "fields": {"done": True}} for name in names]
+    assert ask("POST", f"{at}/commit", {"samples": samples}).body == {"rows": len(names)}
+    assert client.get_samples(names[-1:], "p", ["done"])["done"].tolist() == [True]
 
 
 def test_released_rows_return_to_the_task(ask: Ask, client: DataPlaneClient, partition: str) -> None:
