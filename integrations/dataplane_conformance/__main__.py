@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from dataplane_conformance.drivers import DRIVERS, driver_named
-from dataplane_conformance.lab import Outcome
+from dataplane_conformance.lab import Outcome, Promise
 from dataplane_conformance.promises import PROMISES
 from dataplane_conformance.report import as_json, head, line
 from dataplane_conformance.system import Driver, RefusedError
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         driver.start()
         for promise in chosen:
-            outcomes.append(worst([promise.judge(driver) for _ in range(flags.repeat)]))
+            outcomes.append(judged(promise, driver, flags.repeat))
             tell(line(outcomes[-1]))
     except (RefusedError, OSError, ValueError) as error:
         parser.error(f"the server is not there: {error}")
@@ -62,12 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if "broken" in verdicts else 2 if "no verdict" in verdicts else 0
 
 
-def worst(outcomes: Sequence[Outcome]) -> Outcome:
-    """The first that is broken, else one without a verdict, else the last."""
-    for verdict in ("broken", "no verdict"):
-        if found := [outcome for outcome in outcomes if outcome.verdict == verdict]:
-            return found[0]
-    return outcomes[-1]
+def judged(promise: Promise, driver: Driver, times: int) -> Outcome:
+    """Try it this often, or until it is broken. That outcome, else one without a verdict, else the last."""
+    outcomes: list[Outcome] = []
+    while len(outcomes) < times:
+        outcomes.append(promise.judge(driver))
+        if outcomes[-1].verdict == "broken":
+            return outcomes[-1]
+    return next((one for one in outcomes if one.verdict == "no verdict"), outcomes[-1])
 
 
 if __name__ == "__main__":

@@ -85,3 +85,16 @@ class ForgetsTheBound(_Broken):
     class Client(_Client):
         def put(self, rows: Sequence[Row]) -> None:
             self.client.put([row._replace(version=None if row.version is None else 6) for row in rows])
+
+
+class RefusesWhatItCommits(_Broken):
+    """The first commit of each client is refused, and its rows are consumed all the same."""
+
+    class Client(_Client):
+        refused = 0
+
+        def commit(self, claim: str) -> None:
+            self.client.commit(claim)
+            if self.refused < 1:
+                self.refused += 1
+                raise RefusedError("the first commit")

@@ -11,7 +11,7 @@ from tests.forked import FORKS
 from dataplane_client import connect
 from dataplane_conformance.__main__ import main
 from dataplane_conformance.drivers.rl_dataplane import RLDataPlane
-from dataplane_conformance.lab import Promise
+from dataplane_conformance.lab import BrokenError, Lab, Promise
 from dataplane_conformance.promises import PROMISES
 from dataplane_conformance.tests import broken
 
@@ -33,6 +33,9 @@ BROKEN = [
         broken.PutsOneByOne, "A put is whole or not there if its client is killed", "", marks=pytest.mark.long
     ),
     (broken.ForgetsTheBound, "No delivered row is staler than the bound", ""),
+    pytest.param(
+        broken.RefusesWhatItCommits, "Under random kills every row is committed once", "lost", marks=pytest.mark.long
+    ),
 ]
 
 
@@ -83,6 +86,22 @@ def test_a_report_names_rows_and_the_exit_code_says_broken(address: str, capsys:
     assert main([address, *words, "--driver", f"{broken.__name__}:DropsTenth"]) == 1
     told = capsys.readouterr().out
     assert "lost: r00010, r00020" in told
+
+
+def test_a_promise_is_tried_again_until_it_is_broken(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[Lab] = []
+
+    def breaks_at_the_second_try(lab: Lab) -> None:
+        tries.append(lab)
+        if len(tries) == 2:
+            raise BrokenError("the second")
+
+    promise = Promise("It holds", breaks_at_the_second_try, frozenset(), kills=False)
+    monkeypatch.setattr("dataplane_conformance.__main__.PROMISES", [promise])
+    assert main([address, "--repeat=4"]) == 1
+    assert len(tries) == 2
+    assert main([address, "--repeat=4"]) == 0
+    assert len(tries) == 6
 
 
 def test_arguments_that_are_wrong_are_refused_in_words(capsys: pytest.CaptureFixture[str]) -> None:
