@@ -107,6 +107,15 @@ def test_results_are_cut_to_the_lengths_of_the_claimed_rows(
     assert rows(flow, "logprobs") == [[0.5] * length for length in lengths]
 
 
+@pytest.mark.parametrize("verb", ["write", "commit"])
+def test_results_for_rows_of_unknown_lengths_are_cut_to_those_beside_them(flow: DataPlaneClient, verb: str) -> None:
+    flow.put_samples(IDS, "p", {"image": FULL})
+    claim = flow.claim("p", "train", [], 2)
+    assert claim.meta.sequence_lengths is None
+    getattr(claim, verb)({"logprobs": torch.full((2, 9), 0.5), "input_lengths": torch.tensor(LENGTHS)})
+    assert rows(flow, "logprobs") == [[0.5] * length for length in LENGTHS]
+
+
 # -- calls -------------------------------------------------------------------------------------------------------------
 
 

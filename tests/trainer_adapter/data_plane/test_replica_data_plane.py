@@ -27,7 +27,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 @pytest.fixture
 def client() -> Iterator[DataPlaneClient]:
     with running_server() as address, connect(address) as client:
-        declared = [*first_batch(), "prompt_ids_for_adv", "prev_logprobs", "score"]
+        declared = [*first_batch(), "prompt_ids_for_adv", "prev_logprobs", "score", "embedding"]
         client.register_partition("p", declared, 8, ["train"])
         batch = {**first_batch(), "prompt_ids_for_adv": first_batch()["input_ids"]}
         kv_first_write(batch, sample_ids=IDS, dp_client=client, partition_id="p")
@@ -145,7 +145,7 @@ def test_a_claim_is_released_with_the_error_as_its_reason(client: DataPlaneClien
 
 def test_columns_that_do_not_fit_leave_the_claim_open(side: ReplicaDataPlane) -> None:
     claim = claim_of(side)
-    with pytest.raises(ValueError, match=r"'score' .*8 rows"):
+    with pytest.raises(ValueError, match=r"'score' has 3 rows, .*8 samples"):
         claim.commit({"score": torch.zeros(3)})
     assert (claim.state, claim.release(), claim.state) == ("open", 8, "released")
     assert repr(claim).endswith("8 rows released>")
@@ -156,6 +156,33 @@ def test_columns_may_be_lists(client: DataPlaneClient, side: ReplicaDataPlane) -
     with claim_of(side) as claim:
         assert claim.commit({"score": scores}) == 8
     assert client.get_samples(IDS, "p", ["score"])["score"].tolist() == scores
+
+
+@pytest.mark.parametrize("width", [2, 20], ids=["narrower than the longest row", "wider"])
+def test_columns_that_are_not_per_token_are_stored_whole(
+    client: DataPlaneClient, side: ReplicaDataPlane, width: int
+) -> None:
+    embedding = torch.rand(8, width, requires_grad=True)
+    with claim_of(side) as claim:
+        assert claim.commit({"embedding": embedding}) == 8
+    assert torch.equal(client.get_samples(IDS, "p", ["embedding"])["embedding"], embedding.detach())
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["lengths known", "lengths unknown"])
+def test_padding_of_per_token_columns_is_not_committed(
+    client: DataPlaneClient, side: ReplicaDataPlane, known: bool
+) -> None:
+    """Without the lengths of the claimed rows it is told apart by input_lengths."""
+    fields = ["logprobs", "input_lengths", "score"]
+    client.register_partition("q", fields, 8, ["train"], per_token_fields=["logprobs"])
+    client.put_samples(IDS, "q", {"score": torch.zeros(8)}, sequence_lengths=LENGTHS if known else None)
+    values = torch.rand(8, 20)
+    with side.claim_shard("q", "train", ["score"], 8, step=0, dp_rank=0, dp_world=1, timeout_s=200) as claim:
+        beside = {} if known else {"input_lengths": torch.tensor(LENGTHS)}
+        assert claim.commit({"logprobs": values, **beside}) == 8
+    stored = client.get_samples(claim.meta.sample_ids, "q", ["logprobs"])["logprobs"].unbind()
+    for sample_id, kept, value in zip(claim.meta.sample_ids, stored, values, strict=True):
+        assert torch.equal(kept, value[: LENGTHS[IDS.index(sample_id)]])
 
 
 # --- on a device ---

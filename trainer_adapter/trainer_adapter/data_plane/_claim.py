@@ -17,7 +17,6 @@ from dataplane_client.errors import ClaimFencedError
 from dataplane_client.records.meta import KVBatchMeta
 from trainer_adapter._exchange import gather_values
 from trainer_adapter._remote_errors import describe_error
-from trainer_adapter.data_plane._columns import pack_columns
 from trainer_adapter.data_plane._replica import ReplicaGroup, run_on_leader
 
 
@@ -72,20 +71,11 @@ class ReplicaClaim:
     def commit(self, columns: Mapping[str, Any] | None = None, *, timeout_s: float | None = None) -> int:
         """End the claim: its rows are consumed permanently. Returns how many of them still existed.
 
-        columns: values that the leader writes in the same atomic step, one row for each row of the meta, in its order;
-        those of other ranks are ignored. Tensors (N,S,...) are stored without padding, by the meta's sequence_lengths
-        or, without them, by the column input_lengths. All other columns are stored as Claim.commit stores them.
-
-        Raises on all ranks what Claim.commit raises. A ValueError about the leader's columns is a RuntimeError on the
-        others.
+        columns: what the leader writes in the same atomic step, as Claim.commit does; those of other ranks are ignored.
+        Raises on all ranks what Claim.commit raises.
         """
         self._agree_or_release("commit")
-
-        def end(claim: Claim) -> int:
-            fields = None if columns is None else pack_columns(self.meta, columns)
-            return claim.commit(fields, timeout_s=timeout_s)
-
-        return self._end(end)
+        return self._end(lambda claim: claim.commit(columns, timeout_s=timeout_s))
 
     def release(self, *, delay_s: float = 0.0, reason: str = "", timeout_s: float | None = None) -> int:
         """End the claim: its rows return to the task. Arguments and errors as Claim.release, on all ranks."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -26,15 +25,6 @@ def result_column(meta: KVBatchMeta, result: object, result_key: str) -> torch.T
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"write-back of {result_key!r}: expected a tensor, got {type(value).__name__}")
     return pack_column(meta, result_key, value, result.get("input_lengths"))
-
-
-def pack_columns(meta: KVBatchMeta, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Pack tensors with `pack_column`; other columns stay as they are."""
-    lengths = columns.get("input_lengths")
-    return {
-        name: pack_column(meta, name, value, lengths) if isinstance(value, torch.Tensor) else value
-        for name, value in columns.items()
-    }
 
 
 def pack_column(meta: KVBatchMeta, name: str, value: torch.Tensor, input_lengths: object) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Literal
 from dataplane_client._common.arguments import checked_name
 from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._requests.claim_requests import release_request
+from dataplane_client._requests.padded_puts import carried_lengths
 from dataplane_client._requests.requests import GivenTag, Put, new_request_id, put_request, wire_columns
 from dataplane_client._requests.row_write import RowWrite
 from dataplane_client._values.codec import Fields
@@ -138,10 +139,11 @@ class AsyncClaim(AsyncHandle):
     ) -> int:
         """End the claim and consume its rows. Returns how many of them still existed.
 
-        fields: columns to write in the same atomic step, one row for each row of the meta, in its order. request_id: a
-        name for this commit, at most 64 bytes; None for one that all commits of this object share. A repetition with
-        the same name within ten minutes, also from another process, gets the first answer. All ranks that share a shard
-        may commit it: the first commit counts.
+        fields: columns to write in the same atomic step, one row for each row of the meta, in its order. The meta's
+        sequence_lengths tell the padding of per-token fields, or else the column input_lengths. request_id: a name for
+        this commit, at most 64 bytes; None for one that all commits of this object share. A repetition with the same
+        name within ten minutes, also from another process, gets the first answer. All ranks that share a shard may
+        commit it: the first commit counts.
 
         Raises ClaimFencedError when the server has ended the claim: nothing was written, and the rows may have been
         redelivered. Raises ClaimNotFoundError when the claim was committed or released elsewhere, NotFoundError when
@@ -151,6 +153,7 @@ class AsyncClaim(AsyncHandle):
         where = f"commit of claim {self.claim_id}"
         meta = self.meta
         columns = wire_columns(fields, meta.sample_ids, where)
+        lengths = meta.sequence_lengths or carried_lengths(fields, None, meta.sample_ids, where)
         if request_id is None:
             self._commit_id = self._commit_id or new_request_id()
         header = pb.CommitClaimHeader(
@@ -158,7 +161,7 @@ class AsyncClaim(AsyncHandle):
             claim_id=self.claim_id,
             columns=[column_message(column) for column in columns],
         )
-        write = RowWrite("CommitClaim", header, columns, meta.partition_id, meta.size, meta.sequence_lengths)
+        write = RowWrite("CommitClaim", header, columns, meta.partition_id, meta.size, lengths)
         with self._watch_for_fence():
             response = await write_rows(self._session.transport, write, timeout_s)
         self.state = "committed"
