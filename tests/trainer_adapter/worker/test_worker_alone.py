@@ -275,7 +275,12 @@ def test_microbatches_planned_by_tokens_are_refused_to_a_loss_over_pairs(make_wo
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
-    [({"gbs": 16}, "8 samples, .*16"), ({"gbs": 0}, "gbs .*got 0"), ({"mbs": 0}, "mbs .*got 0")],
+    [
+        ({"gbs": 16}, "8 samples, .*16"),
+        ({"gbs": 3, "mbs": 1}, "8 samples, .*3"),
+        ({"gbs": 0}, "gbs .*got 0"),
+        ({"mbs": 0}, "mbs .*got 0"),
+    ],
 )
 def test_sizes_that_divide_no_rows_are_refused(make_worker: MakeWorker, sizes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

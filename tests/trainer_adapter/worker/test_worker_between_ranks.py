@@ -121,6 +121,11 @@ def test_all_ranks_refuse_rows_that_one_of_them_has_too_few_of(played: Played, c
         assert re.search(told, rank["told"])
 
 
+def test_all_ranks_refuse_rows_of_which_a_step_would_leave_some_out(played: Played) -> None:
+    for rank in played.ranks("more_than_whole_steps"):
+        assert re.search(r"all ranks together have 7 samples, .* 4$", rank["told"])
+
+
 ANOTHER_FAILED = "another rank failed: planning microbatches; see that rank's error"
 
 

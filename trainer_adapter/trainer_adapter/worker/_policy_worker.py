@@ -174,10 +174,10 @@ class AutomodelPolicyWorker:
     ) -> dict[str, Any]:
         """See PolicyInterface. gbs: samples of all ranks; mbs: of this rank.
 
-        data: as for get_logprobs, with `sample_mask` [B] and, for a loss over tokens, `token_mask` [B,S]. Ranks may
-        have different numbers of rows only if these are one global batch together; ValueError on all ranks otherwise.
-        Gradients are clipped to max_grad_norm. A step whose norm is not finite is skipped and logged. The learning-rate
-        schedule advances by one step.
+        data: as for get_logprobs, with `sample_mask` [B] and, for a loss over tokens, `token_mask` [B,S]. The rows of
+        all ranks together are one or more whole global batches. Ranks may have different numbers of rows only if these
+        are one global batch together; ValueError on all ranks otherwise. Gradients are clipped to max_grad_norm. A step
+        whose norm is not finite is skipped and logged. The learning-rate schedule advances by one step.
 
         Returns `global_loss` (float32, one entry for each global batch), `grad_norm` of the last one, before clipping
         (0-d float32; None in eval_mode), `rank`, `gpu_name`, `model_dtype`, and `all_mb_metrics`, a list for each

@@ -32,9 +32,8 @@ def train(
 ) -> dict[str, Any]:
     """A collective call of all ranks, each with its shard. Returns what aggregate_training_statistics returns.
 
-    Rows after the last whole global batch are not used. ValueError on all ranks if their number does not divide gbs,
-    the data is smaller than one global batch or planned for another number of them, or a rank has too few rows; see
-    _count_batches.
+    ValueError on all ranks if their number does not divide gbs, their rows are not whole global batches or planned for
+    another number of them, or a rank has too few rows; see _count_batches.
     """
     size = required(policy.config, "train_global_batch_size") if gbs is None else gbs
     rows_at_once = required(policy.config, "train_micro_batch_size") if mbs is None else mbs
@@ -42,8 +41,6 @@ def train(
         data = BatchedDataDict({**data, "input_lengths": data["input_lengths"].cpu()})
     own, batches = _count_batches(policy, data, size)
     check_sequence_dim(data)
-    if data.micro_batch_indices is None:  # no plan could place rows after the last whole global batch
-        data = data.slice(0, min(data.size, own * batches))
     rows, _ = plan_batch(policy, data, "train", own)
     steps: list[TrainingStep] = []
     grad_norm: Tensor | None = None
@@ -85,9 +82,9 @@ def _count_batches(policy: LoadedPolicy, data: BatchedDataDict[Any], gbs: int) -
     if gbs < 1 or gbs % ranks:
         raise ValueError(f"gbs must be a positive multiple of the {ranks} data-parallel ranks, got {gbs}")
     rows = [data.size] if ranks == 1 else _rows_of_ranks(data, policy)
-    batches = sum(rows) // gbs
-    if batches == 0:
-        raise ValueError(f"all ranks together have {sum(rows)} samples, fewer than one global batch of {gbs}")
+    batches, rest = divmod(sum(rows), gbs)
+    if rest or batches == 0:
+        raise ValueError(f"all ranks together have {sum(rows)} samples, not one or more whole global batches of {gbs}")
     if data.micro_batch_indices is not None:
         if len(data.micro_batch_indices) != batches:
             raise ValueError(
