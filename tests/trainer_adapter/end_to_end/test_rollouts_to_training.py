@@ -205,3 +205,33 @@ def test_the_program_of_the_guide_trains_as_it_stands_on_another_model(
         names["main"]()
         assert client.partition("train").task("train").consumed_rows_total == len(IDS)
     assert len(re.findall(r"^loss -?\d\.\d{3}, gradient norm \d+\.\d{3}$", capsys.readouterr().out, re.MULTILINE)) == 2
+
+
+def test_the_asynchronous_step_of_the_guide_trains_rows_without_a_reference_and_clears_them(
+    folder: Path, rank_pool: RankPool
+) -> None:
+    blocks = [code for program in programs_of(ROOT / "docs" / "trainer.md") for code, _ in program]
+    (code,) = (code for code in blocks if "def asynchronous_step" in code)
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(code, names)  # noqa: S102  # ours
+    with running_server() as address, connect(address) as client:
+        names["register_flow"](client)
+        rows = batch()
+        for first in range(0, len(IDS), 2):
+            with client.reserve_group("train", f"p{first // 2}", weight_version=0) as group:
+                kept = {name: rows[name][first : first + 2] for name in (*ROLLOUT_FIELDS, "advantages")}
+                group.add(IDS[first : first + 2], kept, [{"std": 0.5}] * 2)
+        rank_pool.play(step_of_the_guide, code, Script(folder / "model", Layout(), address), ranks=1)
+        trained = client.partition("train")
+        assert (trained.task("train").consumed_rows_total, trained.rows, trained.weight_version) == (len(IDS), 0, 1)
+
+
+def step_of_the_guide(_rank: int, code: str, script: Script) -> None:
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(code, names)  # noqa: S102  # ours
+    policy = DataPlanePolicy(script.config, TorchrunWorkerGroup(AutomodelPolicyWorker, script.arguments))
+    try:
+        with connect(script.address) as client:
+            names["asynchronous_step"](client, policy, 1, len(IDS) // 2)
+    finally:
+        assert policy.shutdown()
