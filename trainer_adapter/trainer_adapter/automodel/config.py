@@ -209,11 +209,11 @@ class DTensorConfig(TypedDict, total=False):
     explicit "gathered".
     lora_cfg: adapters are trained instead of whole weights. The keys are `enabled` and the fields of
     adapters.config.PeftConfig. collective_timeout_s: how long a rank waits for the others, 1800 by default. It must be
-    longer than rank 0 reads the model's files or joins those of a checkpoint, and than a claim may wait for rows.
-    pin_host_memory: weights and optimizer state that are on the host for a while (cpu_offload, offload_after_refit) are
-    in pinned memory, true by default. Copies then take the bus's speed and block nothing; each tensor takes up to twice
-    its size. empty_cache_after_training: every train call ends with torch.cuda.empty_cache(), for another process on
-    the same GPU; false by default, because the next step allocates anew.
+    longer than rank 0 reads the model's files or joins those of a checkpoint and, without a driver, than a claim may
+    wait for rows. pin_host_memory: weights and optimizer state that are on the host for a while (cpu_offload,
+    offload_after_refit) are in pinned memory, true by default. Copies then take the bus's speed and block nothing; each
+    tensor takes up to twice its size. empty_cache_after_training: every train call ends with torch.cuda.empty_cache(),
+    for another process on the same GPU; false by default, because the next step allocates anew.
     """
 
     cpu_offload: Required[bool]

@@ -104,8 +104,8 @@ def late_error(method: str, ranks: Sequence[int], timeout_s: float) -> WorkerFai
 
 
 def lost_rank_error(method: str, error: BaseException) -> WorkerFailed:
-    """Build the error for a broken connection to an unknown rank."""
-    found = WorkerFailed(f"{method}: another rank is gone: {error}{_BROKEN}")
+    """Build the error for a broken connection to an unknown rank, or for one that timed out."""
+    found = WorkerFailed(f"{method}: another rank is gone, or did not arrive in time: {error}{_BROKEN}")
     found.__cause__ = error
     return found
 

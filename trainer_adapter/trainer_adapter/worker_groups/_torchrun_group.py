@@ -42,8 +42,9 @@ class TorchrunWorkerGroup:
     """A WorkerGroup of which each process holds one worker, `worker(**arguments)`, which starts torch.distributed.
 
     The processes agree over their own gloo group, separate from the worker's.
-    call_timeout_s: how long ranks wait for each other before and after a method; it must exceed the difference in the
-    ranks' run times. WorkerFailed afterwards.
+    call_timeout_s: how long ranks wait for each other before and after a method, and for the value of `from_driver`; it
+    must exceed the difference in the ranks' run times, and the time that the driver waits for rows. WorkerFailed
+    afterwards.
     failure_grace_s: how long a failed rank waits for the others.
     """
 
@@ -79,7 +80,7 @@ class TorchrunWorkerGroup:
         """Return rank 0's value. A collective call: the others wait for rank 0 until the call's timeout.
 
         `_exchange` lists the supported values; TypeError on every rank for others. A BatchedDataDict stays one, without
-        a plan of microbatches. WorkerFailed if rank 0 is gone.
+        a plan of microbatches. WorkerFailed if rank 0 is gone or takes longer.
         """
         self._health.check("from_driver")
 
