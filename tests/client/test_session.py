@@ -338,6 +338,17 @@ def test_what_cannot_be_taken_back_now_is_taken_back_later(session: LivenessSess
     assert [request.claim_request_id for request in sessions.released] == ["first"] * 4 + ["second"]
 
 
+def test_all_that_cannot_be_taken_back_now_is_taken_back_later_however_much_it_is(
+    session: LivenessSession, sessions: Sessions
+) -> None:
+    opened(session)
+    sessions.release_refusals = 20  # meanwhile the others come
+    names = [f"claim-{number}" for number in range(1200)]
+    for name in names:
+        session.undo(release(name))
+    eventually(lambda: {request.claim_request_id for request in list(sessions.released)} == set(names))
+
+
 def test_what_is_to_be_taken_back_waits_for_a_session_that_is_asked_for(
     session: LivenessSession, sessions: Sessions
 ) -> None:

@@ -45,7 +45,8 @@ CLOSE_S = 2.0
 _END_STREAM_S = 1.5  # for the server to end a stream that was closed; the rest of CLOSE_S is for the thread
 _FIND_S = 1.0
 _UNDO_S = 1.0
-_MAX_UNDOS = 1024
+_MAX_UNDOS = 1 << 17
+"""Grants that wait to be undone: more than all claims of a server with the usual limits."""
 
 Undo = Callable[[Any, float], object]
 """Undoes a grant by a call of a stub, with the given timeout in seconds. May be called repeatedly."""
