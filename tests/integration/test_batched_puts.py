@@ -342,6 +342,27 @@ async def test_what_a_cancelled_flush_has_sent_fails_where_the_next_one_ends(
             client.drop_partition(full_partition)
 
 
+async def test_a_put_under_way_whose_block_is_left_by_an_exception_is_closed_when_its_call_is_refused(
+    async_client: aio.AsyncDataPlaneClient, client: DataPlaneClient, full_partition: str
+) -> None:
+    batching = async_client.batching()
+    await batching.put_later(["first"], full_partition, row(1), timeout_s=60.0)
+    pending = await batching.put_later(["second"], full_partition, row(2), timeout_s=60.0)
+
+    async def block() -> None:
+        async with batching:
+            await batching.flush()
+
+    left, asks = asyncio.create_task(block()), asyncio.create_task(pending.meta())
+    await until_a_call_waits(client, full_partition)
+    left.cancel()
+    client.drop_partition(full_partition)
+    with pytest.raises(ClosedError):
+        await asks
+    with pytest.raises(asyncio.CancelledError):
+        await left
+
+
 async def test_each_put_has_its_own_deadline(
     async_client: aio.AsyncDataPlaneClient, client: DataPlaneClient, full_partition: str
 ) -> None:

@@ -34,6 +34,8 @@ from dataplane_client._verbs._async.transport import AsyncTransport
 from dataplane_client.errors import ClosedError, DataPlaneError, DeadlineError, UnavailableError
 from dataplane_client.records.meta import KVBatchMeta
 
+_LEFT = "the block of batching() was left by an exception before the put was"
+
 
 class _Put:
     """A put of one caller. turn: resolves to its meta, or to None when this caller is to send the batch. unit: the
@@ -307,9 +309,11 @@ class AsyncBatching:
             self._has_left(put)
 
     def _drop_held(self) -> None:
-        for put in self._take_held(leave=False):
-            if not put.is_under_way:
-                put.fail(ClosedError("the block of batching() was left by an exception before the put was sent"))
+        held = self._take_held(leave=False)
+        with self._lock:
+            for put in held:
+                if not put.is_under_way:
+                    put.fail(ClosedError(f"{_LEFT} sent"))
 
     async def _meta_of(self, put: _Put) -> KVBatchMeta:
         await self._left(put)
@@ -426,6 +430,9 @@ class AsyncBatching:
                 for put in batch:
                     put.is_under_way = False
                 back = [put for put in again if not put.is_left]
+                for put in again:
+                    if put.is_left and put not in self._held and put not in self._leaving:  # nobody sends it again
+                        put.fail(ClosedError(f"{_LEFT} answered"))
                 line.waiting = deque(sorted([*back, *line.waiting], key=lambda put: put.place))
                 self._hand_over(partition_id, line)
         return len(batch) - len(again)
