@@ -21,10 +21,11 @@ from concurrent.futures import Future
 from copy import copy
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dataplane_client._common.tracebacks import short_tracebacks
 from dataplane_client._connect.deadline import ANSWER_MARGIN_S, Deadline, checked_timeout
+from dataplane_client._connect.locator import new_future
 from dataplane_client._requests.gathered_puts import PutRows, gathered, put_rows, receipts
 from dataplane_client._requests.requests import GivenTag, Put
 from dataplane_client._values.codec import Fields
@@ -61,7 +62,7 @@ class _Put:
 
     def wait(self) -> None:
         """Wait for the next turn."""
-        self.turn: Future[KVBatchMeta | None] = _begun()
+        self.turn: Future[KVBatchMeta | None] = new_future()
 
     def sends(self) -> bool:
         """Whether it is its turn to send."""
@@ -71,13 +72,6 @@ class _Put:
         """Does nothing if it has ended."""
         if not self.turn.done():
             self.turn.set_exception(copy(error))  # each caller adds its own traceback
-
-
-def _begun() -> Future[Any]:
-    """A future that a caller does not cancel when it is cancelled itself."""
-    future = Future[Any]()
-    future.set_running_or_notify_cancel()
-    return future
 
 
 class _Unit(NamedTuple):
@@ -249,7 +243,7 @@ class AsyncBatching:
             held, self._held = self._held, []
             self._held_rows = self._held_bytes = 0
             if leave:
-                self._leaving.update((put, _begun()) for put in held)
+                self._leaving.update((put, new_future()) for put in held)
         return held
 
     def _has_left(self, put: _Put) -> None:
