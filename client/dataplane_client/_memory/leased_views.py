@@ -38,7 +38,7 @@ def leased_columns(
     if low == high:  # a mapping needs a byte
         return None
     try:
-        view = arena.private_view(low, high)
+        view = arena.private_view(low, high, spans)
     except OSError:  # as of `can_write`; what is mapped already can still be read
         return None
     weakref.finalize(view, arena.release, handle).atexit = False  # daemon threads may read it

@@ -22,6 +22,7 @@ import struct
 import threading
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,12 @@ _MOST_VIEWS = 512
 """Private views that live at a time: each has a descriptor, and many systems allow a process 1,024."""
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of Linux 5.14, which Python does not name: have pages as if they had been written to."""
+
+
+class _View(mmap.mmap):
+    """The private mapping of a read. unkept: where its values are in it, until a fork has copied them."""
+
+    unkept: Sequence[tuple[int, int]] = ()
 
 
 class SharedArena:
@@ -131,8 +138,9 @@ class SharedArena:
             mapping.madvise(mmap.MADV_HUGEPAGE)
         return mapping
 
-    def private_view(self, start: int, end: int) -> ByteArray:
-        """Bytes start to end of the arena in a mapping of their own. Writing to them changes this view only.
+    def private_view(self, start: int, end: int, spans: Sequence[tuple[int, int]]) -> ByteArray:
+        """Bytes start to end of the arena in a mapping of their own. Writing to them changes this view only. spans:
+        those of them that are read, which a fork copies.
 
         Raises ValueError for bytes outside the arena, and OSError if this process cannot have another mapping.
         """
@@ -143,7 +151,8 @@ class SharedArena:
         first = start - start % mmap.ALLOCATIONGRANULARITY
         rights = mmap.PROT_READ | mmap.PROT_WRITE
         flags = mmap.MAP_PRIVATE
-        mapping = mmap.mmap(self._descriptors[0], end - first, flags=flags, prot=rights, offset=first)
+        mapping = _View(self._descriptors[0], end - first, flags=flags, prot=rights, offset=first)
+        mapping.unkept = [(at - first, after - first) for at, after in spans if at < after]
         _views[id(mapping)] = mapping
         return np.frombuffer(mapping, np.uint8, end - start, start - first)
 
@@ -269,18 +278,22 @@ def _close(*descriptors: list[int]) -> None:
 # -- forks -------------------------------------------------------------------------------------------------------------
 
 _arenas: weakref.WeakValueDictionary[int, SharedArena] = weakref.WeakValueDictionary()
-_views: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
+_views: weakref.WeakValueDictionary[int, _View] = weakref.WeakValueDictionary()
 """By their ids: all that live, to be found at a fork without a lock, which another thread might have then."""
 
 
 def _keep_views() -> None:
-    """Before a fork, copy the viewed pages, once for both processes. Otherwise the child's views would change once the
-    parent has dropped its own: the leases end then, and the server reuses the bytes. Linux before 5.14 cannot do this.
+    """Before a fork, copy the pages of viewed values, unless an earlier one has; all processes share the copies.
+    Otherwise the child's views would change once the parent has dropped its own: the leases end then, and the server
+    reuses the bytes. Linux before 5.14 cannot do this.
     """
     for view in _views.valuerefs():
         if (mapping := view()) is not None:
             with contextlib.suppress(OSError):
-                mapping.madvise(_POPULATE_WRITE)
+                for start, end in mapping.unkept:
+                    begins = start - start % mmap.PAGESIZE
+                    mapping.madvise(_POPULATE_WRITE, begins, end - begins)
+                mapping.unkept = ()
 
 
 def _leave_sessions() -> None:

@@ -230,6 +230,45 @@ def test_a_view_stays_right_in_a_forked_child_when_its_parent_lets_go_of_it(
     assert ended == 0
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_forks_copy_viewed_values_once_however_far_apart_they_lie(client: DataPlaneClient) -> None:
+    client.register_partition("between", ["x"], 0, ["train"])
+    client.put_samples(IDS, "p", {"x": some(torch.int32, 5, 400_000)})
+    client.put_samples(["b"], "between", {"x": torch.ones(1, 6 * MIB, dtype=torch.int32)})
+    client.put_samples(IDS, "p", {"y": some(torch.int32, 5, 400_000)})
+    batch = read(client, fields=("x", "y"))
+    sent = [bits(batch[name]).tobytes() for name in ("x", "y")]
+    for partition in ("p", "between"):
+        client.drop_partition(partition)
+    assert used(client) == 16_000_000  # they are views
+    wait_for, go_on = os.pipe()
+    before, children = memory_of(os.getpid()), list[int]()
+    try:
+        for _ in range(3):
+            children.append(os.fork())
+            if children[-1] == 0:
+                os.close(go_on)
+                os.read(wait_for, 1)
+                os._exit(0 if [bits(batch[name]).tobytes() for name in ("x", "y")] == sent else 1)
+        assert memory_of(os.getpid(), *children) - before < 32_000_000
+        del batch
+        gc.collect()
+        eventually(lambda: used(client) == 0)
+        client.register_partition("p", ["y"], 0, ["train"])
+        fill_the_arena(client)
+    finally:
+        os.close(wait_for)
+        os.close(go_on)
+        ended = [os.waitpid(child, 0)[1] for child in children]
+    assert ended == [0, 0, 0]
+
+
+def memory_of(*processes: int) -> int:
+    """Bytes of these processes that lie in no file; what they share counts once."""
+    told = [Path(f"/proc/{process}/smaps_rollup").read_text() for process in processes]
+    return sum(int(each.partition("Pss_Anon:")[2].split()[0]) for each in told) * 1024
+
+
 def test_a_client_that_keeps_many_batches_has_descriptors_left(client: DataPlaneClient, sent: torch.Tensor) -> None:
     descriptors = Path("/proc/self/fd")
     before = len(list(descriptors.iterdir()))
