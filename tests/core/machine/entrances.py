@@ -231,7 +231,7 @@ class Entrances(Writes):
             band = partition.flow.band
             return band is None or partition.surplus() - entrant.call.batch_size >= band.least
         if entrant.write is not None:  # what others have put meanwhile is not new
-            named = entrant.call.sample_ids  # type: ignore[union-attr]
+            named = entrant.call.sample_ids  # type: ignore[attr-defined]
             entrant.rows = min(entrant.rows, len(named) - len(partition.found(named)))
             if not entrant.rows:
                 return True
