@@ -43,6 +43,45 @@ assert client.partition("p").rows == 200
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("way", ["shm", DIRECT], indirect=True)
+def test_a_claim_that_is_cancelled_after_a_fork_takes_no_rows(
+    flow: DataPlaneClient, address: str, transport: TransportChoice
+) -> None:
+    code = f"""
+import asyncio, os
+import numpy as np
+from dataplane_client import aio
+
+async def train(client):
+    return (await client.partition("p")).task("train")
+
+async def main():
+    async with aio.connect({address!r}, transport={transport!r}, timeout_s=100.0) as client:
+        await client.server_status()
+        parent_ends, in_parent = os.pipe()
+        if not os.fork():
+            os.close(in_parent)
+            os.read(parent_ends, 1)
+            os._exit(0)
+        claim = asyncio.create_task(client.claim_meta("p", "train", ["a"], 1, timeout_s=200.0))
+        while not (await train(client)).waiting_claims:
+            await asyncio.sleep(0.01)
+        claim.cancel()
+        await asyncio.wait([claim])
+        assert claim.cancelled()
+        calls = 0
+        while (await train(client)).waiting_claims and calls < 100:  # within the first ones, the server ends it
+            calls += 1
+            await asyncio.sleep(0.01)
+        await client.put_samples(["s"], "p", {{"a": np.zeros(1)}})
+        assert (await train(client)).untaken_rows == 1
+
+asyncio.run(asyncio.wait_for(main(), 90.0))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_field_that_has_become_jagged_stays_jagged_where_all_rows_have_one_length(flow: DataPlaneClient) -> None:
     flow.put_samples(["x", "y"], "p", {"a": torch.arange(6.0).reshape(2, 3)})
     assert not flow.get_samples(["x", "y"], "p", ["a"])["a"].is_nested

@@ -7,6 +7,7 @@ on the server.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import deque
 from functools import partial
 from typing import TypeVar
@@ -44,6 +45,7 @@ class Connections:
         self._idle: deque[LocalConnection] = deque()
         self._open: set[LocalConnection] = set()
         self._closed = False
+        self._pid = os.getpid()
 
     def reach(self, timeout_s: float) -> None:
         """Open a connection. Raises OSError if the address cannot be reached, or does not serve this client."""
@@ -135,6 +137,8 @@ class Connections:
     def drop(self, connection: LocalConnection) -> None:
         """Close a connection that the caller has taken."""
         self._open.discard(connection)
+        if self._pid == os.getpid():  # in a forked child, it is the parent's
+            connection.interrupt()  # a child has it open, too, and closing it here alone would end nothing
         connection.close()
 
     def close(self) -> None:
