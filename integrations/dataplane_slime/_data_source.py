@@ -326,7 +326,7 @@ class DataPlaneDataSource:
             try:
                 return self._draw(until)
             except ClaimTimeoutError:
-                if until:
+                if until or self._prompts is None:
                     raise
             except (DeadlineError, UnavailableError):  # the server is busy, or away, and may be back
                 if time.monotonic() >= back_by:

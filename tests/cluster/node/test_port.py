@@ -121,8 +121,8 @@ async def test_a_read_waits_for_a_node_that_hangs_no_longer_than_once(other: Oth
         serving = asyncio.create_task(asyncio.to_thread(_answer_once, listener, 3))
         await asyncio.gather(*(other.lines.read(place, NODE, runs, [memoryview(bytearray(8))]) for _ in range(3)))
         lines = await serving
-        for _, line in other.lines._idle:
-            line.settimeout(0.5)
+        for _, idle in other.lines._idle:
+            idle.settimeout(0.5)
         with pytest.raises(Refusal, match="does not answer"):
             await other.lines.read(place, NODE, runs, [memoryview(bytearray(8))])
         assert sum(_was_asked(line) for line in lines) == 1, "by the other lines it would wait as long again"
