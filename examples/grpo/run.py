@@ -296,7 +296,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("a cluster takes no snapshots: leave out --checkpoint-every and --resume")
     if args.resume and not args.checkpoint_every:
         parser.error(
-            "--resume needs the rows of the run, which the server keeps with --checkpoint-every alone: give both"
+            "--resume needs the rows of the run, which the server keeps only with --checkpoint-every: give both"
         )
     if args.cluster:
         args.backend = "ray"

@@ -370,10 +370,11 @@ class DataPlaneDataSource:
         while self._unput:
             try:
                 self._put(self._unput[0])
-            except PreconditionError as error:
-                if error.reason != "SAMPLE_EXISTS":
+            except (PreconditionError, UnavailableError) as error:
+                is_away = isinstance(error, UnavailableError)
+                if not is_away and error.reason != "SAMPLE_EXISTS":
                     raise
-                if error.details.get("group_state") == "reserved":
+                if is_away or error.details.get("group_state") == "reserved":
                     if time.monotonic() >= deadline:
                         raise
                     time.sleep(_AGAIN_S)

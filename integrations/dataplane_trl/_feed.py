@@ -115,7 +115,7 @@ class Feed:
         except NotFoundError:  # a row was cleared meanwhile
             claim.release()
             return
-        holding = _Holding(claim, claim.meta.size)
+        holding, formers = _Holding(claim, claim.meta.size), list[_Holding]()
         rows = zip(claim.meta.sample_ids, claim.meta.generations or (), samples, strict=True)
         for sample_id, generation, sample in rows:
             row = self._held.get(generation)
@@ -123,9 +123,11 @@ class Feed:
                 row = self._held[generation] = _Row(sample_id, generation, holding)
                 self._ready.append((sample, row))
             else:
-                row.holding, former = holding, row.holding
-                _leave(former)
+                formers.append(row.holding)
+                row.holding = holding
         self.heard_at = time.monotonic()
+        for former in formers:  # once all rows are noted, since a commit may find the server away
+            _leave(former)
         tasks = self.client.partition(self._partition).tasks
         self.waiting = next(task.ready_rows or 0 for task in tasks if task.task == self._task)
 

@@ -64,6 +64,7 @@ async def main():
             os.read(parent_ends, 1)
             os._exit(0)
         claim = asyncio.create_task(client.claim_meta("p", "train", ["a"], 1, timeout_s=200.0))
+        await asyncio.sleep(0)  # it takes the connection that the child has, too
         while not (await train(client)).waiting_claims:
             await asyncio.sleep(0.01)
         claim.cancel()

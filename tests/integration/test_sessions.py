@@ -28,7 +28,7 @@ from dataplane_server.service.grpc.servicer import DataPlaneServicer
 from dataplane_server.testing import ServerThread
 
 GRACE_S = 4.0
-BEATS = 3
+BEATS = 2
 
 
 @pytest.fixture

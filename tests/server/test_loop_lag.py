@@ -12,8 +12,8 @@ async def test_a_stall_is_reported_for_each_wake_up_that_it_held_up() -> None:
     late: list[float] = []
     lag = LoopLag(late.append)
     lag.start()
-    time.sleep(1.3)  # noqa: ASYNC251  # the stall: five wake-ups were due in it
+    time.sleep(0.6)  # noqa: ASYNC251  # the stall: two wake-ups were due in it
     await asyncio.sleep(0.1)
     lag.stop()
-    assert late[0] >= 1.0
-    assert len(late) >= 5
+    assert late[0] > 0.3
+    assert len(late) >= 2

@@ -343,7 +343,7 @@ def drop(
 ) -> None:
     """Remove a partition with its rows, claims and definition.
 
-    Asks before, unless --yes, which it needs where there is no terminal.
+    Asks first, unless --yes is given; without a terminal, it needs --yes.
     """
     from dataplane_client.cli._rows import drop_partition
 
@@ -394,8 +394,8 @@ def restore(
     """Make a server go on from one of its snapshots.
 
     What came after the snapshot is lost, and all sessions end: rows that were claimed are untaken again. Clients
-    connect again by themselves. If the snapshot cannot be used, nothing changes. Asks before, unless --yes,
-    which it needs where there is no terminal.
+    connect again by themselves. If the snapshot cannot be used, nothing changes. Asks first, unless --yes is given;
+    without a terminal, it needs --yes.
     """
     from dataplane_client.cli._snapshots import restore_snapshot
 

@@ -98,7 +98,7 @@ class Metrics:
         self._claim_waits.observe(seconds)
 
     def put_waited(self, seconds: float) -> None:
-        """Record how long a put or commit waited for space, whether or not it got any."""
+        """Record how long a put or commit waited, for space or for room in its partition, whether or not it got any."""
         self._put_waits.observe(seconds)
 
     def lagged(self, seconds: float) -> None:

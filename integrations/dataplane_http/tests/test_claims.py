@@ -254,6 +254,15 @@ async def test_of_a_request_whose_claim_is_lost_nothing_is_kept_but_why() -> Non
         pass
 
 
+async def test_a_lease_begins_anew_at_the_end_of_a_request() -> None:
+    claims: Held[Any] = Held("claim", ClaimFencedError, lambda claim, why: claim.release(reason=why))
+    claims.add("c", None, 60.0)
+    with claims.using("c") as hold:
+        hold.until = 0.0
+    await claims.sweep()
+    assert not claims.is_empty
+
+
 def test_a_claim_that_nobody_names_for_its_lease_is_lost_and_says_so(
     ask: Ask, client: DataPlaneClient, partition: str
 ) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
-from tests.integration.histories.mortal_server import MortalServer
+from tests.integration.failpoints.lives import Lives
 
 from dataplane_client.client import DataPlaneClient
 from dataplane_client.errors import EndOfDataError, PreconditionError
@@ -281,50 +281,43 @@ def test_rows_are_cleared_by_id_or_with_their_partition(registered: DataPlaneAda
 # -- checkpoints, close ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def durable(tmp_path: Path) -> MortalServer:
-    return MortalServer(tmp_path, tmp_path / "data", "--durability", "process")
-
-
 @pytest.mark.parametrize("way", ["shm"])
 def test_a_checkpoint_has_rows_and_cursors_and_is_loaded_by_a_fresh_client(
-    durable: MortalServer, tmp_path: Path, way: str
+    durable: Lives, tmp_path: Path, way: str
 ) -> None:
-    with durable:
-        trainer, successor = (DataPlaneAdapter(durable.address, transport=way, timeout_s=600.0) for _ in range(2))
-        trainer.register_partition("train", ["x"], 3, ["train"])
-        put(trainer, "a", "b", "c")
-        trainer.claim_meta("train", "train", ["x"], 1)
-        trainer.save_checkpoint(tmp_path / "step_3", metadata={"step": 3})
-        trainer.save_checkpoint(str(tmp_path / "again"))
-        trainer.clear_samples(None, "train")
-        put(trainer, "of the time after it")
-        with pytest.raises(PreconditionError, match="load the checkpoint first"):
-            trainer.load_checkpoint(tmp_path / "step_3")
-        with pytest.raises(FileNotFoundError):
-            successor.load_checkpoint(tmp_path)
-        assert successor.load_checkpoint(tmp_path / "step_3") == {"step": 3}
-        successor.register_partition("train", ["x"], 3, ["train"])
-        assert successor.list_sample_ids("train") == ["a", "b", "c"]
-        assert successor.claim_meta("train", "train", ["x"], 2).sample_ids == ["b", "c"]
-        for adapter in (trainer, successor):
-            adapter.close()
+    trainer, successor = (DataPlaneAdapter(durable.address, transport=way, timeout_s=600.0) for _ in range(2))
+    trainer.register_partition("train", ["x"], 3, ["train"])
+    put(trainer, "a", "b", "c")
+    trainer.claim_meta("train", "train", ["x"], 1)
+    trainer.save_checkpoint(tmp_path / "step_3", metadata={"step": 3})
+    trainer.save_checkpoint(str(tmp_path / "again"))
+    trainer.clear_samples(None, "train")
+    put(trainer, "of the time after it")
+    with pytest.raises(PreconditionError, match="load the checkpoint first"):
+        trainer.load_checkpoint(tmp_path / "step_3")
+    with pytest.raises(FileNotFoundError):
+        successor.load_checkpoint(tmp_path)
+    assert successor.load_checkpoint(tmp_path / "step_3") == {"step": 3}
+    successor.register_partition("train", ["x"], 3, ["train"])
+    assert successor.list_sample_ids("train") == ["a", "b", "c"]
+    assert successor.claim_meta("train", "train", ["x"], 2).sample_ids == ["b", "c"]
+    for adapter in (trainer, successor):
+        adapter.close()
 
 
 @pytest.mark.parametrize("way", ["shm"])
 def test_a_claim_that_does_not_wait_for_rows_waits_for_the_next_life_of_a_durable_server(
-    durable: MortalServer, way: str
+    durable: Lives, way: str
 ) -> None:
-    with durable:
-        adapter = DataPlaneAdapter(durable.address, transport=way, timeout_s=600.0)
-        adapter.register_partition("train", ["x"], 2, ["train"])
-        put(adapter, "a", "b")
-        durable.end()
-        with ThreadPoolExecutor(1) as threads:
-            claimed = threads.submit(adapter.claim_meta, "train", "train", ["x"], 3, blocking=False)
-            assert durable.begin() is None, durable.log
-            assert claimed.result(200.0).sample_ids == ["a", "b"]
-        adapter.close()
+    adapter = DataPlaneAdapter(durable.address, transport=way, timeout_s=600.0)
+    adapter.register_partition("train", ["x"], 2, ["train"])
+    put(adapter, "a", "b")
+    durable.end()
+    with ThreadPoolExecutor(1) as threads:
+        claimed = threads.submit(adapter.claim_meta, "train", "train", ["x"], 3, blocking=False)
+        assert durable.begin() is None, durable.log
+        assert claimed.result(200.0).sample_ids == ["a", "b"]
+    adapter.close()
 
 
 def test_closing_is_idempotent_and_leaves_other_adapters_of_the_process(

@@ -134,15 +134,16 @@ def test_the_buffer_is_a_queue(client: DataPlaneClient, new_worker: NewWorker, p
         buffer.put_nowait(sample("d"))
 
 
-@pytest.mark.parametrize("waits", [{"timeout": 0.5}, {"block": False}])
-def test_the_buffer_is_empty_while_a_durable_server_is_away(durable: Lives, waits: dict[str, Any]) -> None:
+def test_the_buffer_is_empty_while_a_durable_server_is_away(durable: Lives) -> None:
     with connect(durable.address, timeout_s=200.0) as client:
         register_rollouts(client)
         put_rollouts(client, "rollouts", [sample("a")])
         worker = PlainTrainer(DataPlaneRolloutWorker(durable.address, timeout_s=200.0)).worker
         durable.end()
         with pytest.raises(queue.Empty):
-            worker.rollout_buffer.get(**waits)
+            worker.rollout_buffer.get(timeout=0.5)
+        with pytest.raises(queue.Empty):
+            worker.rollout_buffer.get(block=False)
         worker.check_health(stale_after_s=500.0)
         assert durable.begin() is None, durable.log
         assert name_of(worker.rollout_buffer.get(timeout=200.0)) == "a"

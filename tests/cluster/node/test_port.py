@@ -14,7 +14,7 @@ from tests.integration.wire.local_peer import HEAD, Peer
 from tests.waiting import soon
 
 from dataplane_server.cluster.messages import BytePlace
-from dataplane_server.cluster.node.byte_lines import ByteLines
+from dataplane_server.cluster.node.byte_lines import _STALL_S, ByteLines
 from dataplane_server.cluster.node.port import NodePort
 from dataplane_server.core.calls.refusal import Reason, Refusal
 from dataplane_server.core.calls.values import Run, Runs
@@ -122,6 +122,7 @@ async def test_a_read_waits_for_a_node_that_hangs_no_longer_than_once(other: Oth
         await asyncio.gather(*(other.lines.read(place, NODE, runs, [memoryview(bytearray(8))]) for _ in range(3)))
         lines = await serving
         for _, idle in other.lines._idle:
+            assert idle.gettimeout() == _STALL_S
             idle.settimeout(0.5)
         with pytest.raises(Refusal, match="does not answer"):
             await other.lines.read(place, NODE, runs, [memoryview(bytearray(8))])

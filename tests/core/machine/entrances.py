@@ -230,10 +230,10 @@ class Entrances(Writes):
         if isinstance(entrant.call, DrawSamples):
             band = partition.flow.band
             return band is None or partition.surplus() - entrant.call.batch_size >= band.least
-        if entrant.write is not None:  # what others have put meanwhile is not new
+        if entrant.write is not None:
             named = entrant.call.sample_ids  # type: ignore[attr-defined]
-            entrant.rows = min(entrant.rows, len(named) - len(partition.found(named)))
-            if not entrant.rows:
+            if len(partition.found(named)) == len(named):  # others have put them meanwhile
+                entrant.rows = 0
                 return True
         if self._is_paced(entrant):
             return False

@@ -160,7 +160,7 @@ def test_rows_of_a_client_that_the_server_cannot_hear_go_to_another_one_after_it
     claim = holder.claim("p", "train", ["tokens"], 1)
     proxy.swallow = {"requests"}
     again = client.claim("p", "train", ["tokens"], 1, timeout_s=FOREVER_S)
-    assert time.monotonic() - began > GRACE_S * 0.5
+    assert time.monotonic() - began > GRACE_S * 0.9
     proxy.reset_connections()
     with pytest.raises(ClaimNotFoundError):
         claim.commit()

@@ -129,7 +129,7 @@ class TorchrunWorkerGroup:
         return result
 
     def _exchange(self, method: str, exchange: Callable[[torch.distributed.ProcessGroup], T]) -> T:
-        """Exchange values with the other ranks. WorkerFailed if one of them is gone."""
+        """Exchange values with the other ranks. WorkerFailed if one of them is gone or does not arrive in time."""
         try:
             return exchange(self._open_group())
         except RuntimeError as error:

@@ -20,7 +20,7 @@ from dataplane_server.core.calls.values import Int64Array
 class Entry:
     """New rows. rows: with those that leave for a put and that it creates again. size_bytes: of their values as far as
     they are known. since: when they came, monotonic, s. counted_at: how many rows the partition had been given when it
-    was last seen which of them had come meanwhile.
+    was last seen whether all of them had come meanwhile.
     """
 
     call: PutSamples | ReserveGroup

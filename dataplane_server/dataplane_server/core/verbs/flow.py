@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import itemgetter
 
-import numpy as np
-
 from dataplane_server.core.calls.filters import asks, filter_bytes
 from dataplane_server.core.calls.refusal import Reason, Refusal, draining, superseded
 from dataplane_server.core.calls.requests import DrawSamples, PutSamples, ReserveGroup
@@ -120,11 +118,11 @@ class Flow:
 
     @staticmethod
     def _has_come(partition: Partition, entry: Entry) -> bool:
-        """Whether all rows of a put exist, since others have put them meanwhile. Those that exist are no new ones."""
+        """Whether all rows of a put exist, since others have put them meanwhile: then none of them is new."""
         if isinstance(entry.call, PutSamples) and entry.counted_at != partition.rows_put_total:
             entry.counted_at = partition.rows_put_total
-            missing = np.count_nonzero(partition.rows.find_existing(entry.call.sample_ids) < 0)
-            entry.rows = min(entry.rows, int(missing))
+            if (partition.rows.find_existing(entry.call.sample_ids) >= 0).all():
+                entry.rows = 0
         return not entry.rows
 
     def _comes(self, partition: Partition, ticket: int, entry: Entry) -> None:
