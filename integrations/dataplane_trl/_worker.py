@@ -168,7 +168,7 @@ class RolloutBuffer:
         """
         try:
             return self._worker.feed.next((_LONGEST_WAIT_S if timeout is None else timeout) if block else 0.0)
-        except (DeadlineError, UnavailableError) as error:  # check_health tells of a server that stays away
+        except (DeadlineError, UnavailableError) as error:  # check_health reports a server that stays away
             self._worker.why_empty = str(error)
             raise queue.Empty from error
 

@@ -88,8 +88,8 @@ def under_random_kills_every_row_is_committed_once(lab: Lab) -> None:
         lines = [line.split() for note in notes if note.exists() for line in note.read_text().splitlines()]
     done = Counter(row for kind, *ids in lines if kind == "committed" for row in ids)
     tries = Counter(row for kind, *ids in lines if kind == "commit" for row in ids)
-    told = Counter(row for kind, *ids in lines if kind != "commit" for row in ids)
-    lab.account(list(done.elements()), [row for row in lab.outcome.acknowledged if tries[row] <= told[row]])
+    answered = Counter(row for kind, *ids in lines if kind != "commit" for row in ids)
+    lab.account(list(done.elements()), [row for row in lab.outcome.acknowledged if tries[row] <= answered[row]])
 
 
 def _consume(client: Client, note: str, quiet_s: float) -> None:

@@ -1,8 +1,8 @@
 """What one input may cost: a second of CPU time and 100 MB of memory for each KiB of it, whatever it holds.
 
 CPU time of the thread and the peak of the process's memory do not depend on what else the machine does, nor on what
-else the process has: a garbage collection meanwhile looks at the input's objects alone, and the peak begins anew with
-each input.
+else the process has: a garbage collection looks only at the input's objects, and the peak is measured anew for each
+input.
 """
 
 from __future__ import annotations

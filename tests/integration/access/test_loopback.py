@@ -25,7 +25,7 @@ def server() -> Iterator[ServerThread]:
 
 _LATE = {"sample behind a closed call", "sample from the owners port", "put behind a closed call", "half closed put"}
 _UNHEARD = {way for way in WAYS if way.split()[0] in ("closed", "half") or way.endswith("reset")}
-"""Nobody waits for their answers: by then the kernel may have no user for them, whoever that was."""
+"""They wait for no answer. When the server asks whose they are, the kernel may have forgotten, even if its own."""
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.long if way in _LATE else ()) for way in WAYS])

@@ -137,8 +137,8 @@ class AsyncConnections:
     def drop(self, connection: LocalConnection) -> None:
         """Close a connection that the caller has taken."""
         self._open.discard(connection)
-        if self._pid == os.getpid():  # in a forked child, it is the parent's
-            connection.interrupt()  # a child has it open, too, and closing it here alone would end nothing
+        if self._pid == os.getpid():  # a forked child must not end its parent's connection
+            connection.interrupt()  # while a forked child has it open, closing it here would not end it
         connection.close()
 
     async def close(self) -> None:

@@ -425,8 +425,8 @@ class Batching:
                     put.is_under_way = False
                 back = [put for put in again if not put.is_left]
                 for put in again:
-                    is_dropped = put.is_left and put.deadline.left_s  # without time left, its caller tells so itself
-                    if is_dropped and put not in self._held and put not in self._leaving:  # nobody sends it again
+                    is_sent_again = not put.is_left or put in self._held or put in self._leaving
+                    if not is_sent_again and put.deadline.left_s:  # with no time left, its caller has its own error
                         put.fail(ClosedError(f"{_LEFT} answered"))
                 line.waiting = deque(sorted([*back, *line.waiting], key=lambda put: put.place))
                 self._hand_over(partition_id, line)
